@@ -11,7 +11,7 @@ use rustix::fs::Access;
 use tokio::process::Command;
 
 /// Variables removed from every child of a build: they change the result and are not part of its plan.
-const SHAPING: [&str; 23] = [
+const OUTPUT_SHAPING_VARIABLES: [&str; 23] = [
     "CFLAGS",
     "CXXFLAGS",
     "CPPFLAGS",
@@ -39,7 +39,7 @@ const SHAPING: [&str; 23] = [
 
 /// Default search paths of compilers and linkers. Nix and conda depend on these variables, so they are
 /// kept, and they are part of a plan: a build with other values is another build.
-const SEARCHED: [&str; 8] = [
+const SEARCH_PATH_VARIABLES: [&str; 8] = [
     "CPATH",
     "C_INCLUDE_PATH",
     "CPLUS_INCLUDE_PATH",
@@ -87,7 +87,7 @@ impl Environment {
         };
         Self {
             path: variable("PATH").unwrap_or_default(),
-            searched: SEARCHED
+            searched: SEARCH_PATH_VARIABLES
                 .into_iter()
                 .filter_map(|name| Some((name.to_owned(), variable(name)?)))
                 .collect(),
@@ -120,10 +120,10 @@ impl Environment {
         command.env("PATH", &self.path);
         // Messages are parsed, so they must not be translated. LC_ALL would make ccache compile again.
         command.env("LANGUAGE", "C");
-        for name in SHAPING {
+        for name in OUTPUT_SHAPING_VARIABLES {
             command.env_remove(name);
         }
-        for name in SEARCHED {
+        for name in SEARCH_PATH_VARIABLES {
             match self.searched.get(name) {
                 Some(value) => command.env(name, value),
                 None => command.env_remove(name),

@@ -4,7 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::build::failure::wants_room;
+use crate::build::failure::mentions_exhaustion;
 use crate::kind::Kind;
 use crate::plan::backend::Backend;
 use crate::store::id::BuildId;
@@ -240,7 +240,7 @@ impl Error {
         match self {
             Self::Disk { .. } | Self::Memory { .. } => true,
             Self::Build { no_room, .. } => *no_room,
-            Self::Program { why, .. } => wants_room(why),
+            Self::Program { why, .. } => mentions_exhaustion(why),
             Self::Io { source, .. } => {
                 use io::ErrorKind::{OutOfMemory, QuotaExceeded, StorageFull};
                 matches!(source.kind(), StorageFull | QuotaExceeded | OutOfMemory)

@@ -11,16 +11,16 @@ use tokio_util::sync::CancellationToken;
 use crate::error::{Error, Result, io_error};
 
 /// Interval between attempts to take a lock held by another process; a user does not notice this delay.
-const RETRY: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A held lock, released on drop. The file stays: if it were removed, two processes could lock different
 /// files of the same name.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub(crate) struct FileLock {
     _file: File,
 }
 
-impl Lock {
+impl FileLock {
     /// Takes the lock if it is free.
     pub(crate) fn try_take(path: &Path) -> Result<Option<Self>> {
         let file = open(path)?;
@@ -56,7 +56,7 @@ impl Lock {
         loop {
             tokio::select! {
                 () = cancel.cancelled() => return Err(Error::Cancelled),
-                () = tokio::time::sleep(RETRY) => {}
+                () = tokio::time::sleep(RETRY_INTERVAL) => {}
             }
             if let Some(lock) = Self::try_take(path)? {
                 return Ok(lock);
@@ -82,10 +82,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("locks/x.lock");
         let cancel = CancellationToken::new();
-        let first = Lock::take(&path, &cancel, || unreachable!("it is free")).await.unwrap();
-        assert!(Lock::try_take(&path).unwrap().is_none());
+        let first = FileLock::take(&path, &cancel, || unreachable!("it is free")).await.unwrap();
+        assert!(FileLock::try_take(&path).unwrap().is_none());
         let mut waited = false;
-        let second = Lock::take(&path, &cancel, || {
+        let second = FileLock::take(&path, &cancel, || {
             waited = true;
             drop(first);
         });
@@ -97,9 +97,9 @@ mod tests {
     async fn waiting_can_be_cancelled() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.lock");
-        let _held = Lock::try_take(&path).unwrap().unwrap();
+        let _held = FileLock::try_take(&path).unwrap().unwrap();
         let cancel = CancellationToken::new();
-        let failed = Lock::take(&path, &cancel, || cancel.cancel()).await.unwrap_err();
+        let failed = FileLock::take(&path, &cancel, || cancel.cancel()).await.unwrap_err();
         assert!(matches!(failed, Error::Cancelled));
     }
 }

@@ -23,7 +23,7 @@ use rustix::io::Errno;
 /// File name of the mark.
 pub(crate) const MARK: &str = ".made-by-llama-warden";
 /// Content of the mark.
-const TEXT: &str = "llama-warden made this folder, and removes it with everything in it.\n";
+const MARK_TEXT: &str = "llama-warden made this folder, and removes it with everything in it.\n";
 
 /// Creates and marks a folder. Missing parents are created without a mark.
 ///
@@ -34,7 +34,7 @@ pub(crate) fn create(folder: &Path) -> io::Result<()> {
         fs::create_dir_all(parent)?;
     }
     fs::create_dir(folder)?;
-    fs::write(folder.join(MARK), TEXT)
+    fs::write(folder.join(MARK), MARK_TEXT)
 }
 
 /// Returns true for a real folder (no link) with our mark.
@@ -95,7 +95,7 @@ fn empty(folder: &OwnedFd, device: u64, top: bool) -> io::Result<()> {
                 Err(error) => return Err(error.into()),
             }
         }
-        let inner = match enter(folder, &name, device) {
+        let inner = match open_subfolder(folder, &name, device) {
             Err(Errno::NOENT) => continue,
             Err(Errno::XDEV) => {
                 let name = name.to_string_lossy();
@@ -114,7 +114,7 @@ fn empty(folder: &OwnedFd, device: u64, top: bool) -> io::Result<()> {
 }
 
 /// Opens a subfolder, unless it is a link or a mount.
-fn enter(folder: &OwnedFd, name: &CStr, device: u64) -> rustix::io::Result<OwnedFd> {
+fn open_subfolder(folder: &OwnedFd, name: &CStr, device: u64) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
     match openat2(folder, name, flags, Mode::empty(), within) {

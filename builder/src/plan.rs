@@ -27,7 +27,7 @@ use crate::store::id::BuildId;
 use crate::toolchain::found::{Chosen, Compilers, Toolkit};
 
 /// Incremented when an unchanged recipe would produce another binary.
-const SCHEMA: u32 = 1;
+const RECIPE_SCHEMA: u32 = 1;
 
 /// Everything that shapes the binary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,7 +112,7 @@ pub enum AmxKernels {
 }
 
 /// Inputs of a plan.
-pub(crate) struct Ingredients {
+pub(crate) struct PlanInputs {
     pub(crate) source: Found,
     pub(crate) compilers: Compilers,
     pub(crate) chosen: Chosen,
@@ -130,8 +130,8 @@ pub(crate) struct Ingredients {
 impl Plan {
     /// Assembles a plan. `user` has the user's options, as `NAME=VALUE` or `-DNAME=VALUE`; they override
     /// ours.
-    pub(crate) fn new(from: Ingredients, user: &[String]) -> Result<Self> {
-        let Ingredients { source, compilers, chosen, arch, patches, searched, offers, tools, amx } = from;
+    pub(crate) fn new(from: PlanInputs, user: &[String]) -> Result<Self> {
+        let PlanInputs { source, compilers, chosen, arch, patches, searched, offers, tools, amx } = from;
         let asked = user.to_vec();
         let user: Vec<&String> = user.iter().filter(|option| !options::wants_page(option)).collect();
         let decided = |name: &str| user.iter().any(|option| options::name(option) == name);
@@ -145,7 +145,7 @@ impl Plan {
             cmake.extend(options::without_amx(&asked));
         }
         let recipe = Recipe {
-            schema: SCHEMA,
+            schema: RECIPE_SCHEMA,
             source: source.identity.clone(),
             root: source.root.clone(),
             patch_set: planned::recipe_name(&patches),
@@ -191,7 +191,7 @@ impl Recipe {
     /// Fails never in practice: every recipe serializes to JSON.
     pub fn id(&self) -> Result<BuildId> {
         let json = serde_json::to_vec(self).map_err(|error| io_error("hashing", "the plan")(error.into()))?;
-        Ok(BuildId::of_hash(&Sha256::digest(json).into()))
+        Ok(BuildId::from_hash(&Sha256::digest(json).into()))
     }
 }
 

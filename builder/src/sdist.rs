@@ -15,14 +15,14 @@ use tokio_util::sync::CancellationToken;
 use crate::environment::Environment;
 use crate::error::{Error, Result, io_error};
 use crate::event::{Event, Reporter};
-use crate::lock::Lock;
+use crate::lock::FileLock;
 use crate::process::output;
 use crate::source::{Source, file_sha256};
 use crate::toolchain::finish;
 use crate::toolchain::venv::Venv;
 
 /// Name of the package.
-const PROJECT: &str = "llama-cpp-python";
+const PACKAGE_NAME: &str = "llama-cpp-python";
 
 /// A pinned archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl Pin {
 }
 
 /// Context for calls of pip.
-pub(crate) struct Pip<'a> {
+pub(crate) struct PipContext<'a> {
     pub(crate) cache: &'a Path,
     pub(crate) env: &'a Environment,
     pub(crate) reporter: &'a Reporter,
@@ -84,7 +84,7 @@ pub(crate) async fn check_sha256(path: &Path, expected: &str, cancel: &Cancellat
     Err(Error::WrongHash { path: path.to_owned(), found, expected: expected.to_owned() })
 }
 
-impl Pip<'_> {
+impl PipContext<'_> {
     /// Returns the pinned archive's path in the cache; pip fetches it (some 80 MB) if it is missing.
     ///
     /// # Errors
@@ -104,10 +104,10 @@ impl Pip<'_> {
         venv.ready(self.env, self.reporter, self.cancel).await?;
         let mut asking = venv.pip(self.env);
         // `-v` cancels the `-q` of our pip calls, which would suppress the versions.
-        asking.args(["-v", "index", "versions", "--no-binary", PROJECT, PROJECT]);
-        let doing = format!("asking for the newest version of {PROJECT}");
+        asking.args(["-v", "index", "versions", "--no-binary", PACKAGE_NAME, PACKAGE_NAME]);
+        let doing = format!("asking for the newest version of {PACKAGE_NAME}");
         let said = finish(Path::new("pip index"), &doing, output(asking, self.cancel).await)?;
-        let found = newest_of(&said).ok_or_else(|| Error::Program {
+        let found = parse_newest(&said).ok_or_else(|| Error::Program {
             command: "pip index".into(),
             doing,
             why: "it names no version".into(),
@@ -123,11 +123,11 @@ impl Pip<'_> {
         let Self { cache, cancel, .. } = *self;
         let hash = pin.map_or_else(String::new, |pin| format!(" --hash=sha256:{}", pin.sha256));
         let wanted = PipDownload {
-            path: cache.join("sources").join(format!("{PROJECT}-{version}.tar.gz")),
+            path: cache.join("sources").join(format!("{PACKAGE_NAME}-{version}.tar.gz")),
             lock: format!("sdist-{version}.lock"),
-            what: format!("the source of {PROJECT} {version}, some 80 MB"),
-            doing: format!("downloading {PROJECT} {version}"),
-            requirements: format!("--no-binary {PROJECT}\n{PROJECT}=={version}{hash}\n"),
+            what: format!("the source of {PACKAGE_NAME} {version}, some 80 MB"),
+            doing: format!("downloading {PACKAGE_NAME} {version}"),
+            requirements: format!("--no-binary {PACKAGE_NAME}\n{PACKAGE_NAME}=={version}{hash}\n"),
             is_hashed: pin.is_some(),
         };
         let check = async |path: &Path| {
@@ -163,7 +163,7 @@ impl Pip<'_> {
     ) -> Result<PathBuf> {
         let PipDownload { path, lock, what, doing, requirements, is_hashed } = wanted;
         let lock = self.cache.join("locks").join(lock);
-        let _lock = Lock::take(&lock, self.cancel, || ()).await?;
+        let _lock = FileLock::take(&lock, self.cancel, || ()).await?;
         if path.exists() {
             check(path).await?;
             return Ok(path.clone());
@@ -216,9 +216,9 @@ impl Pip<'_> {
 }
 
 /// Finds the version in the output of `pip index versions`: `llama-cpp-python (0.3.36)`, among other lines.
-fn newest_of(said: &str) -> Option<&str> {
+fn parse_newest(said: &str) -> Option<&str> {
     let mut named =
-        said.lines().filter_map(|line| line.trim().strip_prefix(PROJECT)?.trim().strip_prefix('('));
+        said.lines().filter_map(|line| line.trim().strip_prefix(PACKAGE_NAME)?.trim().strip_prefix('('));
     let version = named.next()?.strip_suffix(')')?;
     // The version becomes part of a file name and of a requirement.
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'.';
@@ -252,7 +252,7 @@ mod tests {
     async fn obtained(cache: &Path, pin: &Pin) -> Result<PathBuf> {
         let (env, reporter, cancel) =
             (&Environment::default(), &Reporter::silent(), &CancellationToken::new());
-        Pip { cache, env, reporter, cancel }.obtain(pin).await
+        PipContext { cache, env, reporter, cancel }.obtain(pin).await
     }
 
     #[tokio::test]
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn what_pip_says_is_read_and_nothing_else_becomes_a_name() {
         let said = "WARNING: pip index is experimental.\nllama-cpp-python (0.10.2)\nAvailable versions: 0.10.2, 0.9\n  INSTALLED: 0.9\n";
-        assert_eq!(newest_of(said), Some("0.10.2"));
+        assert_eq!(parse_newest(said), Some("0.10.2"));
         for wrong in [
             "",
             "llama-cpp-python",
@@ -280,7 +280,7 @@ mod tests {
             "llama-cpp-python (../x)",
             "llama-cpp-python (1 ; y)",
         ] {
-            assert_eq!(newest_of(wrong), None, "{wrong}");
+            assert_eq!(parse_newest(wrong), None, "{wrong}");
         }
         assert!(numbers("0.10.2") > numbers("0.9.9") && numbers("0.3.36") <= numbers("0.3.36"));
     }

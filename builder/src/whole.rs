@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Acceptable loss of a file in a power failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Loss {
+pub(crate) enum LossTolerance {
     /// The file can be recreated.
     Bearable,
     /// The file cannot be recreated.
@@ -14,14 +14,14 @@ pub(crate) enum Loss {
 }
 
 /// Writes or replaces a file; creates its folder.
-pub(crate) fn write(path: &Path, bytes: &[u8], loss: Loss) -> io::Result<()> {
+pub(crate) fn write(path: &Path, bytes: &[u8], loss: LossTolerance) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     fs::create_dir_all(folder)?;
     // Prefixed with the file's name, so that a leftover of a power failure is recognizable.
     let name = path.file_name().unwrap_or_default();
     let mut new = tempfile::Builder::new().prefix(name).tempfile_in(folder)?;
     new.write_all(bytes)?;
-    if loss == Loss::Final {
+    if loss == LossTolerance::Final {
         new.as_file().sync_all()?;
     }
     new.persist(path).map(drop).map_err(|error| error.error)

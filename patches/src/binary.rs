@@ -10,7 +10,7 @@ use memchr::memmem::Finder;
 use crate::error::{Result, io_error};
 
 /// Bytes per read: a GPU binary has hundreds of MiB, and need not be in memory.
-const CHUNK: usize = 1 << 20;
+const CHUNK_BYTES: usize = 1 << 20;
 
 /// Returns the ids of those fixes whose markers are missing from the file. A fix with an empty marker never
 /// counts as missing. Blocks. If `cancelled` stops the search, all markers not found so far count as
@@ -30,7 +30,7 @@ pub fn missing<'a>(
         .collect();
     let overlap = wanted.iter().map(|(_, finder)| finder.needle().len()).max().unwrap_or(1) - 1;
     let mut file = File::open(binary).map_err(io_error("opening", binary))?;
-    let mut window: Vec<u8> = Vec::with_capacity(CHUNK + overlap);
+    let mut window: Vec<u8> = Vec::with_capacity(CHUNK_BYTES + overlap);
     while !wanted.is_empty() && !cancelled() {
         // A marker may cross the boundary of two chunks.
         let kept = window.len().min(overlap);
@@ -44,12 +44,12 @@ pub fn missing<'a>(
 }
 
 fn append(file: &mut File, window: &mut Vec<u8>) -> io::Result<usize> {
-    file.take(CHUNK as u64).read_to_end(window)
+    file.take(CHUNK_BYTES as u64).read_to_end(window)
 }
 
 /// Result of searching a binary for a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Presence {
+pub(crate) enum TextPresence {
     /// Found in the binary or in a library next to it.
     Yes,
     /// Found in neither.
@@ -64,19 +64,19 @@ pub(crate) enum Presence {
 /// # Errors
 ///
 /// Fails if the binary cannot be read. An unreadable library is skipped.
-pub(crate) fn find_text(binary: &Path, text: &str) -> Result<Presence> {
+pub(crate) fn find_text(binary: &Path, text: &str) -> Result<TextPresence> {
     if contains(binary, text)? {
-        return Ok(Presence::Yes);
+        return Ok(TextPresence::Yes);
     }
     let mut start = [0; 2];
     let mut file = File::open(binary).map_err(io_error("opening", binary))?;
     if file.read_exact(&mut start).is_ok() && start == *b"#!" {
-        return Ok(Presence::Script);
+        return Ok(TextPresence::Script);
     }
     // Resolve links: the libraries are next to the real binary.
     let binary = binary.canonicalize().map_err(io_error("finding", binary))?;
     let found = libraries(&binary).iter().any(|library| contains(library, text).unwrap_or(false));
-    Ok(if found { Presence::Yes } else { Presence::No })
+    Ok(if found { TextPresence::Yes } else { TextPresence::No })
 }
 
 fn contains(file: &Path, text: &str) -> Result<bool> {
@@ -108,9 +108,9 @@ mod tests {
         let fixes = [("begin", "AAA-first"), ("border", "BBB-border"), ("end", "CCC-last"), ("none", "")];
         for shift in 0..12 {
             let mut bytes = b"AAA-first".to_vec();
-            bytes.resize(CHUNK - shift, 0);
+            bytes.resize(CHUNK_BYTES - shift, 0);
             bytes.extend_from_slice(b"BBB-border");
-            bytes.resize(2 * CHUNK + 7, 0);
+            bytes.resize(2 * CHUNK_BYTES + 7, 0);
             bytes.extend_from_slice(b"CCC-last");
             std::fs::write(&path, bytes).unwrap();
             assert_eq!(
@@ -147,14 +147,14 @@ mod tests {
         let binary = bin.join("llama-server");
         let seen = |text: &str| find_text(&binary, text).unwrap();
         std::fs::write(&binary, "..fix one active..").unwrap();
-        assert_eq!(seen("fix one active"), Presence::Yes);
-        assert_eq!(seen("fix two active"), Presence::No);
+        assert_eq!(seen("fix one active"), TextPresence::Yes);
+        assert_eq!(seen("fix two active"), TextPresence::No);
         std::fs::write(bin.join("notes.txt"), "fix two active").unwrap();
-        assert_eq!(seen("fix two active"), Presence::No, "only libraries count");
+        assert_eq!(seen("fix two active"), TextPresence::No, "only libraries count");
         std::fs::write(dir.path().join("lib/libggml-cuda.so.0"), "..fix two active..").unwrap();
-        assert_eq!(seen("fix two active"), Presence::Yes);
+        assert_eq!(seen("fix two active"), TextPresence::Yes);
         std::fs::write(&binary, "#!/bin/sh\nexec other \"$@\"\n").unwrap();
-        assert_eq!(seen("fix one active"), Presence::Script);
+        assert_eq!(seen("fix one active"), TextPresence::Script);
         assert!(find_text(&dir.path().join("missing"), "x").is_err());
     }
 }

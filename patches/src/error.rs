@@ -23,7 +23,7 @@ pub enum Kind {
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
     /// An invalid patch set, or an invalid list of mitigations.
-    #[error("{file}{}: {}{why}", at(*.line), key_of(.key))]
+    #[error("{file}{}: {}{why}", line_suffix(*.line), key_prefix(.key))]
     Set {
         /// Path of the file as the user knows it.
         file: String,
@@ -34,7 +34,7 @@ pub enum Error {
         why: String,
     },
     /// No patch set has this id.
-    #[error("there is no patch set `{id}`; there are: {}", list(.known))]
+    #[error("there is no patch set `{id}`; there are: {}", join_ids(.known))]
     NoSuchSet { id: String, known: Vec<String> },
     /// Requested patch sets are not applied to this source.
     #[error("{}", refusals(.0))]
@@ -137,16 +137,16 @@ pub(crate) fn trouble(path: &Path, why: &str, cure: &str) -> Error {
     Error::Folder { path: path.to_owned(), why: why.to_owned(), cure: cure.to_owned(), refused: false }
 }
 
-fn at(line: Option<usize>) -> String {
+fn line_suffix(line: Option<usize>) -> String {
     line.map_or_else(String::new, |line| format!(":{line}"))
 }
 
-fn key_of(key: &str) -> String {
+fn key_prefix(key: &str) -> String {
     if key.is_empty() { String::new() } else { format!("`{key}`: ") }
 }
 
 /// Joins ids, shortened when there are many.
-fn list(ids: &[String]) -> String {
+fn join_ids(ids: &[String]) -> String {
     const SHOWN: usize = 12;
     if ids.is_empty() {
         return "none".to_owned();

@@ -30,7 +30,7 @@ pub struct Row {
 
 /// Subject of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Grain {
+pub enum RowGrain {
     /// A fix of a set.
     #[default]
     Fixes,
@@ -78,7 +78,7 @@ pub fn check(
     sets: &[&PatchSet],
     tree: &dyn Tree,
     revision: &str,
-    grain: Grain,
+    grain: RowGrain,
     judge: &Judge,
     proofs: &Proofs,
 ) -> Result<Vec<Row>> {
@@ -86,11 +86,11 @@ pub fn check(
     for set in sets {
         let judged = judge.judge(set, tree)?;
         if proofs.all.is_empty() {
-            rows.extend(rows_of(&judged, revision, grain));
+            rows.extend(judgement_rows(&judged, revision, grain));
         } else {
             let mut judged = Judgement::clone(&judged);
             judged.accept(set, proofs);
-            rows.extend(rows_of(&judged, revision, grain));
+            rows.extend(judgement_rows(&judged, revision, grain));
         }
     }
     Ok(rows)
@@ -99,7 +99,7 @@ pub fn check(
 /// Merges consecutive equal results, by patch in the order of their first rows.
 pub fn runs(rows: &[Row]) -> Vec<Run> {
     let mut all: Vec<Run> = Vec::new();
-    for patch in patches(rows) {
+    for patch in patch_names(rows) {
         let start = all.len();
         for row in rows.iter().filter(|row| row.patch == patch) {
             match all[start..].last_mut() {
@@ -138,7 +138,7 @@ pub fn stops(rows: &[Row]) -> Vec<Stop> {
                 .map(|row| row.revision.clone()),
         }
     };
-    patches(rows).into_iter().map(stop).collect()
+    patch_names(rows).into_iter().map(stop).collect()
 }
 
 /// Removes the line number: `file:12: text` becomes `file: text`.
@@ -153,7 +153,7 @@ fn without_line(reason: &str) -> String {
     cut().unwrap_or_else(|| reason.to_owned())
 }
 
-fn patches(rows: &[Row]) -> Vec<&str> {
+fn patch_names(rows: &[Row]) -> Vec<&str> {
     let mut found: Vec<&str> = Vec::new();
     for row in rows {
         if !found.contains(&row.patch.as_str()) {
@@ -163,7 +163,7 @@ fn patches(rows: &[Row]) -> Vec<&str> {
     found
 }
 
-fn rows_of(judgement: &Judgement, revision: &str, grain: Grain) -> Vec<Row> {
+fn judgement_rows(judgement: &Judgement, revision: &str, grain: RowGrain) -> Vec<Row> {
     // Reasons are sorted, worst first.
     let reason = |status: Status| match status {
         Status::Verified => String::new(),
@@ -173,7 +173,7 @@ fn rows_of(judgement: &Judgement, revision: &str, grain: Grain) -> Vec<Row> {
         _ => judgement.reasons.first().map(ToString::to_string).unwrap_or_default(),
     };
     let row = |patch: String, status, reason| Row { revision: revision.to_owned(), patch, status, reason };
-    if grain == Grain::Sets || judgement.fixes.is_empty() {
+    if grain == RowGrain::Sets || judgement.fixes.is_empty() {
         return vec![row(judgement.set.clone(), judgement.status, reason(judgement.status))];
     }
     judgement
@@ -273,14 +273,14 @@ mod tests {
             edits: None,
             seams: Vec::new(),
         };
-        let rows = rows_of(&judgement, "b7", Grain::Fixes);
+        let rows = judgement_rows(&judgement, "b7", RowGrain::Fixes);
         let told = |row: &Row| format!("{} {} {} {}", row.revision, row.patch, row.status, row.reason);
         assert_eq!(
             rows.iter().map(told).collect::<Vec<_>>(),
             ["b7 s/a verified ", "b7 s/b not-applicable no graphs"]
         );
         assert_eq!(
-            rows_of(&judgement, "b7", Grain::Sets).iter().map(told).collect::<Vec<_>>(),
+            judgement_rows(&judgement, "b7", RowGrain::Sets).iter().map(told).collect::<Vec<_>>(),
             ["b7 s verified "]
         );
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// Digits of an abbreviated commit; upstream uses nine.
-const SHORT: usize = 9;
+const SHORT_COMMIT_DIGITS: usize = 9;
 
 /// Revision of a tree by its own evidence. Both parts may be unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,7 +19,7 @@ pub struct Revision {
 impl Revision {
     /// The commit's first nine digits, or `unknown`.
     pub fn short_commit(&self) -> &str {
-        self.commit.as_deref().map_or("unknown", |commit| commit.get(..SHORT).unwrap_or(commit))
+        self.commit.as_deref().map_or("unknown", |commit| commit.get(..SHORT_COMMIT_DIGITS).unwrap_or(commit))
     }
 }
 

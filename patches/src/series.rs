@@ -12,9 +12,9 @@ use crate::set::PatchSet;
 use crate::tree::{Overlay, Tree};
 
 /// Hexadecimal digits of a set's hash.
-const SHORT: usize = 12;
+const SET_HASH_DIGITS: usize = 12;
 /// Name of an empty series.
-const NONE: &str = "none";
+const EMPTY_NAME: &str = "none";
 
 /// Judgements and changes of a series of sets in a tree.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +41,7 @@ impl Series {
             if let Some(edits) = &judgement.edits {
                 overlay.add(edits);
                 for edit in &edits.0 {
-                    compose(&mut files, edit);
+                    add_edit(&mut files, edit);
                 }
             }
             judgements.push(judgement);
@@ -88,11 +88,11 @@ impl Series {
 /// Sets with the hashes of their edits as one word: `none`, or ids with hashes in the order of application.
 pub(crate) fn name<'a>(sets: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let sets: Vec<String> = sets.map(|(id, hash)| format!("{id}@{hash}")).collect();
-    if sets.is_empty() { NONE.to_owned() } else { sets.join("+") }
+    if sets.is_empty() { EMPTY_NAME.to_owned() } else { sets.join("+") }
 }
 
 /// Adds a later edit of a file. Shifts earlier `inserted` lines by the lines inserted above them.
-fn compose(files: &mut BTreeMap<String, FileEdit>, edit: &FileEdit) {
+fn add_edit(files: &mut BTreeMap<String, FileEdit>, edit: &FileEdit) {
     let Some(known) = files.get_mut(&edit.path) else {
         files.insert(edit.path.clone(), edit.clone());
         return;
@@ -131,6 +131,6 @@ pub(crate) fn hash(edits: &Edits) -> String {
         }
     }
     let mut digits = hex::encode(hash.finalize());
-    digits.truncate(SHORT);
+    digits.truncate(SET_HASH_DIGITS);
     digits
 }

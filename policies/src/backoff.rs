@@ -17,7 +17,7 @@ pub struct BackoffPolicy {
 }
 
 /// Shortest delay ever returned: a floor for misconfigured or jittered values.
-pub const MINIMUM: Duration = Duration::from_millis(10);
+pub const DELAY_LEAST: Duration = Duration::from_millis(10);
 
 /// Returns the delay after `failures` consecutive failures (1 or more); `unit` is a random number in `[0,
 /// 1)`.
@@ -28,7 +28,7 @@ pub fn delay(policy: &BackoffPolicy, failures: u32, unit: f64) -> Duration {
     let doublings = failures.saturating_sub(1).min(20);
     let full = policy.first.saturating_mul(1 << doublings).min(policy.cap);
     let unit = if unit.is_finite() { unit.clamp(0.0, 1.0) } else { 0.0 };
-    full.mul_f64(0.5 + unit / 2.0).max(MINIMUM)
+    full.mul_f64(0.5 + unit / 2.0).max(DELAY_LEAST)
 }
 
 #[cfg(test)]
@@ -52,7 +52,7 @@ mod tests {
         ) {
             let policy = BackoffPolicy { first: Duration::from_millis(first), cap: Duration::from_millis(cap) };
             let now = delay(&policy, failures, unit);
-            prop_assert!(now >= MINIMUM && now <= policy.cap.max(MINIMUM));
+            prop_assert!(now >= DELAY_LEAST && now <= policy.cap.max(DELAY_LEAST));
             prop_assert!(delay(&policy, failures + 1, unit) >= now);
         }
     }

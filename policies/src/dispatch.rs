@@ -12,12 +12,12 @@
 //! ```
 //!
 //! A generation is *open* (takes leases) or *closed* (drains). An open one may be *held*: it gives no slots
-//! to the queue, because a caller at the front waits for its memory ([`Dispatch::hold`],
-//! [`Dispatch::take`]). The queue is strictly FIFO within a class: a newcomer never overtakes an earlier
+//! to the queue, because a caller at the front waits for its memory ([`LeaseDispatch::hold`],
+//! [`LeaseDispatch::take`]). The queue is strictly FIFO within a class: a newcomer never overtakes an earlier
 //! caller. The owner keeps this value under one lock, so that no decision rests on a stale read.
 //!
-//! The holder of a lease may seek to be *alone* on its generation ([`Dispatch::seek`],
-//! [`Dispatch::try_alone`]). From then on no other request gets a slot there, and it is alone once the
+//! The holder of a lease may seek to be *alone* on its generation ([`LeaseDispatch::seek`],
+//! [`LeaseDispatch::try_alone`]). From then on no other request gets a slot there, and it is alone once the
 //! running ones have ended. Seekers run nothing, so two of them never block each other.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -38,7 +38,7 @@ pub enum LeaseKind {
     /// model: the idle time continues.
     Read,
     /// An endless stream of events for an observer. It is no work, so a drain does not wait for it. A lease
-    /// becomes one once its answer shows it ([`Dispatch::watches`]).
+    /// becomes one once its answer shows it ([`LeaseDispatch::watches`]).
     Watch,
 }
 
@@ -49,13 +49,13 @@ impl LeaseKind {
     }
 }
 
-/// Identifies one waiting caller. Never reused within a [`Dispatch`].
+/// Identifies one waiting caller. Never reused within a [`LeaseDispatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
 /// A lease handed to a waiting caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grant {
+pub struct LeaseGrant {
     /// Ticket of the caller.
     pub ticket: Ticket,
     /// Generation of the lease.
@@ -69,7 +69,7 @@ pub struct Grant {
 pub enum Answer {
     /// Granted on this generation.
     Granted(GenerationId),
-    /// Queued; a [`Grant`] with this ticket follows, unless the caller cancels.
+    /// Queued; a [`LeaseGrant`] with this ticket follows, unless the caller cancels.
     Queued(Ticket),
     /// The queue is full.
     Full {
@@ -79,7 +79,7 @@ pub enum Answer {
 }
 
 #[derive(Clone, Debug)]
-struct Generation {
+struct OpenGeneration {
     open: bool,
     held: bool,
     limit: u32,
@@ -94,7 +94,7 @@ struct Generation {
     alone: bool,
 }
 
-impl Generation {
+impl OpenGeneration {
     fn has_room(&self, kind: LeaseKind) -> bool {
         self.open && (kind != LeaseKind::Slot || (!self.held && self.has_slot()))
     }
@@ -121,14 +121,14 @@ impl Generation {
 
 /// Leases and queue of one model.
 #[derive(Clone, Debug)]
-pub struct Dispatch {
+pub struct LeaseDispatch {
     depth: usize,
     next_ticket: u64,
-    generations: BTreeMap<GenerationId, Generation>,
+    generations: BTreeMap<GenerationId, OpenGeneration>,
     queue: VecDeque<(Ticket, LeaseKind)>,
 }
 
-impl Dispatch {
+impl LeaseDispatch {
     /// Creates an empty dispatch whose queue holds at most `depth` callers.
     pub fn new(depth: usize) -> Self {
         Self { depth, next_ticket: 0, generations: BTreeMap::new(), queue: VecDeque::new() }
@@ -162,7 +162,7 @@ impl Dispatch {
     }
 
     fn enqueue(&mut self, kind: LeaseKind) -> Answer {
-        let ticket = self.issue();
+        let ticket = self.issue_ticket();
         self.queue.push_back((ticket, kind));
         Answer::Queued(ticket)
     }
@@ -181,7 +181,7 @@ impl Dispatch {
     }
 
     /// Ends a lease. Unknown generations are ignored, because their leases are already void.
-    pub fn release(&mut self, generation: GenerationId, kind: LeaseKind) -> Vec<Grant> {
+    pub fn release(&mut self, generation: GenerationId, kind: LeaseKind) -> Vec<LeaseGrant> {
         if let Some(known) = self.generations.get_mut(&generation) {
             let count = known.count(kind);
             *count = count.saturating_sub(1);
@@ -190,8 +190,8 @@ impl Dispatch {
     }
 
     /// Opens a generation for leases, at most `limit` of [`LeaseKind::Slot`] at a time.
-    pub fn open(&mut self, generation: GenerationId, limit: u32) -> Vec<Grant> {
-        let entry = self.generations.entry(generation).or_insert(Generation {
+    pub fn open(&mut self, generation: GenerationId, limit: u32) -> Vec<LeaseGrant> {
+        let entry = self.generations.entry(generation).or_insert(OpenGeneration {
             open: false,
             held: false,
             limit,
@@ -222,14 +222,14 @@ impl Dispatch {
 
     /// Issues a ticket outside of the queue, for a caller whose turn has come but who waits for another
     /// condition.
-    pub fn issue(&mut self) -> Ticket {
+    pub fn issue_ticket(&mut self) -> Ticket {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         ticket
     }
 
-    /// Holds exactly these generations: only [`Dispatch::take`] gives slots on them.
-    pub fn hold(&mut self, held: &[GenerationId]) -> Vec<Grant> {
+    /// Holds exactly these generations: only [`LeaseDispatch::take`] gives slots on them.
+    pub fn hold(&mut self, held: &[GenerationId]) -> Vec<LeaseGrant> {
         for (id, generation) in &mut self.generations {
             generation.held = held.contains(id);
         }
@@ -268,7 +268,7 @@ impl Dispatch {
     }
 
     /// Returns true if no other request runs in a slot there. Then the holder is alone until it calls
-    /// [`Dispatch::join`], and no longer seeks.
+    /// [`LeaseDispatch::join`], and no longer seeks.
     pub fn try_alone(&mut self, generation: GenerationId, kind: LeaseKind) -> bool {
         let Some(known) = self.generations.get_mut(&generation) else { return false };
         if known.alone || known.slots > known.seeking_slots {
@@ -280,7 +280,7 @@ impl Dispatch {
     }
 
     /// Stops waiting to be alone.
-    pub fn unseek(&mut self, generation: GenerationId, kind: LeaseKind) -> Vec<Grant> {
+    pub fn unseek(&mut self, generation: GenerationId, kind: LeaseKind) -> Vec<LeaseGrant> {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.unseek(kind);
         }
@@ -288,7 +288,7 @@ impl Dispatch {
     }
 
     /// Ends being alone: the holder ends, or others may join it.
-    pub fn join(&mut self, generation: GenerationId) -> Vec<Grant> {
+    pub fn join(&mut self, generation: GenerationId) -> Vec<LeaseGrant> {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.alone = false;
         }
@@ -310,7 +310,7 @@ impl Dispatch {
 
     /// Returns the leases that may run work next to the one that is alone. Seekers and readers run none.
     pub fn company(&self, generation: GenerationId) -> u32 {
-        let idle = |known: &Generation| known.seeking + known.readers + u32::from(known.alone);
+        let idle = |known: &OpenGeneration| known.seeking + known.readers + u32::from(known.alone);
         self.generations
             .get(&generation)
             .map_or(0, |known| (known.slots + known.aux).saturating_sub(idle(known)))
@@ -371,7 +371,7 @@ impl Dispatch {
         Some(*id)
     }
 
-    fn serve(&mut self) -> Vec<Grant> {
+    fn serve(&mut self) -> Vec<LeaseGrant> {
         let mut grants = Vec::new();
         let mut blocked = [false; 2];
         let mut index = 0;
@@ -380,7 +380,7 @@ impl Dispatch {
             let class = kind.class();
             if let Some(generation) = (!blocked[class]).then(|| self.place(kind)).flatten() {
                 self.queue.remove(index);
-                grants.push(Grant { ticket, generation, kind });
+                grants.push(LeaseGrant { ticket, generation, kind });
             } else {
                 blocked[class] = true;
                 index += 1;
@@ -391,7 +391,7 @@ impl Dispatch {
 }
 
 /// Load of a generation, comparable across limits: leases per thousand of the limit.
-fn share(generation: &Generation) -> u64 {
+fn share(generation: &OpenGeneration) -> u64 {
     (u64::from(generation.slots) + u64::from(generation.aux)) * 1000 / u64::from(generation.limit.max(1))
 }
 
@@ -406,19 +406,19 @@ mod tests {
 
     #[test]
     fn callers_wait_in_order_until_a_generation_opens() {
-        let mut dispatch = Dispatch::new(2);
+        let mut dispatch = LeaseDispatch::new(2);
         let Answer::Queued(first) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
         let Answer::Queued(second) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
         assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Full { waiting: 2 });
         let grants = dispatch.open(A, 1);
-        assert_eq!(grants, [Grant { ticket: first, generation: A, kind: LeaseKind::Slot }]);
+        assert_eq!(grants, [LeaseGrant { ticket: first, generation: A, kind: LeaseKind::Slot }]);
         let grants = dispatch.release(A, LeaseKind::Slot);
-        assert_eq!(grants, [Grant { ticket: second, generation: A, kind: LeaseKind::Slot }]);
+        assert_eq!(grants, [LeaseGrant { ticket: second, generation: A, kind: LeaseKind::Slot }]);
     }
 
     #[test]
     fn what_runs_in_another_instance_counts_even_where_nobody_is_let_in_any_more() {
-        let mut dispatch = Dispatch::new(2);
+        let mut dispatch = LeaseDispatch::new(2);
         assert_eq!(dispatch.count_in(A), None, "not known");
         dispatch.open(A, 1);
         dispatch.close(A);
@@ -434,7 +434,7 @@ mod tests {
 
     #[test]
     fn who_seeks_to_be_alone_keeps_newcomers_out_and_is_alone_when_those_before_it_have_ended() {
-        let mut dispatch = Dispatch::new(8);
+        let mut dispatch = LeaseDispatch::new(8);
         dispatch.open(A, 4);
         for _ in 0..3 {
             assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Granted(A));
@@ -457,18 +457,18 @@ mod tests {
         dispatch.reads(A, false);
         assert_eq!(dispatch.company(A), 1);
         let grants = dispatch.join(A);
-        assert_eq!(grants, [Grant { ticket: newcomer, generation: A, kind: LeaseKind::Slot }]);
+        assert_eq!(grants, [LeaseGrant { ticket: newcomer, generation: A, kind: LeaseKind::Slot }]);
     }
 
     #[test]
     fn who_gives_up_being_alone_lets_newcomers_in_and_who_watches_is_not_in_flight() {
-        let mut dispatch = Dispatch::new(8);
+        let mut dispatch = LeaseDispatch::new(8);
         dispatch.open(A, 2);
         assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Granted(A));
         dispatch.seek(A, LeaseKind::Slot);
         let Answer::Queued(ticket) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
         let grants = dispatch.unseek(A, LeaseKind::Slot);
-        assert_eq!(grants, [Grant { ticket, generation: A, kind: LeaseKind::Slot }]);
+        assert_eq!(grants, [LeaseGrant { ticket, generation: A, kind: LeaseKind::Slot }]);
         assert_eq!(dispatch.request(LeaseKind::Aux), Answer::Granted(A));
         assert_eq!(dispatch.in_flight(A), 3);
         dispatch.watches(A);
@@ -479,7 +479,7 @@ mod tests {
 
     #[test]
     fn a_closed_generation_keeps_its_leases_and_takes_no_more() {
-        let mut dispatch = Dispatch::new(8);
+        let mut dispatch = LeaseDispatch::new(8);
         dispatch.open(A, 4);
         assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Granted(A));
         dispatch.close(A);
@@ -492,7 +492,7 @@ mod tests {
 
     #[test]
     fn auxiliary_requests_do_not_wait_for_a_slot() {
-        let mut dispatch = Dispatch::new(8);
+        let mut dispatch = LeaseDispatch::new(8);
         dispatch.open(A, 1);
         assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Granted(A));
         assert!(matches!(dispatch.request(LeaseKind::Slot), Answer::Queued(_)));
@@ -502,7 +502,7 @@ mod tests {
 
     #[test]
     fn leases_go_to_the_emptier_replica() {
-        let mut dispatch = Dispatch::new(8);
+        let mut dispatch = LeaseDispatch::new(8);
         dispatch.open(A, 4);
         dispatch.open(B, 4);
         let granted: Vec<_> = (0..4).map(|_| dispatch.request(LeaseKind::Slot)).collect();
@@ -511,7 +511,7 @@ mod tests {
 
     #[test]
     fn a_held_generation_is_kept_for_the_one_who_takes_it() {
-        let mut dispatch = Dispatch::new(8);
+        let mut dispatch = LeaseDispatch::new(8);
         dispatch.open(A, 2);
         dispatch.open(B, 1);
         assert_eq!(dispatch.hold(&[A]), []);
@@ -522,11 +522,11 @@ mod tests {
         assert!(dispatch.take(A, LeaseKind::Slot));
         assert_eq!(dispatch.in_flight(A), 2);
         let grants = dispatch.hold(&[]);
-        assert_eq!(grants, [Grant { ticket: next, generation: A, kind: LeaseKind::Slot }]);
+        assert_eq!(grants, [LeaseGrant { ticket: next, generation: A, kind: LeaseKind::Slot }]);
         assert!(!dispatch.take(A, LeaseKind::Slot), "no room");
         dispatch.close(B);
         assert!(!dispatch.take(B, LeaseKind::Aux), "not open");
-        assert!(!dispatch.cancel(dispatch.clone().issue()), "in no queue");
+        assert!(!dispatch.cancel(dispatch.clone().issue_ticket()), "in no queue");
     }
 
     #[derive(Clone, Debug)]
@@ -555,7 +555,7 @@ mod tests {
         /// each step.
         #[test]
         fn every_caller_is_granted_once_in_order_or_still_waits(ops in proptest::collection::vec(op(), 1..200)) {
-            let mut dispatch = Dispatch::new(5);
+            let mut dispatch = LeaseDispatch::new(5);
             let mut open: BTreeMap<u64, u32> = BTreeMap::new();
             let mut leases: Vec<(GenerationId, LeaseKind)> = Vec::new();
             let mut waiting: Vec<(Ticket, LeaseKind)> = Vec::new();

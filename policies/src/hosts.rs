@@ -53,7 +53,7 @@ impl Names {
     ///
     /// # Errors
     /// A text is no host name.
-    pub fn parse(texts: &[&str]) -> Result<Self, NameError> {
+    pub fn parse(texts: &[&str]) -> Result<Self, HostNameError> {
         match texts {
             ["auto"] => Ok(Self::Auto),
             ["any"] => Ok(Self::Any),
@@ -85,14 +85,14 @@ impl Name {
 #[error(
     "`{text}` is no host name: write it without scheme, port and path, like `llm.example` or `*.example`; \"any\" takes every name, \"auto\" decides by what else is configured"
 )]
-pub struct NameError {
+pub struct HostNameError {
     text: String,
 }
 
 impl FromStr for Name {
-    type Err = NameError;
+    type Err = HostNameError;
 
-    fn from_str(text: &str) -> Result<Self, NameError> {
+    fn from_str(text: &str) -> Result<Self, HostNameError> {
         let name = text.trim().to_ascii_lowercase();
         let plain = name.strip_prefix("*.").unwrap_or(&name);
         let is_label = |label: &str| {
@@ -100,7 +100,7 @@ impl FromStr for Name {
         };
         let is_word = ["auto", "any"].contains(&name.as_str());
         if is_word || !plain.split('.').all(is_label) {
-            return Err(NameError { text: text.to_owned() });
+            return Err(HostNameError { text: text.to_owned() });
         }
         Ok(Self(name))
     }

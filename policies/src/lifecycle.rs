@@ -87,7 +87,7 @@ impl std::fmt::Display for Phase {
 /// State after a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Then {
+pub enum AfterStop {
     /// Stay down.
     Idle,
     /// Start the next generation at once.
@@ -115,7 +115,7 @@ pub enum Event {
     /// Replace it: drain, stop, start again.
     Recycle,
     /// End the process without draining.
-    KillNow(Then),
+    KillNow(AfterStop),
     /// A probe was answered: ready for requests.
     ProbeReady,
     /// Several probes in a row were lost.
@@ -193,7 +193,7 @@ pub type LifecyclePolicy = crate::defaults::Lifecycle;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
     phase: Phase,
-    then: Then,
+    then: AfterStop,
     was_ready: bool,
     ready_since: Option<Duration>,
     failures: u32,
@@ -230,7 +230,7 @@ impl Machine {
     pub fn new() -> Self {
         Self {
             phase: Phase::Idle,
-            then: Then::Idle,
+            then: AfterStop::Idle,
             was_ready: false,
             ready_since: None,
             failures: 0,
@@ -252,14 +252,14 @@ impl Machine {
     }
 
     /// Returns the state after the present `Draining` or `Stopping`; `None` in other phases.
-    pub fn then(&self) -> Option<Then> {
+    pub fn then(&self) -> Option<AfterStop> {
         matches!(self.phase, Phase::Draining | Phase::Stopping).then_some(self.then)
     }
 
     /// Returns true if a start follows at once when the process has ended.
     pub fn restarts_when_ended(&self) -> bool {
         // A process that never was ready is started after a pause.
-        self.phase == Phase::Stopping && self.was_ready && self.then == Then::Restart
+        self.phase == Phase::Stopping && self.was_ready && self.then == AfterStop::Restart
     }
 
     /// Returns true if a process exists or is being created.
@@ -293,7 +293,7 @@ impl Machine {
                 self.phase = Idle;
                 vec![Effect::Disarm]
             }
-            (Backoff | Failed, Event::Down | Event::KillNow(Then::Idle)) => {
+            (Backoff | Failed, Event::Down | Event::KillNow(AfterStop::Idle)) => {
                 self.phase = Idle;
                 vec![Effect::Disarm]
             }
@@ -310,22 +310,22 @@ impl Machine {
             }
             (Starting, Event::Timer(Timer::Start)) => {
                 // The process never served a request, so there is nothing to drain.
-                self.then = Then::Restart;
+                self.then = AfterStop::Restart;
                 self.was_ready = false;
                 self.phase = Stopping;
                 vec![Effect::Kill, Effect::Arm(Timer::Grace)]
             }
-            (Starting, Event::Down) => self.stop(Then::Idle),
-            (Starting, Event::Recycle) => self.stop(Then::Restart),
+            (Starting, Event::Down) => self.stop(AfterStop::Idle),
+            (Starting, Event::Recycle) => self.stop(AfterStop::Restart),
 
             (Ready, Event::ProbesLost) => {
                 self.phase = Suspect;
                 vec![Effect::CloseGate, Effect::Arm(Timer::Suspect)]
             }
             (Suspect, Event::Timer(Timer::Suspect)) | (Ready | Suspect, Event::Recycle) => {
-                self.drain(Then::Restart)
+                self.drain(AfterStop::Restart)
             }
-            (Ready | Suspect, Event::Down) => self.drain(Then::Idle),
+            (Ready | Suspect, Event::Down) => self.drain(AfterStop::Idle),
 
             (Draining, Event::Resume) => {
                 self.phase = Ready;
@@ -333,11 +333,11 @@ impl Machine {
             }
             (Draining, Event::Drained | Event::Timer(Timer::Drain)) => self.stop(self.then),
             (Draining | Stopping, Event::Down) => {
-                self.then = Then::Idle;
+                self.then = AfterStop::Idle;
                 Vec::new()
             }
             (Draining | Stopping, Event::Up | Event::Recycle) => {
-                self.then = Then::Restart;
+                self.then = AfterStop::Restart;
                 Vec::new()
             }
             (Stopping, Event::Timer(Timer::Grace)) => vec![Effect::Kill, Effect::Arm(Timer::Grace)],
@@ -358,11 +358,11 @@ impl Machine {
             (_, Event::Felled) => self.step(Event::Exited(Cause::MayPass), now, policy),
 
             // Requested end of a process that had served.
-            (Stopping, Event::Exited(_)) if self.was_ready || self.then == Then::Idle => {
+            (Stopping, Event::Exited(_)) if self.was_ready || self.then == AfterStop::Idle => {
                 self.stopped(now, policy)
             }
             // Died while draining: either its successor was wanted, or nothing.
-            (Draining, Event::Exited(_)) if self.then == Then::Idle => self.stopped(now, policy),
+            (Draining, Event::Exited(_)) if self.then == AfterStop::Idle => self.stopped(now, policy),
             (
                 Starting | Ready | Suspect | Draining | Stopping,
                 Event::Exited(cause) | Event::SpawnFailed(cause),
@@ -378,13 +378,13 @@ impl Machine {
         vec![Effect::Arm(Timer::Start), Effect::Spawn]
     }
 
-    fn drain(&mut self, then: Then) -> Vec<Effect> {
+    fn drain(&mut self, then: AfterStop) -> Vec<Effect> {
         self.then = then;
         self.phase = Phase::Draining;
         vec![Effect::CloseGate, Effect::Arm(Timer::Drain)]
     }
 
-    fn stop(&mut self, then: Then) -> Vec<Effect> {
+    fn stop(&mut self, then: AfterStop) -> Vec<Effect> {
         self.then = then;
         // A requested stop during a start is no failure of the backend.
         self.was_ready |= self.phase == Phase::Starting;
@@ -395,8 +395,8 @@ impl Machine {
     fn stopped(&mut self, now: Duration, policy: &LifecyclePolicy) -> Vec<Effect> {
         self.settle(now, policy);
         match self.then {
-            Then::Restart => self.start(),
-            Then::Idle => {
+            AfterStop::Restart => self.start(),
+            AfterStop::Idle => {
                 self.phase = Phase::Idle;
                 vec![Effect::Disarm]
             }

@@ -172,7 +172,7 @@ fn cause() -> impl Strategy<Value = Cause> {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let then = prop_oneof![Just(Then::Idle), Just(Then::Restart)];
+    let then = prop_oneof![Just(AfterStop::Idle), Just(AfterStop::Restart)];
     prop_oneof![
         Just(Event::Up),
         Just(Event::Down),

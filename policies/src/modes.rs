@@ -55,7 +55,7 @@ pub enum WhileLoading {
 /// Choice among several models of one name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Choose {
+pub enum ChooseMode {
     /// The first that is loaded; else the first that is loading; else the first.
     #[default]
     Loaded,
@@ -66,7 +66,7 @@ pub enum Choose {
 /// Carrying over of conversations in a replacement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Warm {
+pub enum WarmMode {
     /// Slots by file if build, model and disk allow it, else by evaluating their prompts again.
     #[default]
     Auto,

@@ -11,7 +11,7 @@
 //! our prefix, but no double underscore (`LLAMA_WARDEN_GRAPH_CACHE_CAP`).
 
 /// Set for us by a service manager or by the predecessor program.
-const HANDED_TO_US: [&str; 8] = [
+const INHERITED_VARIABLES: [&str; 8] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
     "WATCHDOG_PID",
@@ -22,12 +22,12 @@ const HANDED_TO_US: [&str; 8] = [
     "WARDEN_SUCCEEDS",
 ];
 /// Own variables that are no configuration path.
-const CONFIGURATION: [&str; 2] = ["LLAMA_WARDEN_CONFIG", "LLAMA_WARDEN_ADMIN_SOCKET"];
+const CONFIGURATION_VARIABLES: [&str; 2] = ["LLAMA_WARDEN_CONFIG", "LLAMA_WARDEN_ADMIN_SOCKET"];
 
 /// Returns true if a variable is withheld from child processes.
 pub fn is_ours_alone(name: &str) -> bool {
-    HANDED_TO_US.contains(&name)
-        || CONFIGURATION.contains(&name)
+    INHERITED_VARIABLES.contains(&name)
+        || CONFIGURATION_VARIABLES.contains(&name)
         || name.starts_with("OTEL_EXPORTER_OTLP")
         || name.strip_prefix("LLAMA_WARDEN_").is_some_and(|rest| rest.contains("__"))
 }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::growth::{Blame, Fill, Forecast, Interval};
-use crate::units::{Amount, MIB, exact, span};
+use crate::growth::{Fill, GrowthBlame, GrowthForecast, IntervalEstimate};
+use crate::units::{ByteAmount, MIB, exact, span};
 use crate::{ByteSize, Decision, MemoryKind, Reason};
 
 /// Formats growth per request with its interval, always in MiB so that figures compare: `+4.42 MiB a
 /// request (4.40 to 4.45)`. An unknown end is `?`.
-pub fn slope(slope: &Interval) -> String {
+pub fn slope(slope: &IntervalEstimate) -> String {
     let mib = |bytes: f64| {
         let mib = bytes / exact(MIB);
         if !mib.is_finite() || mib.abs() >= 1e9 {
@@ -33,13 +33,13 @@ pub fn grows(bytes: f64) -> String {
 }
 
 /// Formats a blame: `each image pays 4.42 MiB (98 % of the growth)`.
-pub fn blame(blame: &Blame) -> String {
+pub fn blame(blame: &GrowthBlame) -> String {
     match blame {
-        Blame::Pays { unit, bytes_per_unit, share } => {
-            let (unit, amount) = (unit.noun(), Amount(*bytes_per_unit));
+        GrowthBlame::Pays { unit, bytes_per_unit, share } => {
+            let (unit, amount) = (unit.noun(), ByteAmount(*bytes_per_unit));
             format!("each {unit} pays {amount:.2} ({:.0} % of the growth)", share * 100.0)
         }
-        Blame::Undecided { why } => format!("nothing is blamed: {}", why.trim_end_matches('.')),
+        GrowthBlame::Undecided { why } => format!("nothing is blamed: {}", why.trim_end_matches('.')),
     }
 }
 
@@ -52,13 +52,13 @@ pub fn fill(fill: &Fill) -> Option<String> {
 }
 
 /// Formats a forecast: `in 120 requests (100 to 140), about 35 min (30 min to 42 min)`.
-pub fn forecast(forecast: &Forecast) -> String {
-    let Forecast { requests, seconds, .. } = forecast;
+pub fn forecast(forecast: &GrowthForecast) -> String {
+    let GrowthForecast { requests, seconds, .. } = forecast;
     let mut text = format!(
         "in {} requests ({} to {})",
-        count(requests.value),
-        count(requests.low),
-        count(requests.high)
+        count_phrase(requests.value),
+        count_phrase(requests.low),
+        count_phrase(requests.high)
     );
     if let Some(seconds) = seconds {
         text.extend([format!(", {} ({} to {})", time(seconds.value), time(seconds.low), time(seconds.high))]);
@@ -67,7 +67,7 @@ pub fn forecast(forecast: &Forecast) -> String {
 }
 
 /// Formats a number of requests; infinity is `any number`.
-fn count(number: f64) -> String {
+fn count_phrase(number: f64) -> String {
     if number >= 1e9 { "any number".to_owned() } else { format!("{:.0}", number.max(0.0)) }
 }
 

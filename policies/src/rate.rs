@@ -23,7 +23,7 @@ pub struct Rate {
 }
 
 /// A time or a duration in nanoseconds.
-pub type Nanos = u64;
+pub type RateNanos = u64;
 
 impl Rate {
     /// Creates a rate of `count` (at least 1) per `per` (above zero).
@@ -31,21 +31,21 @@ impl Rate {
         (count > 0 && !per.is_zero()).then_some(Self { count, per })
     }
 
-    fn per(self) -> Nanos {
+    fn per(self) -> RateNanos {
         nanos(self.per)
     }
 
     /// Returns the time that `units` take, rounded up so that never more than `count` fit into `per`.
-    fn span(self, units: u64) -> Nanos {
+    fn span(self, units: u64) -> RateNanos {
         let span = (u128::from(units) * self.per.as_nanos()).div_ceil(u128::from(self.count));
-        Nanos::try_from(span).unwrap_or(Nanos::MAX)
+        RateNanos::try_from(span).unwrap_or(RateNanos::MAX)
     }
 
     /// Takes one unit at `now`. `used` is the time up to which the rate is used up.
     ///
     /// # Errors
     /// The rate is used up; returns the time until one unit is available.
-    pub fn take(self, used: Nanos, now: Nanos) -> Result<Nanos, Duration> {
+    pub fn take(self, used: RateNanos, now: RateNanos) -> Result<RateNanos, Duration> {
         let next = used.max(now).saturating_add(self.span(1));
         let room = now.saturating_add(self.per());
         if next > room { Err(Duration::from_nanos(next - room)) } else { Ok(next) }
@@ -55,19 +55,19 @@ impl Rate {
     ///
     /// # Errors
     /// As [`Self::take`].
-    pub fn check(self, used: Nanos, now: Nanos) -> Result<(), Duration> {
+    pub fn check(self, used: RateNanos, now: RateNanos) -> Result<(), Duration> {
         self.take(used, now).map(drop)
     }
 
     /// Charges units whose number became known only afterwards; an excess becomes a debt.
-    pub fn charge(self, used: Nanos, now: Nanos, units: u64) -> Nanos {
+    pub fn charge(self, used: RateNanos, now: RateNanos, units: u64) -> RateNanos {
         used.max(now).saturating_add(self.span(units))
     }
 }
 
 /// Converts to nanoseconds, saturating above 500 years.
-pub fn nanos(span: Duration) -> Nanos {
-    Nanos::try_from(span.as_nanos()).unwrap_or(Nanos::MAX)
+pub fn nanos(span: Duration) -> RateNanos {
+    RateNanos::try_from(span.as_nanos()).unwrap_or(RateNanos::MAX)
 }
 
 /// A text that is no rate.
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const SECOND: Nanos = 1_000_000_000;
+    const SECOND: RateNanos = 1_000_000_000;
 
     #[test]
     fn a_rate_is_a_number_and_a_time() {

@@ -20,12 +20,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::defaults::Moment;
-use crate::growth::Forecast;
+use crate::growth::GrowthForecast;
 use crate::units::{exact, span};
 
 /// Factor on the mean time between lulls. Twelve mean times without a lull happen once in 160,000 cases; an
 /// earlier restart would only waste service time.
-const LULLS_AHEAD: f64 = 12.0;
+const LULL_SEARCH_FACTOR: f64 = 12.0;
 /// Cost of a failed request: people give up after about a minute.
 const FAILED_REQUEST_COST: Duration = Duration::from_secs(60);
 
@@ -47,13 +47,13 @@ pub struct Load {
     pub arrivals: Option<f64>,
     /// The next process starts before the old one drains.
     pub overlap: bool,
-    /// Mean time between lulls ([`Lulls::expected`]); `None` if unknown.
+    /// Mean time between lulls ([`LullHistory::expected`]); `None` if unknown.
     pub lull_every: Option<Duration>,
 }
 
 /// Both costs, so that the choice can be printed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Weighing {
+pub struct ReplacementCosts {
     /// True if now is the better moment.
     pub now: bool,
     /// Cost of a replacement now, in seconds of waiting.
@@ -66,7 +66,7 @@ pub struct Weighing {
     pub risk: f64,
 }
 
-impl std::fmt::Display for Weighing {
+impl std::fmt::Display for ReplacementCosts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let time = |seconds: f64| span(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
         write!(
@@ -85,13 +85,13 @@ impl Load {
     /// Returns the time before the end of the memory at which the search for a lull must begin; `None` if
     /// lulls are unknown.
     pub fn lull_search_time(&self) -> Option<Duration> {
-        Duration::try_from_secs_f64(self.lull_every?.as_secs_f64() * LULLS_AHEAD).ok()
+        Duration::try_from_secs_f64(self.lull_every?.as_secs_f64() * LULL_SEARCH_FACTOR).ok()
     }
 }
 
 /// Compares a replacement now with one at the next lull. `end` is the forecast for the exhaustion of
 /// memory; without one there is no risk, and waiting for a lull is always right.
-pub fn weigh(policy: &ReplacementCostPolicy, load: &Load, end: Option<&Forecast>) -> Weighing {
+pub fn weigh(policy: &ReplacementCostPolicy, load: &Load, end: Option<&GrowthForecast>) -> ReplacementCosts {
     let arrivals = load.arrivals.filter(|rate| rate.is_finite() && *rate > 0.0).unwrap_or(0.0);
     let loading = load.load_time.unwrap_or_default().as_secs_f64();
     let draining = drain_seconds(load);
@@ -104,7 +104,7 @@ pub fn weigh(policy: &ReplacementCostPolicy, load: &Load, end: Option<&Forecast>
     let left = end.and_then(|end| end.seconds).map(|seconds| seconds.low.max(0.0));
     let risk = left.map_or(0.0, |left| (-left / lull).exp());
     let now = left.is_some() && risk * (cost_end - cost_lull).max(0.0) > cost_now - cost_lull;
-    Weighing { now, cost_now, cost_lull, cost_end, risk }
+    ReplacementCosts { now, cost_now, cost_lull, cost_end, risk }
 }
 
 fn drain_seconds(load: &Load) -> f64 {
@@ -116,7 +116,7 @@ fn drain_seconds(load: &Load) -> f64 {
 
 /// Statistics of a backend's lulls in traffic.
 #[derive(Clone, Debug)]
-pub struct Lulls {
+pub struct LullHistory {
     kept: usize,
     first: Duration,
     /// Start of the observation, or the oldest forgotten lull.
@@ -124,7 +124,7 @@ pub struct Lulls {
     begun: VecDeque<Duration>,
 }
 
-impl Lulls {
+impl LullHistory {
     /// Creates statistics that start at `now` (time since the caller's epoch).
     pub fn new(numbers: &Moment, now: Duration) -> Self {
         Self { kept: numbers.lulls.max(1), first: numbers.first_lull, since: now, begun: VecDeque::new() }
@@ -158,17 +158,17 @@ impl Lulls {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::growth::Interval;
+    use crate::growth::IntervalEstimate;
     use proptest::prelude::*;
 
     fn policy() -> ReplacementCostPolicy {
         crate::defaults().moment
     }
 
-    fn end_in(low: f64) -> Forecast {
-        let seconds = Interval { value: low * 1.5, low, high: low * 3.0 };
-        let requests = Interval { value: 1.0, low: 1.0, high: 1.0 };
-        Forecast { limit: 0, requests, seconds: Some(seconds) }
+    fn end_in(low: f64) -> GrowthForecast {
+        let seconds = IntervalEstimate { value: low * 1.5, low, high: low * 3.0 };
+        let requests = IntervalEstimate { value: 1.0, low: 1.0, high: 1.0 };
+        GrowthForecast { limit: 0, requests, seconds: Some(seconds) }
     }
 
     fn busy() -> Load {
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn lulls_are_counted_once_and_a_drought_counts_as_it_is() {
         let seconds = Duration::from_secs;
-        let mut lulls = Lulls::new(&crate::defaults().moment, seconds(0));
+        let mut lulls = LullHistory::new(&crate::defaults().moment, seconds(0));
         assert_eq!(lulls.expected(seconds(10)), seconds(3600), "nothing is known yet");
         assert_eq!(lulls.expected(seconds(9000)), seconds(9000), "and it has been busy for so long");
         for begun in [100, 100, 200, 300, 300] {
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn old_lulls_are_forgotten() {
         let seconds = Duration::from_secs;
-        let mut lulls = Lulls::new(&crate::defaults().moment, seconds(0));
+        let mut lulls = LullHistory::new(&crate::defaults().moment, seconds(0));
         (1..=10).for_each(|n| lulls.lull(seconds(n * 3600)));
         (1..=40).for_each(|n| lulls.lull(seconds(36_000 + n * 60)));
         assert_eq!(lulls.expected(seconds(36_000 + 2400)), seconds(60));

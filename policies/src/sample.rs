@@ -57,7 +57,7 @@ impl Sub for Work {
 /// Reason of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Edge {
+pub enum SampleEdge {
     /// A timer.
     Tick,
     /// The last request in flight has just ended: transient buffers are freed, so this is the true floor.
@@ -163,7 +163,7 @@ pub struct Sample {
     /// Time since the generation was spawned.
     pub at: Duration,
     /// Reason of the sample.
-    pub edge: Edge,
+    pub edge: SampleEdge,
     /// Host memory; `None` if it could not be read, never a made-up zero.
     pub host: Option<HostMemory>,
     /// VRAM by GPU; GPUs with unknown figures are left out.

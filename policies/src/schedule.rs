@@ -18,7 +18,7 @@ pub const DAY: u16 = 24 * 60;
 
 /// A window of the day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct DayWindow {
     /// First minute of the day, 0 to 1439.
     from: u16,
     /// End minute, exclusive, 0 to 1440; not `from`.
@@ -35,7 +35,7 @@ pub struct WindowError {
     why: &'static str,
 }
 
-impl Window {
+impl DayWindow {
     /// Returns true if the window contains this minute of the day.
     pub const fn contains(self, minute: u16) -> bool {
         if self.from < self.to {
@@ -56,7 +56,7 @@ impl Window {
     }
 }
 
-fn clock(text: &str) -> Option<u16> {
+fn parse_clock(text: &str) -> Option<u16> {
     let (hours, minutes) = text.trim().split_once(':')?;
     let digits = |part: &str| !part.is_empty() && part.len() <= 2 && part.bytes().all(|b| b.is_ascii_digit());
     if !digits(hours) || minutes.len() != 2 || !digits(minutes) {
@@ -71,14 +71,14 @@ fn clock(text: &str) -> Option<u16> {
     }
 }
 
-impl FromStr for Window {
+impl FromStr for DayWindow {
     type Err = WindowError;
 
     fn from_str(text: &str) -> Result<Self, WindowError> {
         let error = |why| WindowError { text: text.to_owned(), why };
         let (from, to) = text.split_once('-').ok_or_else(|| error("it has no `-` between two times"))?;
-        let from = clock(from).ok_or_else(|| error("its beginning is no time of the day"))?;
-        let to = clock(to).ok_or_else(|| error("its end is no time of the day"))?;
+        let from = parse_clock(from).ok_or_else(|| error("its beginning is no time of the day"))?;
+        let to = parse_clock(to).ok_or_else(|| error("its end is no time of the day"))?;
         if from == to || from % DAY == to {
             return Err(error("it begins when it ends"));
         }
@@ -86,7 +86,7 @@ impl FromStr for Window {
     }
 }
 
-impl fmt::Display for Window {
+impl fmt::Display for DayWindow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (from, to) = (self.from, self.to);
         write!(f, "{:02}:{:02}-{:02}:{:02}", from / 60, from % 60, to / 60, to % 60)
@@ -95,14 +95,14 @@ impl fmt::Display for Window {
 
 /// Any number of windows; none means always.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Windows(Vec<Window>);
+pub struct Windows(Vec<DayWindow>);
 
 impl Windows {
     /// No restriction.
     pub const ALWAYS: Self = Self(Vec::new());
 
     /// Creates the windows; an empty list is no restriction.
-    pub const fn new(windows: Vec<Window>) -> Self {
+    pub const fn new(windows: Vec<DayWindow>) -> Self {
         Self(windows)
     }
 
@@ -151,7 +151,7 @@ impl Windows {
 
     /// Returns the time from now until the window after the present one opens: the least wait after missing
     /// this one. Zero without windows, or while none is open.
-    pub(crate) fn next_after_this(&self, minute: u16) -> Duration {
+    pub(crate) fn time_to_next(&self, minute: u16) -> Duration {
         if self.is_always() || !self.open(minute) {
             return Duration::ZERO;
         }
@@ -239,11 +239,11 @@ mod tests {
     #[test]
     fn whoever_misses_this_window_waits_for_the_next() {
         let night = windows("02:00-05:00");
-        assert_eq!(night.next_after_this(240), Duration::from_secs(22 * 3600));
-        assert_eq!(night.next_after_this(600), Duration::ZERO);
+        assert_eq!(night.time_to_next(240), Duration::from_secs(22 * 3600));
+        assert_eq!(night.time_to_next(600), Duration::ZERO);
         let two = windows("02:00-05:00, 12:00-13:00");
-        assert_eq!(two.next_after_this(240), Duration::from_secs(8 * 3600));
-        assert_eq!(Windows::ALWAYS.next_after_this(240), Duration::ZERO);
+        assert_eq!(two.time_to_next(240), Duration::from_secs(8 * 3600));
+        assert_eq!(Windows::ALWAYS.time_to_next(240), Duration::ZERO);
     }
 
     #[test]
@@ -262,7 +262,7 @@ mod tests {
     fn what_is_no_window_is_named_with_the_reason_and_the_form() {
         for text in ["02:00", "2-5", "25:00-26:00", "02:00-02:00", "02:60-03:00", "", "02:00-", "-1:00-02:00"]
         {
-            let error = text.parse::<Window>().expect_err(text).to_string();
+            let error = text.parse::<DayWindow>().expect_err(text).to_string();
             assert!(error.contains(&format!("`{text}`")) && error.contains("02:00-05:00"), "{error}");
         }
     }
@@ -281,7 +281,7 @@ mod tests {
         fn the_minute_at_which_it_opens_is_open_and_the_ones_before_are_not(
             from in 0u16..DAY, length in 1u16..DAY, minute in 0u16..DAY
         ) {
-            let windows = Windows::new(vec![Window { from, to: (from + length) % DAY }]);
+            let windows = Windows::new(vec![DayWindow { from, to: (from + length) % DAY }]);
             let wait = windows.opens_in(minute);
             prop_assert!(windows.open((minute + wait) % DAY));
             prop_assert!((0..wait).all(|ahead| !windows.open((minute + ahead) % DAY)));

@@ -12,20 +12,20 @@ mod known;
 pub use known::Known;
 
 /// Replacement text of a secret.
-pub const HIDDEN: &str = "***";
+pub const REDACTED: &str = "***";
 
 /// Flags with a secret value.
-const FLAGS: [&str; 3] = ["--api-key", "-hft", "--hf-token"];
+const SECRET_FLAGS: [&str; 3] = ["--api-key", "-hft", "--hf-token"];
 
 /// Returns true if a text was redacted, so that it cannot be passed to a server any more.
 pub fn is_hidden(text: &str) -> bool {
-    text.contains(HIDDEN)
+    text.contains(REDACTED)
 }
 
 /// Redacts a variable's value, if it is a secret.
 pub fn variable(name: &str, value: &str) -> (String, String) {
     let shown = if is_secret(name, value) {
-        HIDDEN.to_owned()
+        REDACTED.to_owned()
     } else if name.to_ascii_uppercase().contains("PROXY") && !value.contains("://") {
         // Proxy addresses may omit `http://`.
         without_user(value)
@@ -40,7 +40,7 @@ pub fn arguments(args: &[String]) -> Vec<String> {
     let mut hide = false;
     let word = |word: &String| {
         let hidden = std::mem::replace(&mut hide, is_flag(word));
-        if hidden { HIDDEN.to_owned() } else { text(word) }
+        if hidden { REDACTED.to_owned() } else { text(word) }
     };
     args.iter().map(word).collect()
 }
@@ -58,14 +58,14 @@ pub fn tool(words: &[String]) -> Vec<String> {
 pub fn json(value: Value) -> Value {
     match value {
         Value::String(said) => text(&said).into(),
-        Value::Array(items) => list(items),
+        Value::Array(items) => redact_list(items),
         Value::Object(fields) => {
             let field = |(name, value): (String, Value)| {
                 let shown = match value {
                     Value::String(said)
                         if is_field(&name) || is_variable(&name) && is_secret(&name, &said) =>
                     {
-                        if said.is_empty() { said.into() } else { HIDDEN.into() }
+                        if said.is_empty() { said.into() } else { REDACTED.into() }
                     }
                     other => json(other),
                 };
@@ -78,7 +78,7 @@ pub fn json(value: Value) -> Value {
 }
 
 /// Treats words as a command line, unless they are a variable and its value.
-fn list(items: Vec<Value>) -> Value {
+fn redact_list(items: Vec<Value>) -> Value {
     let words: Option<Vec<String>> = items.iter().map(|item| item.as_str().map(str::to_owned)).collect();
     match words.as_deref() {
         Some([name, value]) if is_variable(name) => {
@@ -104,16 +104,16 @@ pub fn text(text: &str) -> String {
         let (word, stop) = word.split_at(word.trim_end_matches('.').len());
         let follows = announced.take().is_some_and(|least| word.len() >= least && is_random(word));
         let hidden = follows || is_token_by_look(word);
-        shown.extend([if hidden { HIDDEN } else { word }, stop]);
-        if let Some((start, value)) = assigned(word, after).filter(|_| stop.is_empty()) {
-            shown.extend([&after[..start], HIDDEN]);
+        shown.extend([if hidden { REDACTED } else { word }, stop]);
+        if let Some((start, value)) = assigned_secret(word, after).filter(|_| stop.is_empty()) {
+            shown.extend([&after[..start], REDACTED]);
             rest = &after[start + value.len()..];
             continue;
         }
         if between == " " && ["bearer", "basic"].iter().any(|scheme| word.eq_ignore_ascii_case(scheme)) {
-            announced = Some(ANNOUNCED);
+            announced = Some(BEARER_LENGTH_LEAST);
         } else if between == " " && is_flag(word) {
-            announced = Some(GIVEN);
+            announced = Some(FLAG_VALUE_LENGTH_LEAST);
         }
         shown.push_str(between);
         rest = behind;
@@ -123,7 +123,7 @@ pub fn text(text: &str) -> String {
 
 /// Returns the value assigned to a secret variable, field or flag in the text after its name, and its
 /// position: `HF_TOKEN=…`, `--api-key=…`, `"api_key": "…"`.
-fn assigned<'a>(word: &str, after: &'a str) -> Option<(usize, &'a str)> {
+fn assigned_secret<'a>(word: &str, after: &'a str) -> Option<(usize, &'a str)> {
     let bare = |text: &'a str| text.strip_prefix(' ').map_or(text, |text| text.trim_start_matches(' '));
     let inside = |text: &'a str| {
         let quote = text.chars().next().filter(|c| matches!(c, '"' | '\''))?;
@@ -145,7 +145,8 @@ fn assigned<'a>(word: &str, after: &'a str) -> Option<(usize, &'a str)> {
 
 /// Returns true if a flag's value is a secret. llama-server accepts `_` for `-` in flag names.
 fn is_flag(word: &str) -> bool {
-    FLAGS.contains(&word) || (word.starts_with("--") && FLAGS.contains(&word.replace('_', "-").as_str()))
+    SECRET_FLAGS.contains(&word)
+        || (word.starts_with("--") && SECRET_FLAGS.contains(&word.replace('_', "-").as_str()))
 }
 
 /// Returns true for the form of a variable name.
@@ -171,13 +172,13 @@ fn is_field(name: &str) -> bool {
 }
 
 /// Least length of a token after `Bearer`: `bearer of news` has none.
-const ANNOUNCED: usize = 12;
+const BEARER_LENGTH_LEAST: usize = 12;
 /// Least length of a secret after a flag: `use --api-key or a file` has none.
-const GIVEN: usize = 6;
+const FLAG_VALUE_LENGTH_LEAST: usize = 6;
 
 /// Token prefixes and least lengths of the rest: Hugging Face, GitHub, GitLab, `OpenAI` and compatible
 /// services, Slack, Amazon.
-const BEGINNINGS: [(&str, usize); 14] = [
+const TOKEN_PREFIXES: [(&str, usize); 14] = [
     ("hf_", 30),
     ("ghp_", 30),
     ("gho_", 30),
@@ -205,7 +206,7 @@ fn is_random(text: &str) -> bool {
 }
 
 fn is_token_by_look(word: &str) -> bool {
-    let known = BEGINNINGS.iter().any(|(beginning, least)| {
+    let known = TOKEN_PREFIXES.iter().any(|(beginning, least)| {
         word.strip_prefix(beginning).is_some_and(|rest| {
             // Names of files and models contain words, which are separated.
             let plain = *beginning == "sk-" || beginning.starts_with("xox") || !rest.contains(['-', '.']);
@@ -237,7 +238,7 @@ fn address(text: &str) -> String {
 /// Redacts user and password of `user:password@host/path`.
 fn without_user(place: &str) -> String {
     let (host, path) = place.split_at(place.find(['/', '#']).unwrap_or(place.len()));
-    host.rsplit_once('@').map_or_else(|| place.to_owned(), |(_, host)| format!("{HIDDEN}@{host}{path}"))
+    host.rsplit_once('@').map_or_else(|| place.to_owned(), |(_, host)| format!("{REDACTED}@{host}{path}"))
 }
 
 fn is_secret(name: &str, value: &str) -> bool {
@@ -276,7 +277,7 @@ mod tests {
             "GOOGLE_APPLICATION_CREDENTIALS",
             "API_TOKENS",
         ] {
-            assert_eq!(variable(name, "hush").1, HIDDEN, "{name}");
+            assert_eq!(variable(name, "hush").1, REDACTED, "{name}");
         }
         for (name, value) in [
             ("LLAMA_ARG_IMAGE_MAX_TOKENS", "1024"),
@@ -314,14 +315,14 @@ mod tests {
         let open = "sk-proj-abcdefgh1234ijkl5678";
         let git = "ghp_abcdefghijklmnopqrstuvwxyz0123456789";
         for (said, shown) in [
-            (hf.to_owned(), HIDDEN.to_owned()),
+            (hf.to_owned(), REDACTED.to_owned()),
             (format!("It was {hf}."), "It was ***.".to_owned()),
             (format!("a=\"{hf}\", b"), "a=\"***\", b".to_owned()),
             (format!("token:{open};x"), "token:***;x".to_owned()),
             (format!("X-Key: {git}\n"), "X-Key: ***\n".to_owned()),
             ("Authorization: Bearer abc123def456ghi".to_owned(), "Authorization: Bearer ***".to_owned()),
             ("authorization: basic dXNlcjpwYXNzd29yZA==".to_owned(), "authorization: basic ***==".to_owned()),
-            ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJlLW9mLWl0".to_owned(), HIDDEN.to_owned()),
+            ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJlLW9mLWl0".to_owned(), REDACTED.to_owned()),
         ] {
             assert_eq!(text(&said), shown);
             assert!(is_hidden(&text(&said)));
@@ -399,6 +400,6 @@ mod tests {
         let all = words(&["env", "HF_TOKEN=hush", "valgrind", "--leak-check=full"]);
         assert_eq!(tool(&all), ["env", "HF_TOKEN=***", "valgrind", "--leak-check=full"]);
         let all = words(&["--api_key", "hush", "-mu", "https://a:b@c/d?e"]);
-        assert_eq!(arguments(&all), ["--api_key", HIDDEN, "-mu", "https://***@c/d?***"]);
+        assert_eq!(arguments(&all), ["--api_key", REDACTED, "-mu", "https://***@c/d?***"]);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! - [`first`]: chooses the member to replace if the sum exceeds a shared budget: the one that frees the
 //!   most for the cost of its replacement. The others are checked again afterwards.
-//! - [`Arbiter`]: never two replicas of one model at once, one replacement per GPU at a time, one kill for
+//! - [`ReplacementArbiter`]: never two replicas of one model at once, one replacement per GPU at a time, one kill for
 //!   lack of memory at a time. It grants slots; the holder returns its slot when the replacement has ended
 //!   in any way.
 
@@ -71,14 +71,15 @@ pub fn first(series: MemoryKind, members: &[Member], budget: SharedBudget) -> Op
         let gain = member.charged?.saturating_sub(member.fresh?);
         (member.free_to_go && gain > 0).then_some((index, gain, member))
     });
-    let best =
-        gains.max_by(|(_, a, first), (_, b, second)| per_cost(*a, first).total_cmp(&per_cost(*b, second)))?;
+    let best = gains.max_by(|(_, a, first), (_, b, second)| {
+        gain_per_cost(*a, first).total_cmp(&gain_per_cost(*b, second))
+    })?;
     Some((best.0, Chosen { series, level, limit }))
 }
 
 /// Returns the bytes freed per second of waiting. One second is added, so that a free replacement does not
 /// win with a trifling gain.
-fn per_cost(gain: u64, member: &Member) -> f64 {
+fn gain_per_cost(gain: u64, member: &Member) -> f64 {
     exact(gain) / (1.0 + member.cost.unwrap_or_default().as_secs_f64())
 }
 
@@ -103,7 +104,7 @@ pub enum ReplacementSlot {
 }
 
 #[derive(Clone, Debug)]
-struct Holder {
+struct SlotHolder {
     id: ReplacementSlotId,
     model: ModelName,
     replica: u32,
@@ -112,7 +113,7 @@ struct Holder {
 
 /// Resources that a replacement needs for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum ReplacementReach {
     /// The GPUs of the replica.
     Gpus,
     /// The memory of the machine, for the check that two processes fit: no other replacement may be running.
@@ -121,14 +122,14 @@ pub enum Reach {
 
 /// Grants replacement slots; one for the whole fleet, behind a lock.
 #[derive(Clone, Debug, Default)]
-pub struct Arbiter {
+pub struct ReplacementArbiter {
     next: u64,
-    holders: Vec<Holder>,
+    holders: Vec<SlotHolder>,
     /// Time of the last kill because a memory was almost exhausted.
     ended: Vec<(MemoryKind, Duration)>,
 }
 
-impl Arbiter {
+impl ReplacementArbiter {
     /// Creates an arbiter without holders.
     pub const fn new() -> Self {
         Self { next: 0, holders: Vec::new(), ended: Vec::new() }
@@ -141,7 +142,7 @@ impl Arbiter {
         model: &ModelName,
         replica: u32,
         gpus: &[GpuIndex],
-        reach: Reach,
+        reach: ReplacementReach,
     ) -> ReplacementSlot {
         for holder in &self.holders {
             let gpu = holder.gpus.iter().copied().find(|gpu| gpus.contains(gpu));
@@ -155,7 +156,7 @@ impl Arbiter {
                     gpu: None,
                 };
             }
-            if gpu.is_some() || reach == Reach::Machine {
+            if gpu.is_some() || reach == ReplacementReach::Machine {
                 return ReplacementSlot::Wait { model: holder.model.clone(), replica: holder.replica, gpu };
             }
         }
@@ -167,7 +168,7 @@ impl Arbiter {
     pub fn claim(&mut self, model: &ModelName, replica: u32, gpus: &[GpuIndex]) -> ReplacementSlotId {
         self.next += 1;
         let id = ReplacementSlotId(self.next);
-        self.holders.push(Holder { id, model: model.clone(), replica, gpus: gpus.to_vec() });
+        self.holders.push(SlotHolder { id, model: model.clone(), replica, gpus: gpus.to_vec() });
         id
     }
 
@@ -216,17 +217,20 @@ mod tests {
 
     #[test]
     fn what_is_judged_by_the_memory_of_the_machine_waits_for_every_other() {
-        let mut arbiter = Arbiter::new();
+        let mut arbiter = ReplacementArbiter::new();
         let [a, b] = ["a", "b"].map(ModelName::new);
-        let ReplacementSlot::Granted(first) = arbiter.request(&a, 0, &[], Reach::Machine) else {
+        let ReplacementSlot::Granted(first) = arbiter.request(&a, 0, &[], ReplacementReach::Machine) else {
             panic!("nobody else")
         };
         assert!(matches!(
-            arbiter.request(&b, 0, &[], Reach::Machine),
+            arbiter.request(&b, 0, &[], ReplacementReach::Machine),
             ReplacementSlot::Wait { gpu: None, .. }
         ));
         arbiter.release(first);
-        assert!(matches!(arbiter.request(&b, 0, &[], Reach::Machine), ReplacementSlot::Granted(_)));
+        assert!(matches!(
+            arbiter.request(&b, 0, &[], ReplacementReach::Machine),
+            ReplacementSlot::Granted(_)
+        ));
     }
 
     #[test]
@@ -270,30 +274,30 @@ mod tests {
 
     #[test]
     fn replicas_of_one_model_take_turns() {
-        let mut arbiter = Arbiter::new();
-        let first = granted(&arbiter.request(&model("a"), 0, &[], Reach::Gpus));
+        let mut arbiter = ReplacementArbiter::new();
+        let first = granted(&arbiter.request(&model("a"), 0, &[], ReplacementReach::Gpus));
         assert_eq!(
-            granted(&arbiter.request(&model("a"), 0, &[], Reach::Gpus)),
+            granted(&arbiter.request(&model("a"), 0, &[], ReplacementReach::Gpus)),
             first,
             "it has the slot already"
         );
         let wait = ReplacementSlot::Wait { model: model("a"), replica: 0, gpu: None };
-        assert_eq!(arbiter.request(&model("a"), 1, &[], Reach::Gpus), wait);
-        granted(&arbiter.request(&model("b"), 0, &[], Reach::Gpus));
+        assert_eq!(arbiter.request(&model("a"), 1, &[], ReplacementReach::Gpus), wait);
+        granted(&arbiter.request(&model("b"), 0, &[], ReplacementReach::Gpus));
         arbiter.release(first);
-        granted(&arbiter.request(&model("a"), 1, &[], Reach::Gpus));
+        granted(&arbiter.request(&model("a"), 1, &[], ReplacementReach::Gpus));
     }
 
     #[test]
     fn one_replacement_at_a_time_on_a_gpu_and_a_turn_is_given_back_once() {
-        let mut arbiter = Arbiter::new();
+        let mut arbiter = ReplacementArbiter::new();
         let (zero, one) = (GpuIndex(0), GpuIndex(1));
-        let both = granted(&arbiter.request(&model("a"), 0, &[zero, one], Reach::Gpus));
+        let both = granted(&arbiter.request(&model("a"), 0, &[zero, one], ReplacementReach::Gpus));
         let wait = ReplacementSlot::Wait { model: model("a"), replica: 0, gpu: Some(one) };
-        assert_eq!(arbiter.request(&model("b"), 0, &[one], Reach::Gpus), wait);
-        granted(&arbiter.request(&model("c"), 0, &[GpuIndex(2)], Reach::Gpus));
+        assert_eq!(arbiter.request(&model("b"), 0, &[one], ReplacementReach::Gpus), wait);
+        granted(&arbiter.request(&model("c"), 0, &[GpuIndex(2)], ReplacementReach::Gpus));
         arbiter.release(both);
-        let next = granted(&arbiter.request(&model("b"), 0, &[one], Reach::Gpus));
+        let next = granted(&arbiter.request(&model("b"), 0, &[one], ReplacementReach::Gpus));
         arbiter.release(both);
         assert_eq!(arbiter.held(), 2, "giving back an old slot takes nobody else's");
         arbiter.release(next);
@@ -302,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_shortage_ends_one_backend_at_a_time_and_each_memory_counts_by_itself() {
-        let mut arbiter = Arbiter::new();
+        let mut arbiter = ReplacementArbiter::new();
         let mut may =
             |series, second| arbiter.may_end(series, Duration::from_secs(second), Duration::from_secs(20));
         assert!(may(MemoryKind::Host, 100));
@@ -317,11 +321,11 @@ mod tests {
         fn no_two_turns_share_a_model_or_a_gpu(
             steps in proptest::collection::vec((0u8..4, 0u32..3, proptest::collection::vec(0u32..4, 0..3), any::<bool>()), 1..80)
         ) {
-            let mut arbiter = Arbiter::new();
+            let mut arbiter = ReplacementArbiter::new();
             let mut slots: Vec<ReplacementSlotId> = Vec::new();
             for (name, replica, gpus, release) in steps {
                 let gpus: Vec<GpuIndex> = gpus.into_iter().map(GpuIndex).collect();
-                if let ReplacementSlot::Granted(id) = arbiter.request(&model(&format!("m{name}")), replica, &gpus, Reach::Gpus) {
+                if let ReplacementSlot::Granted(id) = arbiter.request(&model(&format!("m{name}")), replica, &gpus, ReplacementReach::Gpus) {
                     slots.push(id);
                 }
                 if release && let Some(id) = slots.pop() {

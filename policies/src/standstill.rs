@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Activity of a process group since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Effort {
+pub struct ProcessActivity {
     /// Processor time.
     pub cpu: Duration,
     /// Bytes read from files and disks, mapped files included.
@@ -23,7 +23,7 @@ const BUSY_SHARE: f64 = 0.05;
 /// Bytes that count as activity: checking its own state or writing its memory report takes less.
 const IO_STEP: u64 = 1 << 20;
 
-impl Effort {
+impl ProcessActivity {
     /// Returns true for activity between two readings that are `time` apart.
     fn has_moved_since(self, before: Self, time: Duration) -> bool {
         self.said > before.said
@@ -37,7 +37,7 @@ impl Effort {
 #[derive(Clone, Copy, Debug)]
 pub struct StandstillWatch {
     limit: Duration,
-    last: Effort,
+    last: ProcessActivity,
     looked: Duration,
     moved: Duration,
 }
@@ -46,7 +46,7 @@ impl StandstillWatch {
     /// Creates a watch. `limit`: longest allowed stall.
     pub fn new(limit: Duration) -> Self {
         let [looked, moved] = [Duration::ZERO; 2];
-        Self { limit, last: Effort::default(), looked, moved }
+        Self { limit, last: ProcessActivity::default(), looked, moved }
     }
 
     /// Returns the time until the next reading.
@@ -56,7 +56,7 @@ impl StandstillWatch {
 
     /// Adds a reading made `at` after the start, and returns true after a stall of the limit. A failed
     /// reading (`None`) proves nothing and counts as activity.
-    pub fn stands_still(&mut self, at: Duration, effort: Option<Effort>) -> bool {
+    pub fn stands_still(&mut self, at: Duration, effort: Option<ProcessActivity>) -> bool {
         let moved = effort.is_none_or(|now| now.has_moved_since(self.last, at.saturating_sub(self.looked)));
         self.last = effort.unwrap_or(self.last);
         self.looked = at;
@@ -74,7 +74,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     /// Returns the minute, of ten, in which a stall is reported; `effort` returns the activity so far.
-    fn found(effort: impl Fn(u32) -> Option<Effort>) -> Option<u32> {
+    fn found(effort: impl Fn(u32) -> Option<ProcessActivity>) -> Option<u32> {
         let mut watch = StandstillWatch::new(MINUTE * 4);
         assert_eq!(watch.pause(), MINUTE);
         (1..=10).find(|&minute| watch.stands_still(MINUTE * minute, effort(minute)))
@@ -82,29 +82,35 @@ mod tests {
 
     #[test]
     fn one_that_reads_writes_or_computes_moves_and_one_that_answers_probes_does_not() {
-        let started = Effort { cpu: Duration::from_secs(5), read: 1 << 30, written: 2000, said: 900 };
-        let stuck = |minute: u32| Effort {
+        let started =
+            ProcessActivity { cpu: Duration::from_secs(5), read: 1 << 30, written: 2000, said: 900 };
+        let stuck = |minute: u32| ProcessActivity {
             cpu: started.cpu + Duration::from_millis(300) * minute,
             written: started.written + 60 * 1024 * u64::from(minute),
             ..started
         };
         assert_eq!(found(|minute| Some(stuck(minute))), Some(5), "four minutes after the first");
-        assert_eq!(found(|_| Some(Effort::default())), Some(4), "it never did anything");
-        let reads = |minute: u32| Effort { read: u64::from(minute) * IO_STEP, ..stuck(minute) };
+        assert_eq!(found(|_| Some(ProcessActivity::default())), Some(4), "it never did anything");
+        let reads = |minute: u32| ProcessActivity { read: u64::from(minute) * IO_STEP, ..stuck(minute) };
         assert_eq!(found(|minute| Some(reads(minute))), None);
-        let says = |minute: u32| Effort { said: u64::from(minute), ..Effort::default() };
+        let says = |minute: u32| ProcessActivity { said: u64::from(minute), ..ProcessActivity::default() };
         assert_eq!(found(|minute| Some(says(minute))), None, "a point is progress");
-        let computes = |minute: u32| Effort { cpu: Duration::from_secs(3) * minute, ..Effort::default() };
+        let computes = |minute: u32| ProcessActivity {
+            cpu: Duration::from_secs(3) * minute,
+            ..ProcessActivity::default()
+        };
         assert_eq!(found(|minute| Some(computes(minute))), None);
     }
 
     #[test]
     fn what_cannot_be_read_proves_nothing_and_a_step_now_and_then_is_enough() {
         assert_eq!(found(|_| None), None);
-        assert_eq!(found(|minute| (minute % 3 == 0).then(Effort::default)), None);
-        let steps = |minute: u32| Effort { said: u64::from(minute / 3), ..Effort::default() };
+        assert_eq!(found(|minute| (minute % 3 == 0).then(ProcessActivity::default)), None);
+        let steps =
+            |minute: u32| ProcessActivity { said: u64::from(minute / 3), ..ProcessActivity::default() };
         assert_eq!(found(|minute| Some(steps(minute))), None);
-        let ends = |minute: u32| Effort { said: u64::from(minute.min(4)), ..Effort::default() };
+        let ends =
+            |minute: u32| ProcessActivity { said: u64::from(minute.min(4)), ..ProcessActivity::default() };
         assert_eq!(found(|minute| Some(ends(minute))), Some(8));
     }
 }

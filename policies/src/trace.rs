@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::sample::{Edge, GpuIndex, HostMemory, MemoryKind, Sample, Vram, VramSource, Work};
+use crate::sample::{GpuIndex, HostMemory, MemoryKind, Sample, SampleEdge, Vram, VramSource, Work};
 use crate::units::{exact, whole};
 
 const KIB: u64 = 1024;
@@ -52,7 +52,7 @@ pub fn parse(text: &str) -> Result<Vec<Sample>, TraceError> {
             continue;
         }
         let sample = match parse_line(line) {
-            Err(_) if !samples.is_empty() && text.ends_with(line) && is_piece(line) => break,
+            Err(_) if !samples.is_empty() && text.ends_with(line) && is_truncated(line) => break,
             sample => sample.map_err(|what| TraceError { line: index + 1, what })?,
         };
         if samples.last().is_some_and(|before| before.at > sample.at) {
@@ -66,7 +66,7 @@ pub fn parse(text: &str) -> Result<Vec<Sample>, TraceError> {
 }
 
 /// Returns true for the beginning of a JSON object.
-fn is_piece(line: &str) -> bool {
+fn is_truncated(line: &str) -> bool {
     line.starts_with('{') && serde_json::from_str::<Value>(line).is_err_and(|error| error.is_eof())
 }
 
@@ -74,12 +74,12 @@ fn is_piece(line: &str) -> bool {
 fn parse_line(line: &str) -> Result<Sample, String> {
     let value: Value = serde_json::from_str(line).map_err(|error| format!("not a JSON object: {error}"))?;
     let Value::Object(fields) = value else {
-        return Err(format!("not a JSON object but {}", kind(&value)));
+        return Err(format!("not a JSON object but {}", json_kind(&value)));
     };
     let edge = match fields.get("edge") {
-        None | Some(Value::Null) => Edge::Tick,
-        Some(Value::String(edge)) if edge == "idle" => Edge::Idle,
-        Some(Value::String(edge)) if edge == "tick" => Edge::Tick,
+        None | Some(Value::Null) => SampleEdge::Tick,
+        Some(Value::String(edge)) if edge == "idle" => SampleEdge::Idle,
+        Some(Value::String(edge)) if edge == "tick" => SampleEdge::Tick,
         Some(other) => return Err(format!("`edge` is {other}: it is \"idle\" or \"tick\"")),
     };
     let host = match known(&fields, "rss_anon_kib", KIB)? {
@@ -140,7 +140,7 @@ pub fn line(sample: &Sample) -> String {
         put("vram_mib", Value::Null);
     }
     for vram in &sample.vram {
-        put(&field_of(vram.gpu), scaled(vram.bytes, MIB));
+        put(&vram_field(vram.gpu), scaled(vram.bytes, MIB));
     }
     let estimated = sample.vram.iter().filter(|vram| vram.source == VramSource::Estimate);
     let estimated: Vec<GpuIndex> = estimated.map(|vram| vram.gpu).collect();
@@ -157,7 +157,7 @@ pub fn line(sample: &Sample) -> String {
     Value::Object(fields).to_string()
 }
 
-fn field_of(gpu: GpuIndex) -> String {
+fn vram_field(gpu: GpuIndex) -> String {
     if gpu.0 == 0 { "vram_mib".to_owned() } else { format!("vram{}_mib", gpu.0) }
 }
 
@@ -166,7 +166,7 @@ fn scaled(bytes: u64, unit: u64) -> Value {
     if bytes.is_multiple_of(unit) { json!(bytes / unit) } else { json!(exact(bytes) / exact(unit)) }
 }
 
-fn kind(value: &Value) -> &'static str {
+fn json_kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "true or false",
@@ -236,7 +236,9 @@ fn pools(fields: &Map<String, Value>) -> Result<Vec<(MemoryKind, u64)>, String> 
     let pools = match fields.get("pools") {
         None | Some(Value::Null) => return Ok(vec![]),
         Some(Value::Object(pools)) => pools,
-        Some(other) => return Err(format!("`pools` is {}: it is an object of bytes by series", kind(other))),
+        Some(other) => {
+            return Err(format!("`pools` is {}: it is an object of bytes by series", json_kind(other)));
+        }
     };
     let mut found = Vec::new();
     for (name, bytes) in pools {

@@ -189,7 +189,7 @@ impl Context {
             return Self { trace, span, parent: Some(parent), flags: flags & (SAMPLED | RANDOM) };
         }
         let trace = TraceId::of(drawn.0);
-        let flags = RANDOM | if is_drawn(trace, ratio) { SAMPLED } else { 0 };
+        let flags = RANDOM | if is_within_ratio(trace, ratio) { SAMPLED } else { 0 };
         Self { trace, span, parent: None, flags }
     }
 
@@ -211,7 +211,7 @@ impl Context {
 
 /// Returns true if a trace is within this share, by its low 56 bits, as in OpenTelemetry's consistent
 /// sampling.
-fn is_drawn(trace: TraceId, ratio: f64) -> bool {
+fn is_within_ratio(trace: TraceId, ratio: f64) -> bool {
     const ALL: u64 = 1 << 56;
     let low = u64::try_from(trace.0 & u128::from(ALL - 1)).unwrap_or_default();
     let share = crate::units::exact(ALL - low) / crate::units::exact(ALL);

@@ -12,7 +12,7 @@ fn one(text: &str) -> Sample {
 fn a_line_is_read_field_by_field() {
     let sample = one(LINE);
     assert_eq!(sample.at, Duration::from_millis(385));
-    assert_eq!(sample.edge, Edge::Idle);
+    assert_eq!(sample.edge, SampleEdge::Idle);
     assert_eq!(sample.host.map(HostMemory::charged), Some((363_876 + 4) * KIB));
     assert_eq!(sample.charged(MemoryKind::Vram(GpuIndex(0))), Some(3090 * MIB));
     assert_eq!(sample.work, Work { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 1, audio: 0 });
@@ -25,7 +25,7 @@ fn what_is_missing_or_null_is_unknown_and_not_zero() {
     assert_eq!(sample.charged(MemoryKind::Vram(GpuIndex(0))), None);
     assert_eq!(sample.charged(MemoryKind::Vram(GpuIndex(1))), Some(7 * MIB));
     assert_eq!(sample.pooled(MemoryKind::Host), None);
-    assert_eq!(sample.edge, Edge::Tick);
+    assert_eq!(sample.edge, SampleEdge::Tick);
 }
 
 #[test]

@@ -47,16 +47,16 @@ impl ByteSize {
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Amount(exact(self.0)).fmt(f)
+        ByteAmount(exact(self.0)).fmt(f)
     }
 }
 
 /// Formats bytes or a difference of bytes: `4.4 MiB`, with `{:.2}` `4.42 MiB`, with `{:+}` always with a
 /// sign.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Amount(pub f64);
+pub struct ByteAmount(pub f64);
 
-impl fmt::Display for Amount {
+impl fmt::Display for ByteAmount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = ["B", "KiB", "MiB", "GiB", "TiB"];
         let (mut value, mut unit) = (self.0, 0);
@@ -332,10 +332,10 @@ mod tests {
         assert_eq!(ByteSize(12 * 1024 * MIB).to_string(), "12.0 GiB");
         assert_eq!(ByteSize(900).to_string(), "900 B");
         assert_eq!(
-            format!("{:.2} {:+} {}", Amount(4.5e6), Amount(2048.0), Amount(-0.4)),
+            format!("{:.2} {:+} {}", ByteAmount(4.5e6), ByteAmount(2048.0), ByteAmount(-0.4)),
             "4.29 MiB +2.0 KiB 0 B"
         );
-        assert_eq!(format!("{} {:+}", Amount(-2048.0), Amount(-900.0)), "-2.0 KiB -900 B");
+        assert_eq!(format!("{} {:+}", ByteAmount(-2048.0), ByteAmount(-900.0)), "-2.0 KiB -900 B");
     }
 
     #[test]

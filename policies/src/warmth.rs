@@ -36,7 +36,7 @@ pub struct SlotFacts {
 
 /// Allowed difference between a slot's tokens and a conversation's. A slot lacks the last token of an
 /// answer, and builds count end tokens differently.
-const SLACK: u64 = 2;
+const TOKEN_SLACK: u64 = 2;
 
 /// Returns the slots worth saving, the latest conversation first. `conversations` holds the tokens of each,
 /// latest first. Unknown slots come last. Of two slots that may hold the same conversation, the later task
@@ -59,7 +59,7 @@ pub fn conversation_of(tokens: u64, conversations: &[u64], taken: &[usize]) -> O
 }
 
 fn is_same(conversation: u64, slot: u64) -> bool {
-    conversation.abs_diff(slot) <= SLACK
+    conversation.abs_diff(slot) <= TOKEN_SLACK
 }
 
 /// Remaining room for files.
@@ -72,13 +72,13 @@ pub struct Room {
 
 /// Bytes per token before any file was written: 80 layers with 8 heads of 128 in f16 take 320 KiB. Too high
 /// a value skips a file; too low a value could fill the disk.
-const ASSUMED: f64 = 512.0 * 1024.0;
+const ASSUMED_TOKEN_BYTES: f64 = 512.0 * 1024.0;
 
 impl Room {
     /// Creates room for at most `bytes`, and the given share of free space; `None`: free space is unknown.
     pub fn new(bytes: u64, free: Option<u64>, share: f64) -> Self {
         let of_free = free.map_or(u64::MAX, |free| scale(free, share));
-        Self { left: bytes.min(of_free), per_token: ASSUMED }
+        Self { left: bytes.min(of_free), per_token: ASSUMED_TOKEN_BYTES }
     }
 
     /// Returns true if a slot with this many tokens fits; false if its size is unknown.
@@ -98,12 +98,12 @@ impl Room {
 }
 
 /// Unnoticeable delay in milliseconds: a file that took no longer is always worthwhile.
-const UNNOTICED: f64 = 100.0;
+const UNNOTICEABLE_MS: f64 = 100.0;
 
 /// Returns true if carrying tokens by a file that took `save_ms` to write is cheaper than evaluating them
 /// at this many milliseconds per token. Reading counts as much as writing.
 pub fn pays(tokens: u64, save_ms: f64, per_token_ms: Option<f64>) -> bool {
-    save_ms <= UNNOTICED || per_token_ms.is_none_or(|each| 2.0 * save_ms <= exact(tokens) * each)
+    save_ms <= UNNOTICEABLE_MS || per_token_ms.is_none_or(|each| 2.0 * save_ms <= exact(tokens) * each)
 }
 
 /// Result of a prompt that a server should have in its cache.
@@ -117,12 +117,12 @@ pub enum Proof {
 
 /// Tokens that may be evaluated with a working cache: the seam between prompt and answer may be tokenised
 /// differently.
-const SEAM: u64 = 16;
+const SEAM_TOKENS: u64 = 16;
 
 /// Classifies by the counts in the answer.
 pub fn proof(cached: u64, evaluated: u64) -> Proof {
     let all = cached.saturating_add(evaluated);
-    if cached > 0 && evaluated <= SEAM.max(all / 10) { Proof::Reused } else { Proof::Evaluated }
+    if cached > 0 && evaluated <= SEAM_TOKENS.max(all / 10) { Proof::Reused } else { Proof::Evaluated }
 }
 
 /// Time limit for a server to show that it has this prompt cached, with evaluation at this many
@@ -139,7 +139,7 @@ pub fn patience(tokens: u64, per_token_ms: Option<f64>, nobody_waits: bool, leas
 
 /// Returns true if the next turn shows that a restored slot is useless. `held`: tokens in that slot.
 /// `prompt`, `evaluated`: tokens of the turn's prompt, and the evaluated ones.
-pub const fn is_of_no_use(held: u64, prompt: u64, evaluated: u64) -> bool {
+pub const fn is_useless(held: u64, prompt: u64, evaluated: u64) -> bool {
     // A server chooses the slot that is most similar to the prompt. With a prompt much longer than the
     // slot's content it may have chosen another slot.
     let is_taken = held.saturating_mul(2) >= prompt;
@@ -298,7 +298,7 @@ pub struct Warmth {
 
 impl Warmth {
     /// Counts cold conversations.
-    pub fn chill(&mut self, cold: Cold, count: u64) {
+    pub fn count_cold(&mut self, cold: Cold, count: u64) {
         if count > 0 {
             *self.cold.entry(cold).or_default() += count;
         }
@@ -315,11 +315,11 @@ impl Warmth {
         self.evaluated += behind.evaluated;
         self.evaluate_ms += behind.evaluate_ms;
         for (cold, count) in &behind.cold {
-            self.chill(*cold, *count);
+            self.count_cold(*cold, *count);
         }
         // The others came on their own, and were evaluated then.
         let known = self.carried + self.evaluated + self.unproven + self.cold.values().sum::<u64>();
-        self.chill(Cold::Time, self.conversations.saturating_sub(known));
+        self.count_cold(Cold::Time, self.conversations.saturating_sub(known));
     }
 
     /// Returns the number of warm conversations.

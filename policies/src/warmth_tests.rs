@@ -57,9 +57,9 @@ fn a_file_pays_where_writing_and_reading_it_is_quicker_than_evaluating() {
 
 #[test]
 fn a_turn_that_evaluates_all_of_its_prompt_shows_that_its_slot_is_of_no_use() {
-    assert!(is_of_no_use(900, 1000, 1000) && is_of_no_use(900, 1000, 999));
+    assert!(is_useless(900, 1000, 1000) && is_useless(900, 1000, 999));
     for (held, prompt, evaluated) in [(900, 1000, 990), (900, 1000, 110), (400, 1000, 1000), (0, 0, 0)] {
-        assert!(!is_of_no_use(held, prompt, evaluated), "{held} {prompt} {evaluated}");
+        assert!(!is_useless(held, prompt, evaluated), "{held} {prompt} {evaluated}");
     }
 }
 
@@ -98,7 +98,7 @@ fn only_what_was_cached_proves_anything() {
 #[test]
 fn the_words_name_everything_that_is_not_warm() {
     let mut all = Warmth { conversations: 8, carried: 6, evaluated: 1, bytes: 3 << 20, ..Warmth::default() };
-    all.chill(Cold::Media, 1);
+    all.count_cold(Cold::Media, 1);
     all.without(NoFile::Room);
     all.without(NoFile::Time);
     let mut windows = Warmth { conversations: 4, evaluated: 1, later: 2, unproven: 1, ..Warmth::default() };
@@ -114,7 +114,7 @@ fn the_words_name_everything_that_is_not_warm() {
 fn what_was_due_is_counted_once_when_it_is_done() {
     let mut all = Warmth { conversations: 8, carried: 3, evaluated: 1, later: 4, ..Warmth::default() };
     let mut behind = Warmth { conversations: 3, evaluated: 1, evaluate_ms: 5, ..Warmth::default() };
-    behind.chill(Cold::Refused, 1);
+    behind.count_cold(Cold::Refused, 1);
     all.settle(&behind);
     assert_eq!((all.conversations, all.warm(), all.later), (8, 5, 0));
     assert_eq!((all.cold[&Cold::Refused], all.cold[&Cold::Time]), (1, 2));

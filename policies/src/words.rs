@@ -6,12 +6,12 @@ use serde::{Deserialize, Deserializer};
 pub(crate) fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Written {
+    enum OneOrSeveral {
         One(String),
         Several(Vec<String>),
     }
-    Ok(match Written::deserialize(deserializer)? {
-        Written::One(one) => vec![one],
-        Written::Several(several) => several,
+    Ok(match OneOrSeveral::deserialize(deserializer)? {
+        OneOrSeveral::One(one) => vec![one],
+        OneOrSeveral::Several(several) => several,
     })
 }

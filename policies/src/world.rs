@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use crate::growth::Unit;
-use crate::sample::{Edge, GpuIndex, HostMemory, Sample, Vram, VramSource, Work};
+use crate::sample::{GpuIndex, HostMemory, Sample, SampleEdge, Vram, VramSource, Work};
 use crate::units::{exact, whole};
 
 mod random;
@@ -24,7 +24,7 @@ const DAY_SECONDS: f64 = 86_400.0;
 
 /// Memory behaviour other than leaks. All amounts in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Background {
+pub enum MemoryBackground {
     /// No change.
     Flat,
     /// Heap fragmentation: every request adds a random amount whose mean falls as `first / (1 + n / half)`.
@@ -148,7 +148,7 @@ pub struct World {
     /// VRAM of a fresh server in bytes; `None` for a server without a GPU.
     pub vram: Option<u64>,
     /// Other behaviour of host memory, all at once.
-    pub backgrounds: Vec<Background>,
+    pub backgrounds: Vec<MemoryBackground>,
     /// Random movement of host memory.
     pub noise: Noise,
     /// Leaks of host memory.
@@ -189,12 +189,12 @@ pub struct Run {
     clock: f64,
     /// Spawn of the present generation, on `clock`.
     spawned: f64,
-    generation: Generation,
+    generation: WorldGeneration,
 }
 
 /// State that ends with the process.
 #[derive(Clone, Debug, Default)]
-struct Generation {
+struct WorldGeneration {
     work: Work,
     largest_prompt: u64,
     /// Bytes leaked by each leak.
@@ -211,7 +211,8 @@ struct Generation {
 impl Run {
     fn new(world: World) -> Self {
         let random = SplitMix::new(world.seed);
-        let mut run = Self { world, random, clock: 0.0, spawned: 0.0, generation: Generation::default() };
+        let mut run =
+            Self { world, random, clock: 0.0, spawned: 0.0, generation: WorldGeneration::default() };
         run.restart();
         run
     }
@@ -228,14 +229,14 @@ impl Run {
 
     /// Replaces the process: memory and counters restart, the hour of the day continues.
     pub fn restart(&mut self) {
-        let mut fresh = Generation {
+        let mut fresh = WorldGeneration {
             host: vec![0.0; self.world.leaks.len()],
             vram: vec![0.0; self.world.vram_leaks.len()],
             background: vec![0.0; self.world.backgrounds.len()],
-            ..Generation::default()
+            ..WorldGeneration::default()
         };
         for background in &self.world.backgrounds {
-            if let Background::Plateaus { count, low, high, within } = *background {
+            if let MemoryBackground::Plateaus { count, low, high, within } = *background {
                 for _ in 0..count {
                     let at = self.random.below(within.max(1));
                     fresh.plateaus.push((at, self.random.between(low, high)));
@@ -281,18 +282,22 @@ impl Run {
         }
         for (background, bytes) in self.world.backgrounds.iter().zip(&mut generation.background) {
             match *background {
-                Background::Ratchet { first, half } => {
+                MemoryBackground::Ratchet { first, half } => {
                     *bytes += self.random.exponential(first / (1.0 + exact(number) / half));
                 }
-                Background::RunningMax { per_token } => *bytes = per_token * exact(generation.largest_prompt),
-                Background::Cache { per_request, cap } => {
+                MemoryBackground::RunningMax { per_token } => {
+                    *bytes = per_token * exact(generation.largest_prompt)
+                }
+                MemoryBackground::Cache { per_request, cap } => {
                     *bytes += self.random.between(0.0, 2.0 * per_request);
                     if *bytes > cap {
                         // The oldest entry is dropped; its size is independent of the new one's.
                         *bytes = cap - self.random.between(0.0, 2.0 * per_request).min(cap);
                     }
                 }
-                Background::Flat | Background::Plateaus { .. } | Background::Diurnal { .. } => {}
+                MemoryBackground::Flat
+                | MemoryBackground::Plateaus { .. }
+                | MemoryBackground::Diurnal { .. } => {}
             }
         }
         let noise = self.world.noise;
@@ -309,14 +314,14 @@ impl Run {
             host += self.random.exponential(noise.spike);
         }
         for (leak, bytes) in self.world.leaks.iter().zip(&self.generation.host) {
-            host += stepped(*bytes, leak.step);
+            host += round_down_to_step(*bytes, leak.step);
         }
         for (background, bytes) in self.world.backgrounds.iter().zip(&self.generation.background) {
             host += match *background {
-                Background::Diurnal { amplitude } => {
+                MemoryBackground::Diurnal { amplitude } => {
                     amplitude * (std::f64::consts::TAU * self.clock / DAY_SECONDS).sin()
                 }
-                Background::Plateaus { .. } => {
+                MemoryBackground::Plateaus { .. } => {
                     let done = self.generation.work.requests;
                     self.generation.plateaus.iter().filter(|(at, _)| *at <= done).map(|(_, high)| *high).sum()
                 }
@@ -325,14 +330,14 @@ impl Run {
         }
         let vram = self.world.vram.map(|fresh| {
             let leaks = self.world.vram_leaks.iter().zip(&self.generation.vram);
-            let leaked: f64 = leaks.map(|(leak, bytes)| stepped(*bytes, leak.step)).sum();
+            let leaked: f64 = leaks.map(|(leak, bytes)| round_down_to_step(*bytes, leak.step)).sum();
             let bytes = fresh + whole(leaked.round());
             Vram { gpu: GpuIndex(0), bytes, source: VramSource::Process }
         });
         let bytes = whole(host.round());
         Sample {
             at: Duration::from_secs_f64((self.clock - self.spawned).max(0.0)),
-            edge: if busy { Edge::Tick } else { Edge::Idle },
+            edge: if busy { SampleEdge::Tick } else { SampleEdge::Idle },
             host: Some(HostMemory { anon: bytes, swap: 0, rss: bytes }),
             vram: vram.into_iter().collect(),
             pools: vec![],
@@ -373,6 +378,6 @@ impl Iterator for Run {
 }
 
 /// Rounds down to a multiple of `step`.
-fn stepped(bytes: f64, step: u64) -> f64 {
+fn round_down_to_step(bytes: f64, step: u64) -> f64 {
     if step == 0 { bytes } else { (bytes / exact(step)).floor() * exact(step) }
 }

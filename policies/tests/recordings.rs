@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
-use warden_policies::growth::{Blame, Growth, Monitor, Unit, Verdict};
-use warden_policies::sample::Edge;
+use warden_policies::growth::{Growth, GrowthBlame, Monitor, Unit, Verdict};
+use warden_policies::sample::SampleEdge;
 use warden_policies::world::SplitMix;
 use warden_policies::{GpuIndex, MemoryKind, Sample, defaults, trace};
 
@@ -47,7 +47,7 @@ fn judge(samples: &[Sample], declared: u64) -> Said {
             }
         }
         for growth in monitor.growth() {
-            if let Some(Blame::Pays { unit, .. }) = growth.blame {
+            if let Some(GrowthBlame::Pays { unit, .. }) = growth.blame {
                 blamed.push(unit);
             }
         }
@@ -73,7 +73,7 @@ fn variants(samples: &[Sample]) -> Vec<(&'static str, Vec<Sample>)> {
     let doubled = samples.iter().flat_map(|sample| [sample.clone(), sample.clone()]).collect();
     vec![
         ("whole", samples.to_vec()),
-        ("without timers", only(Edge::Idle)),
+        ("without timers", only(SampleEdge::Idle)),
         ("thinned", thinned),
         ("slower", shifted),
         ("shaken", shaken),
@@ -100,7 +100,7 @@ fn an_image_leak_is_found_on_host_and_gpu_in_time_with_its_slope() {
 #[test]
 fn a_busy_server_that_is_only_read_by_a_timer_is_judged_too() {
     let samples = read("b8827-long-gemma4-image-fixed");
-    let ticks: Vec<Sample> = samples.into_iter().filter(|sample| sample.edge == Edge::Tick).collect();
+    let ticks: Vec<Sample> = samples.into_iter().filter(|sample| sample.edge == SampleEdge::Tick).collect();
     let said = judge(&ticks, 0);
     for (series, truth) in [(HOST, 4.42), (VRAM, 0.95)] {
         let growth = said.last(series);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use warden_policies::growth::{Blame, Monitor, Prior, Unit, Verdict, VerdictChange};
+use warden_policies::growth::{GrowthBlame, LeakPrior, Monitor, Unit, Verdict, VerdictChange};
 use warden_policies::world::{Leak, Load, Noise, World};
 use warden_policies::{MemoryKind, Sample, defaults};
 
@@ -76,7 +76,7 @@ fn leaks_of_every_size_are_found_and_large_ones_at_once() {
 }
 
 /// What is blamed at the end of so many requests.
-fn blamed(world: &World, requests: u64) -> Option<Blame> {
+fn blamed(world: &World, requests: u64) -> Option<GrowthBlame> {
     let mut monitor = Monitor::new(&defaults().growth);
     for sample in world.run() {
         monitor.observe(&sample);
@@ -99,7 +99,7 @@ fn the_unit_of_work_that_pays_is_blamed_and_never_another() {
         for seed in 0..12 {
             let world = World { leaks: vec![Leak::of(unit, bytes)], ..World::quiet(seed) };
             let blamed = match blamed(&world, 1500) {
-                Some(Blame::Pays { unit, bytes_per_unit, share }) => {
+                Some(GrowthBlame::Pays { unit, bytes_per_unit, share }) => {
                     assert!(
                         (bytes_per_unit / bytes - 1.0).abs() < 0.15 && share > 0.7,
                         "{unit:?} {bytes_per_unit}"
@@ -121,7 +121,7 @@ fn ever_blamed(world: &World, requests: u64) -> Vec<Unit> {
     let mut units = vec![];
     for sample in world.run().take_while(|sample| sample.work.requests < requests) {
         monitor.observe(&sample);
-        if let Some(Blame::Pays { unit, .. }) = monitor.growth()[0].blame {
+        if let Some(GrowthBlame::Pays { unit, .. }) = monitor.growth()[0].blame {
             units.push(unit);
         }
     }
@@ -156,10 +156,10 @@ fn when_every_request_brings_the_same_work_nobody_is_blamed_and_the_sentence_say
         ..Load::default()
     };
     let world = World { load, leaks: vec![Leak::of(Unit::Image, 8.0 * MIB)], ..World::quiet(5) };
-    let Some(Blame::Undecided { why }) = blamed(&world, 400) else { panic!("somebody was blamed") };
+    let Some(GrowthBlame::Undecided { why }) = blamed(&world, 400) else { panic!("somebody was blamed") };
     assert!(why.starts_with("request-shaped load") && why.contains("images"), "{why}");
     let world = World { leaks: vec![Leak::of(Unit::Request, 8.0 * MIB)], ..world };
-    assert!(!matches!(blamed(&world, 400), Some(Blame::Pays { unit: Unit::Hour, .. })));
+    assert!(!matches!(blamed(&world, 400), Some(GrowthBlame::Pays { unit: Unit::Hour, .. })));
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn growth_by_a_gibibyte_every_thousand_requests_is_suspected_and_told_as_steps()
             suspected = Some((sample.work.requests, monitor.growth()[0].blame.clone()));
         }
     }
-    let Some((at, Some(Blame::Undecided { why }))) = suspected else { panic!("{suspected:?}") };
+    let Some((at, Some(GrowthBlame::Undecided { why }))) = suspected else { panic!("{suspected:?}") };
     assert!(at <= 4200 && why.starts_with("it grows in steps: 3 of some 10"), "{at}: {why}");
     assert!(monitor.growth()[0].verdict >= Verdict::Suspected, "and it stays so");
 }
@@ -265,7 +265,7 @@ fn a_known_leaker_is_found_sooner_and_never_without_evidence() {
     let world = leaking(9, 3.0 * MIB);
     let mut first = Monitor::new(policy);
     let new = first_leak(&mut first, &world, 2000).unwrap().request;
-    let priors: Vec<Prior> = first.priors();
+    let priors: Vec<LeakPrior> = first.priors();
     assert_eq!(priors.len(), 1);
     let known = first_leak(&mut Monitor::with_prior(policy, priors.clone()), &world, 2000).unwrap().request;
     assert!(known < new, "{known} against {new}");

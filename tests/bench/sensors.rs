@@ -128,7 +128,7 @@ fn main() -> Result<(), Trouble> {
         let read = gpus.read();
         // In a container the driver may tell nothing: that costs as much.
         for pid in &pids {
-            drop(std::hint::black_box(read.of_group(*pid)));
+            drop(std::hint::black_box(read.group_vram(*pid)));
         }
         Ok(())
     };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use procfs::process::Process;
 use tokio::time::Instant;
-use warden_policies::sample::{Edge, HostMemory, Sample, Work};
+use warden_policies::sample::{HostMemory, Sample, SampleEdge, Work};
 use warden_policies::trace;
 use warden_rig::process::ProcessId;
 use warden_rig::{Outcome, Trouble};
@@ -149,7 +149,7 @@ impl Readings {
         let Some(series) = self.series.get_mut(name) else { return };
         let sample = Sample {
             at: series.begun.elapsed(),
-            edge: Edge::Tick,
+            edge: SampleEdge::Tick,
             host: Some(HostMemory { anon: held.anon, swap: held.swap, rss: held.rss }),
             work: Work { requests: done.saturating_sub(series.before), ..Work::default() },
             in_flight: 1,

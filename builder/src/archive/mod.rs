@@ -54,14 +54,14 @@ pub(crate) struct Entry<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum ArchiveFormat {
     TarGz,
     TarXz,
     Zip,
 }
 
 /// Detects the format by the first bytes; file extensions may be wrong.
-pub(crate) fn format(path: &Path) -> Result<Format> {
+pub(crate) fn format(path: &Path) -> Result<ArchiveFormat> {
     let mut magic = [0; 6];
     let mut file = File::open(path).map_err(io_error("opening", path))?;
     let mut filled = 0;
@@ -72,9 +72,9 @@ pub(crate) fn format(path: &Path) -> Result<Format> {
         }
     }
     match &magic[..filled] {
-        [0x1f, 0x8b, ..] => Ok(Format::TarGz),
-        [0xfd, b'7', b'z', b'X', b'Z', 0] => Ok(Format::TarXz),
-        [b'P', b'K', 3, 4, ..] => Ok(Format::Zip),
+        [0x1f, 0x8b, ..] => Ok(ArchiveFormat::TarGz),
+        [0xfd, b'7', b'z', b'X', b'Z', 0] => Ok(ArchiveFormat::TarXz),
+        [b'P', b'K', 3, 4, ..] => Ok(ArchiveFormat::Zip),
         start => {
             let why = match start {
                 [] => "it is empty".to_owned(),

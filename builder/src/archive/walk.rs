@@ -8,16 +8,16 @@ use std::rc::Rc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Bounds, Entry, Format, Kind, format, normal_name};
+use super::{ArchiveFormat, Bounds, Entry, Kind, format, normal_name};
 use crate::error::{Error, Result, io_error};
 
 /// Longest link target that is accepted; the kernel has the same limit.
-const LONGEST_TARGET: u64 = 4096;
+const MAX_LINK_TARGET: u64 = 4096;
 /// Total bytes of an entry's headers: name, link target and other extensions. The kernel's longest path has
 /// 4 KiB, and the tar reader keeps headers in memory.
-const LONGEST_HEADERS: u64 = 64 << 10;
+const MAX_HEADER_BYTES: u64 = 64 << 10;
 /// Characters of a name that an error message shows.
-const SHOWN: usize = 200;
+const MAX_SHOWN_NAME: usize = 200;
 
 /// Visits every entry in the archive's order. Stops at the visitor's first error.
 pub(crate) fn walk(
@@ -28,15 +28,15 @@ pub(crate) fn walk(
 ) -> Result<()> {
     let kind = format(path)?;
     let file = BufReader::new(File::open(path).map_err(io_error("opening", path))?);
-    let mut walk = Walk { path, bounds, cancel, entries: 0, visit };
+    let mut walk = ArchiveWalk { path, bounds, cancel, entries: 0, visit };
     match kind {
-        Format::TarGz => walk.tar(flate2::read::MultiGzDecoder::new(file)),
-        Format::TarXz => walk.tar(liblzma::read::XzDecoder::new_multi_decoder(file)),
-        Format::Zip => walk.zip(file),
+        ArchiveFormat::TarGz => walk.tar(flate2::read::MultiGzDecoder::new(file)),
+        ArchiveFormat::TarXz => walk.tar(liblzma::read::XzDecoder::new_multi_decoder(file)),
+        ArchiveFormat::Zip => walk.zip(file),
     }
 }
 
-struct Walk<'a> {
+struct ArchiveWalk<'a> {
     path: &'a Path,
     bounds: Bounds,
     cancel: &'a CancellationToken,
@@ -44,11 +44,11 @@ struct Walk<'a> {
     visit: &'a mut dyn FnMut(Entry<'_>) -> Result<()>,
 }
 
-impl Walk<'_> {
+impl ArchiveWalk<'_> {
     fn tar(&mut self, stream: impl Read) -> Result<()> {
         let headers = HeaderAllowance::default();
         let stream = Bounded { inner: stream, left: self.bounds.bytes };
-        let mut archive = tar::Archive::new(HeaderBound { inner: stream, allowance: headers.clone() });
+        let mut archive = tar::Archive::new(HeaderLimitReader { inner: stream, allowance: headers.clone() });
         let path = self.path;
         // Contents have their own count: a sparse file has more bytes than the stream.
         let mut left = self.bounds.bytes;
@@ -56,12 +56,12 @@ impl Walk<'_> {
         let failed = |source| unreadable(path, &source, bounds);
         let mut entries = archive.entries().map_err(failed)?;
         loop {
-            headers.set(Some(LONGEST_HEADERS));
+            headers.set(Some(MAX_HEADER_BYTES));
             let next = entries.next();
             if headers.get() == Some(0) {
                 return Err(too_large(
                     path,
-                    format!("{} KiB of headers for one entry", LONGEST_HEADERS >> 10),
+                    format!("{} KiB of headers for one entry", MAX_HEADER_BYTES >> 10),
                 ));
             }
             headers.set(None);
@@ -80,7 +80,7 @@ impl Walk<'_> {
                 }
                 kind if kind.is_pax_global_extensions() => {
                     let mut text = String::new();
-                    let read = (&mut entry).take(LONGEST_TARGET).read_to_string(&mut text);
+                    let read = (&mut entry).take(MAX_LINK_TARGET).read_to_string(&mut text);
                     let comment = text.split_once("comment=").map(|(_, rest)| rest.trim().to_owned());
                     if let (Ok(_), Some(comment)) = (read, comment) {
                         Kind::Remark(comment)
@@ -118,7 +118,7 @@ impl Walk<'_> {
             } else if entry.is_symlink() {
                 let mut target = String::new();
                 (&mut entry)
-                    .take(LONGEST_TARGET)
+                    .take(MAX_LINK_TARGET)
                     .read_to_string(&mut target)
                     .map_err(|source| unreadable(path, &source, self.bounds))?;
                 Kind::Link(target)
@@ -145,7 +145,7 @@ impl Walk<'_> {
             Kind::Remark(_) => String::new(),
             _ => normal_name(raw).map_err(|why| Error::UnsafeArchive {
                 path: self.path.to_owned(),
-                entry: shortened(raw),
+                entry: shorten_name(raw),
                 why,
             })?,
         };
@@ -161,12 +161,12 @@ impl Walk<'_> {
 type HeaderAllowance = Rc<Cell<Option<u64>>>;
 
 /// Fails on headers longer than the allowance: the tar reader would load names of any length into memory.
-struct HeaderBound<R> {
+struct HeaderLimitReader<R> {
     inner: R,
     allowance: HeaderAllowance,
 }
 
-impl<R: Read> Read for HeaderBound<R> {
+impl<R: Read> Read for HeaderLimitReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.inner.read(buffer)?;
         if let Some(left) = self.allowance.get() {
@@ -181,8 +181,8 @@ impl<R: Read> Read for HeaderBound<R> {
 }
 
 /// Shortens a name for an error message.
-fn shortened(name: &str) -> String {
-    match name.char_indices().nth(SHOWN) {
+fn shorten_name(name: &str) -> String {
+    match name.char_indices().nth(MAX_SHOWN_NAME) {
         Some((end, _)) => format!("{}… ({} bytes)", &name[..end], name.len()),
         None => name.to_owned(),
     }

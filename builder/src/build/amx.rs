@@ -11,13 +11,13 @@ use crate::event::Event;
 use crate::plan::{AmxKernels, is_on, of_user};
 use crate::toolchain::Compilers;
 use crate::toolchain::amx::{TileCode, compiles_amx, tile_code};
-use crate::whole::{self, Loss};
+use crate::whole::{self, LossTolerance};
 
 /// The cmake options of these kernels in ggml and its dependents.
-const OPTIONS: [&str; 2] = ["GGML_AMX_TILE", "GGML_AMX_INT8"];
+const AMX_CMAKE_OPTIONS: [&str; 2] = ["GGML_AMX_TILE", "GGML_AMX_INT8"];
 
 /// Decides about the kernels for a build of this source; `None` if the build would not compile them.
-pub(super) async fn kernels(
+pub(super) async fn decide_amx_kernels(
     builder: &Builder,
     request: &Request,
     compilers: &Compilers,
@@ -25,7 +25,7 @@ pub(super) async fn kernels(
 ) -> Result<Option<AmxKernels>> {
     let (env, cancel) = (&builder.env, &builder.cancel);
     let options = &request.options;
-    let asked = OPTIONS.map(|name| of_user(options, name).map(is_on));
+    let asked = AMX_CMAKE_OPTIONS.map(|name| of_user(options, name).map(is_on));
     let mut flags = of_user(options, "CMAKE_CXX_FLAGS").unwrap_or_default().to_owned();
     if asked.contains(&Some(true)) {
         flags.push_str(" -mamx-tile -mamx-int8");
@@ -37,7 +37,7 @@ pub(super) async fn kernels(
     if asked.contains(&Some(false)) {
         return left_out("an option of yours says so".to_owned());
     }
-    if let Some(why) = remembered(&file(&builder.dirs.cache, compilers, source)) {
+    if let Some(why) = read_crash_note(&file(&builder.dirs.cache, compilers, source)) {
         return left_out(why);
     }
     let cxx = &compilers.cxx;
@@ -61,10 +61,10 @@ pub(super) async fn kernels(
 /// Remembers that a build with these kernels crashes, so that the next plan disables them at once.
 pub(super) fn remember(cache: &Path, compilers: &Compilers, source: &str, why: &str) -> Result<()> {
     let file = file(cache, compilers, source);
-    whole::write(&file, why.as_bytes(), Loss::Bearable).map_err(io_error("writing", &file))
+    whole::write(&file, why.as_bytes(), LossTolerance::Bearable).map_err(io_error("writing", &file))
 }
 
-fn remembered(file: &Path) -> Option<String> {
+fn read_crash_note(file: &Path) -> Option<String> {
     std::fs::read_to_string(file).ok().filter(|why| !why.is_empty())
 }
 

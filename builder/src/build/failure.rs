@@ -2,12 +2,12 @@
 //! explain it.
 
 /// Lines shown after the first line of an error.
-const CONTEXT: usize = 5;
+const ERROR_CONTEXT_LINES: usize = 5;
 /// Longest line shown, in characters: compiler command lines would fill the screen.
-const LONGEST: usize = 300;
+const MAX_LINE_CHARS: usize = 300;
 
 /// Patterns of an error's first line, the root cause first.
-const KINDS: [fn(&str) -> bool; 5] = [
+const ERROR_PATTERNS: [fn(&str) -> bool; 5] = [
     // Out of disk or memory: the other errors follow from it.
     ran_out,
     |line| {
@@ -21,9 +21,9 @@ const KINDS: [fn(&str) -> bool; 5] = [
 /// The first error with some lines, or else the last lines of the output.
 pub(super) fn excerpt(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
-    let first = KINDS.iter().find_map(|kind| lines.iter().position(|line| kind(line)));
-    let begin = first.unwrap_or_else(|| lines.len().saturating_sub(CONTEXT + 1));
-    let shown = lines.iter().skip(begin).take(CONTEXT + 1);
+    let first = ERROR_PATTERNS.iter().find_map(|kind| lines.iter().position(|line| kind(line)));
+    let begin = first.unwrap_or_else(|| lines.len().saturating_sub(ERROR_CONTEXT_LINES + 1));
+    let shown = lines.iter().skip(begin).take(ERROR_CONTEXT_LINES + 1);
     let text: Vec<String> = shown.map(|line| shorten(line)).collect();
     text.join("\n").trim_end().to_owned()
 }
@@ -51,11 +51,11 @@ pub(super) fn had_no_room(log: &str) -> bool {
 }
 
 fn ran_out(line: &str) -> bool {
-    !is_quoted(line) && wants_room(line)
+    !is_quoted_source(line) && mentions_exhaustion(line)
 }
 
 /// Returns true if the text says that disk or memory ran out.
-pub(crate) fn wants_room(text: &str) -> bool {
+pub(crate) fn mentions_exhaustion(text: &str) -> bool {
     [
         "No space left on device",
         "Disk quota exceeded",
@@ -73,13 +73,13 @@ pub(crate) fn wants_room(text: &str) -> bool {
 }
 
 /// Returns true for a source line quoted by a compiler, such as `   12 | code`: its text is no error message.
-fn is_quoted(line: &str) -> bool {
+fn is_quoted_source(line: &str) -> bool {
     let (number, _) = line.split_once('|').unwrap_or(("-", ""));
     number.trim().bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn shorten(line: &str) -> String {
-    match line.char_indices().nth(LONGEST) {
+    match line.char_indices().nth(MAX_LINE_CHARS) {
         Some((end, _)) => format!("{}…", &line[..end]),
         None => line.to_owned(),
     }
@@ -105,7 +105,7 @@ ninja: build stopped: subcommand failed.";
     fn the_first_compiler_error_is_shown_and_not_the_command() {
         let shown = excerpt(COMPILE);
         assert!(shown.starts_with("../src/b.cpp:3:5: error: 'y' was not declared"), "{shown}");
-        assert!(shown.lines().count() <= CONTEXT + 1);
+        assert!(shown.lines().count() <= ERROR_CONTEXT_LINES + 1);
     }
 
     #[test]
@@ -162,6 +162,9 @@ ninja: build stopped: subcommand failed.";
 
     #[test]
     fn endless_lines_are_cut() {
-        assert_eq!(excerpt(&format!("x.c:1:1: error: {}", "ä".repeat(1000))).chars().count(), LONGEST + 1);
+        assert_eq!(
+            excerpt(&format!("x.c:1:1: error: {}", "ä".repeat(1000))).chars().count(),
+            MAX_LINE_CHARS + 1
+        );
     }
 }

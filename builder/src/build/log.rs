@@ -8,7 +8,7 @@ use crate::error::{Result, io_error};
 
 /// Bytes kept of a phase's output to find its first error. ninja stops at the first failure, so the error
 /// is near the end; a whole build without warnings prints some 30 KB.
-const KEPT: usize = 1 << 20;
+const KEPT_OUTPUT_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(super) struct Log {
@@ -42,8 +42,8 @@ impl Log {
     pub(super) fn line(&mut self, line: &str) {
         self.phase.push_str(line);
         self.phase.push('\n');
-        if self.phase.len() > 2 * KEPT {
-            let enough = self.phase.len() - KEPT;
+        if self.phase.len() > 2 * KEPT_OUTPUT_BYTES {
+            let enough = self.phase.len() - KEPT_OUTPUT_BYTES;
             // Cut after a line's end, so that no character is split.
             let cut = self
                 .phase

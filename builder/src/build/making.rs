@@ -22,7 +22,7 @@ use crate::store::{Binary, Host, Provenance, SCHEMA, Timings};
 use crate::toolchain::Drivers;
 
 /// The only cmake target that is built.
-const TARGET: &str = "llama-server";
+const CMAKE_TARGET: &str = "llama-server";
 /// Exit status that a shell reports for a program killed by signal 9.
 const KILLED_STATUS: i32 = 128 + 9;
 
@@ -76,8 +76,8 @@ impl Making<'_> {
 
         let begun = Instant::now();
         self.tell(Event::Phase(Phase::Verify));
-        let binary = self.work.build().join("bin").join(TARGET);
-        self.look_for_markers(&binary).await?;
+        let binary = self.work.build().join("bin").join(CMAKE_TARGET);
+        self.check_markers(&binary).await?;
         let timeout = self.request.verify_timeout;
         let verified = match trial::prove(self.builder, &self.plan, &binary, timeout, self.work.path()).await
         {
@@ -138,7 +138,7 @@ impl Making<'_> {
     }
 
     /// Fails if the binary lacks a fix or a hook that was patched into its source.
-    async fn look_for_markers(&self, binary: &Path) -> Result<()> {
+    async fn check_markers(&self, binary: &Path) -> Result<()> {
         let (plan, binary) = (self.plan.clone(), binary.to_owned());
         let look = move |cancel: CancellationToken| {
             let all: Vec<(String, &str)> = plan.patches.iter().flat_map(PlannedSet::markers).collect();
@@ -182,7 +182,7 @@ impl Making<'_> {
         };
         self.tell(Event::Note(why));
         let mut command = self.command(&self.drivers.ninja.path, &self.work.build());
-        command.arg("-j").arg(jobs.to_string()).arg(TARGET).env("NINJA_STATUS", ninja::STATUS);
+        command.arg("-j").arg(jobs.to_string()).arg(CMAKE_TARGET).env("NINJA_STATUS", ninja::STATUS);
         self.run("compiling", command, |line| {
             let step = ninja::step(line)?;
             Some(Event::Progress { done: step.done, total: step.total, item: step.item })

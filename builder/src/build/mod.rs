@@ -41,7 +41,7 @@ use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::event::{Event, Reporter};
 use crate::git;
-use crate::lock::Lock;
+use crate::lock::FileLock;
 use crate::machine::{self, Needs};
 use crate::plan::{AmxKernels, ArchWish, BackendWish, Plan};
 use crate::sdist;
@@ -151,8 +151,13 @@ impl Builder {
         self.pip().weights(pin).await
     }
 
-    fn pip(&self) -> sdist::Pip<'_> {
-        sdist::Pip { cache: &self.dirs.cache, env: &self.env, reporter: &self.reporter, cancel: &self.cancel }
+    fn pip(&self) -> sdist::PipContext<'_> {
+        sdist::PipContext {
+            cache: &self.dirs.cache,
+            env: &self.env,
+            reporter: &self.reporter,
+            cancel: &self.cancel,
+        }
     }
 
     /// Returns a commit as a source, fetched if necessary.
@@ -226,7 +231,7 @@ impl Builder {
         .await?;
         let lock = work::lock_path(&self.dirs.cache, plan.id.as_str());
         let waiting = || self.reporter.tell(Event::Waiting(plan.id.clone()));
-        let _lock = Lock::take(&lock, &self.cancel, waiting).await?;
+        let _lock = FileLock::take(&lock, &self.cancel, waiting).await?;
         // The previous holder of the lock may have made the same build.
         if let Some(hit) = self.hit(&plan.id) {
             return Ok(Made::Built(Box::new(hit)));

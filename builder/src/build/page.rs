@@ -20,15 +20,15 @@ use crate::process::{Ended, run};
 /// Where cmake looks for a finished page.
 const PAGE: &str = "dist/index.html";
 /// Characters of npm's output that a note quotes.
-const SHOWN: usize = 200;
+const MAX_QUOTED_CHARS: usize = 200;
 
 /// `CMakeLists.txt` of a library without a page, used where the page's own sources are incomplete.
-const LIST: &str = "# llama-warden: stands in for what is missing here. A server without a web page.\n\
+const EMPTY_PAGE_CMAKE: &str = "# llama-warden: stands in for what is missing here. A server without a web page.\n\
     add_library(llama-ui INTERFACE)\n\
     target_include_directories(llama-ui INTERFACE ${CMAKE_CURRENT_SOURCE_DIR})\n";
 /// The header that the server includes. The server reads the list of files; it checks for single files only
 /// by `#if`.
-const HEADER: &str = "// llama-warden: stands in for what is missing here. A server without a web page.\n\
+const EMPTY_PAGE_HEADER: &str = "// llama-warden: stands in for what is missing here. A server without a web page.\n\
     #pragma once\n\n#include <array>\n#include <cstddef>\n#include <string>\n\n\
     struct llama_ui_asset {\n    std::string           name;\n    const unsigned char * data;\n    \
     std::size_t           size;\n    std::string           etag;\n    std::string           type;\n};\n\n\
@@ -43,7 +43,7 @@ impl Making<'_> {
         }
         let folder = self.work.source().join("tools/ui");
         std::fs::create_dir_all(&folder).map_err(io_error("creating", &folder))?;
-        for (name, text) in [("CMakeLists.txt", LIST), ("ui.h", HEADER)] {
+        for (name, text) in [("CMakeLists.txt", EMPTY_PAGE_CMAKE), ("ui.h", EMPTY_PAGE_HEADER)] {
             let path = folder.join(name);
             std::fs::write(&path, text).map_err(io_error("writing", &path))?;
         }
@@ -117,7 +117,7 @@ impl Making<'_> {
         if self.builder.cancel.is_cancelled() {
             return Err(Error::Cancelled);
         }
-        let said = last.chars().take(SHOWN).collect::<String>();
+        let said = last.chars().take(MAX_QUOTED_CHARS).collect::<String>();
         Ok(match ended {
             Ok(Ended::Exited(status)) if status.success() => Ok(()),
             _ if late => {

@@ -5,7 +5,7 @@ use warden_patches::PlannedSet;
 use super::{Builder, Request, amx, patching};
 use crate::error::Result;
 use crate::event::Event;
-use crate::plan::{AmxKernels, Backend, Fetches, Ingredients, Offers, Plan, Tools};
+use crate::plan::{AmxKernels, Backend, Fetches, Offers, Plan, PlanInputs, Tools};
 use crate::source::{Found, Source};
 use crate::toolchain;
 
@@ -44,7 +44,7 @@ impl Builder {
         }
         let amx = match amx {
             Some(why) => Some(AmxKernels::LeftOut(why)),
-            None => amx::kernels(self, request, &compilers, &found.identity).await?,
+            None => amx::decide_amx_kernels(self, request, &compilers, &found.identity).await?,
         };
         let (patches, offers) = self.judge(request, chosen.backend, &found).await?;
         let npm = async {
@@ -75,7 +75,7 @@ impl Builder {
             searched.map(|(name, value)| (name.clone(), value.to_string_lossy().into_owned())).collect();
         let arch = request.arch.cpu;
         let ingredients =
-            Ingredients { source: found, compilers, chosen, arch, patches, searched, offers, tools, amx };
+            PlanInputs { source: found, compilers, chosen, arch, patches, searched, offers, tools, amx };
         Plan::new(ingredients, &request.options)
     }
 

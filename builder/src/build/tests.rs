@@ -193,7 +193,8 @@ async fn two_builds_of_one_plan_do_not_work_at_the_same_time() {
     let (reporter, mut events) = Reporter::channel();
     rig.builder.reporter = reporter;
     let plan = rig.builder.plan(&rig.request).await.unwrap();
-    let lock = Lock::try_take(&work::lock_path(&rig.builder.dirs.cache, plan.id.as_str())).unwrap().unwrap();
+    let lock =
+        FileLock::try_take(&work::lock_path(&rig.builder.dirs.cache, plan.id.as_str())).unwrap().unwrap();
     let (outcome, ()) = tokio::join!(rig.builder.build(&rig.request), async {
         while let Some(event) = events.recv().await {
             if matches!(event, Event::Waiting(_)) {

@@ -22,7 +22,7 @@ use crate::toolchain::{cuda_architectures, driver_stub, hip_architectures};
 use crate::verify::{Trial, Verified, try_out};
 
 /// The driver's library; every CUDA build links to it.
-const DRIVER: &str = "libcuda.so.1";
+const CUDA_DRIVER_LIBRARY: &str = "libcuda.so.1";
 
 /// Verifies the binary of a plan. `folder` receives temporary files.
 pub(super) async fn prove(
@@ -36,7 +36,7 @@ pub(super) async fn prove(
     let mut trial =
         Trial { timeout, gpu: backend.has_gpu(), hide: false, libraries: None, variables: Vec::new() };
     let built = &plan.recipe.gpu;
-    let here = architectures(builder, plan).await?;
+    let here = gpu_architectures(builder, plan).await?;
     if let Some(other) = here.iter().find(|here| !built.iter().any(|built| runs(backend, built, here))) {
         trial.hide = true;
         let list = if built.is_empty() { "upstream's list".to_owned() } else { built.join(", ") };
@@ -48,9 +48,9 @@ pub(super) async fn prove(
     let Err(Error::Verify { why, .. }) = &first else { return first };
     let stub = plan.toolkit.as_ref().and_then(|toolkit| driver_stub(&toolkit.home));
     match stub {
-        Some(stub) if backend == Backend::Cuda && why.contains(DRIVER) => {
+        Some(stub) if backend == Backend::Cuda && why.contains(CUDA_DRIVER_LIBRARY) => {
             builder.reporter.tell(Event::Note(format!(
-                "this machine has no NVIDIA driver ({DRIVER}): verified on the CPU, with the toolkit's stand-in for it"
+                "this machine has no NVIDIA driver ({CUDA_DRIVER_LIBRARY}): verified on the CPU, with the toolkit's stand-in for it"
             )));
             trial.libraries = Some(stand_in(&stub, folder)?);
             try_out(binary, &trial, &builder.reporter, &builder.cancel).await
@@ -63,13 +63,13 @@ pub(super) async fn prove(
 fn stand_in(stub: &Path, folder: &Path) -> Result<PathBuf> {
     let folder = folder.join("driver");
     std::fs::create_dir_all(&folder).map_err(io_error("creating", &folder))?;
-    let link = folder.join(DRIVER);
+    let link = folder.join(CUDA_DRIVER_LIBRARY);
     symlink(stub, &link).map_err(io_error("creating", link))?;
     Ok(folder)
 }
 
 /// Architectures of this machine's GPUs, for backends that compile for them ahead of time.
-async fn architectures(builder: &Builder, plan: &Plan) -> Result<Vec<String>> {
+async fn gpu_architectures(builder: &Builder, plan: &Plan) -> Result<Vec<String>> {
     let Some(toolkit) = &plan.toolkit else { return Ok(Vec::new()) };
     let cancel: &CancellationToken = &builder.cancel;
     match plan.recipe.backend {

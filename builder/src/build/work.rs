@@ -9,12 +9,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Result, io_error};
-use crate::lock::Lock;
+use crate::lock::FileLock;
 use crate::owned;
 use crate::store::BuildId;
 
 /// Attempts to remove a folder: a dying compiler may still create a file in it.
-const ATTEMPTS: usize = 5;
+const REMOVE_ATTEMPTS: usize = 5;
 
 /// A work folder. Dropping it removes it.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ pub(super) fn sweep(cache: &Path) {
         if name.parse::<BuildId>().is_err() || !owned::is_ours(&entry.path()) {
             continue;
         }
-        if let Ok(Some(_lock)) = Lock::try_take(&lock_path(cache, &name))
+        if let Ok(Some(_lock)) = FileLock::try_take(&lock_path(cache, &name))
             && let Err(error) = remove(&entry.path())
         {
             tracing::warn!(folder = %entry.path().display(), %error, "an old work folder could not be removed");
@@ -80,7 +80,7 @@ pub(super) fn sweep(cache: &Path) {
 
 fn remove(folder: &Path) -> io::Result<()> {
     let mut last = Ok(());
-    for _ in 0..ATTEMPTS {
+    for _ in 0..REMOVE_ATTEMPTS {
         last = owned::remove(folder);
         if last.is_ok() {
             break;
@@ -114,7 +114,7 @@ mod tests {
         for name in &names {
             owned::create(&folder(name)).unwrap();
         }
-        let _lock = Lock::try_take(&lock_path(cache.path(), names[0])).unwrap().unwrap();
+        let _lock = FileLock::try_take(&lock_path(cache.path(), names[0])).unwrap().unwrap();
         sweep(cache.path());
         assert!(folder(names[0]).exists() && !folder(names[1]).exists());
     }

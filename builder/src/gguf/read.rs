@@ -2,7 +2,7 @@
 //!
 //! Supports versions 2 and 3, little-endian, as specified in ggml's `docs/gguf.md`. Long texts and arrays,
 //! such as the vocabulary, are skipped. Files are untrusted: counts are checked against limits, no
-//! allocation trusts a count of the file, and at most [`HEAD`] bytes are read.
+//! allocation trusts a count of the file, and at most [`MAX_HEAD_BYTES`] bytes are read.
 //!
 //! A tensor's size is the distance to the next tensor, so tensors of unknown types have a size, too.
 
@@ -15,17 +15,17 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 /// Maximum bytes before the first tensor. The largest vocabularies take 20 MiB.
-const HEAD: u64 = 256 << 20;
+const MAX_HEAD_BYTES: u64 = 256 << 20;
 /// Maximum number of entries, and of tensors. The largest models have some thousands.
-const COUNT: u64 = 1 << 17;
+const MAX_ENTRY_COUNT: u64 = 1 << 17;
 /// Maximum bytes of a name, and of a text that is kept.
-const TEXT: u64 = 64 << 10;
+const MAX_TEXT_BYTES: u64 = 64 << 10;
 /// Maximum bytes of all kept names and texts. The largest models have some hundred KiB.
-const TEXTS: u64 = 16 << 20;
+const MAX_KEPT_TEXT_BYTES: u64 = 16 << 20;
 /// Longest array that is kept: one number per layer.
-const NUMBERS: u64 = 4096;
+const MAX_KEPT_NUMBERS: u64 = 4096;
 /// Maximum number of files of a split model.
-const PARTS: u64 = 999;
+const MAX_SPLIT_PARTS: u64 = 999;
 
 /// Errors of reading a GGUF file.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +90,7 @@ impl Facts {
 
     /// An architecture's number, such as `block_count`.
     #[cfg(test)]
-    pub(crate) fn of_architecture(&self, name: &str) -> Option<&[f64]> {
+    pub(crate) fn architecture_numbers(&self, name: &str) -> Option<&[f64]> {
         self.numbers.get(&format!("{}.{name}", self.architecture())).map(Vec::as_slice)
     }
 }
@@ -122,7 +122,7 @@ pub fn read(path: &Path) -> Result<Facts, GgufError> {
 /// Paths of the other parts of a split model, given its first part.
 fn siblings(path: &Path, parts: f64) -> Option<Vec<PathBuf>> {
     // A count of files is far below the largest integer that a float represents exactly.
-    let parts = whole(parts).filter(|parts| *parts <= PARTS)?;
+    let parts = whole(parts).filter(|parts| *parts <= MAX_SPLIT_PARTS)?;
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(&format!("-00001-of-{parts:05}.gguf"))?;
     Some(
@@ -155,7 +155,7 @@ fn read_one(path: &Path) -> Result<Facts, GgufError> {
         return Err(GgufError::NotGguf { path: path.to_owned(), why: "it is no file" });
     }
     let mut head = Head { inner: BufReader::new(file), at: 0, size: facts.len(), kept: 0 };
-    parsed(&mut head).map_err(|fault| match fault {
+    parse_file(&mut head).map_err(|fault| match fault {
         Fault::Io(source) => io(source),
         Fault::Other(why) => GgufError::NotGguf { path: path.to_owned(), why },
         Fault::Odd(why) => GgufError::Damaged { path: path.to_owned(), why },
@@ -204,8 +204,8 @@ impl Head {
 
     fn moved(&mut self, by: u64) -> Result<(), Fault> {
         self.at = self.at.saturating_add(by);
-        if self.at > HEAD {
-            return Err(Fault::Odd(format!("its description is larger than {} MiB", HEAD >> 20)));
+        if self.at > MAX_HEAD_BYTES {
+            return Err(Fault::Odd(format!("its description is larger than {} MiB", MAX_HEAD_BYTES >> 20)));
         }
         Ok(())
     }
@@ -222,13 +222,13 @@ impl Head {
     /// Reads a text; returns an empty one if it is too long.
     fn text(&mut self) -> Result<String, Fault> {
         let length = self.u64()?;
-        if length > TEXT {
+        if length > MAX_TEXT_BYTES {
             self.skip(length)?;
             return Ok(String::new());
         }
         self.kept += length;
-        if self.kept > TEXTS {
-            return Err(Fault::Odd(format!("its names are longer than {} MiB", TEXTS >> 20)));
+        if self.kept > MAX_KEPT_TEXT_BYTES {
+            return Err(Fault::Odd(format!("its names are longer than {} MiB", MAX_KEPT_TEXT_BYTES >> 20)));
         }
         let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
         self.inner.read_exact(&mut bytes)?;
@@ -238,7 +238,7 @@ impl Head {
 
     fn count(&mut self, of: &str) -> Result<u64, Fault> {
         let count = self.u64()?;
-        if count > COUNT {
+        if count > MAX_ENTRY_COUNT {
             return Err(Fault::Odd(format!("it says that it has {count} {of}")));
         }
         Ok(count)
@@ -278,7 +278,7 @@ fn number(head: &mut Head, kind: u32) -> Result<f64, Fault> {
     })
 }
 
-fn parsed(head: &mut Head) -> Result<Facts, Fault> {
+fn parse_file(head: &mut Head) -> Result<Facts, Fault> {
     match head.bytes::<4>() {
         Ok(magic) if magic == *b"GGUF" => {}
         Ok(_) => return Err(Fault::Other("it does not begin like one")),
@@ -297,7 +297,7 @@ fn parsed(head: &mut Head) -> Result<Facts, Fault> {
     let entries = head.count("entries")?;
     let mut facts = Facts { file_bytes: head.size, ..Facts::default() };
     for _ in 0..entries {
-        entry(head, &mut facts)?;
+        read_entry(head, &mut facts)?;
     }
     let mut begins = Vec::new();
     for _ in 0..tensors {
@@ -326,7 +326,7 @@ fn parsed(head: &mut Head) -> Result<Facts, Fault> {
     Ok(facts)
 }
 
-fn entry(head: &mut Head, facts: &mut Facts) -> Result<(), Fault> {
+fn read_entry(head: &mut Head, facts: &mut Facts) -> Result<(), Fault> {
     let key = head.text()?;
     let kind = head.u32()?;
     match kind {
@@ -345,7 +345,7 @@ fn entry(head: &mut Head, facts: &mut Facts) -> Result<(), Fault> {
                         head.skip(bytes)?;
                     }
                 }
-                (_, Some(_)) if length <= NUMBERS => {
+                (_, Some(_)) if length <= MAX_KEPT_NUMBERS => {
                     let numbers = (0..length).map(|_| number(head, of)).collect::<Result<Vec<_>, _>>()?;
                     facts.numbers.insert(key, numbers);
                 }

@@ -30,10 +30,10 @@ fn read_bytes(bytes: &[u8]) -> Result<Facts, GgufError> {
 fn a_file_says_what_its_model_is_made_of() {
     let facts = read_bytes(&model()).unwrap();
     assert_eq!(facts.architecture(), "llama");
-    assert_eq!(facts.of_architecture("block_count"), Some(&[2.0][..]));
-    assert_eq!(facts.of_architecture("rope.freq_base"), Some(&[0.5][..]));
-    assert_eq!(facts.of_architecture("attention.head_count_kv"), Some(&[4.0, 8.0][..]));
-    assert_eq!(facts.of_architecture("nothing"), None);
+    assert_eq!(facts.architecture_numbers("block_count"), Some(&[2.0][..]));
+    assert_eq!(facts.architecture_numbers("rope.freq_base"), Some(&[0.5][..]));
+    assert_eq!(facts.architecture_numbers("attention.head_count_kv"), Some(&[4.0, 8.0][..]));
+    assert_eq!(facts.architecture_numbers("nothing"), None);
     assert_eq!(facts.lengths["tokenizer.ggml.tokens"], 2);
     let sizes: Vec<(&str, &[u64], u64)> =
         facts.tensors.iter().map(|tensor| (&*tensor.name, &*tensor.lengths, tensor.bytes)).collect();

@@ -86,29 +86,29 @@ impl Value {
 /// Writes the numbers of a tensor, row by row, as many as its dimensions demand.
 pub(crate) type Fill = Box<dyn Fn(&mut dyn Write) -> io::Result<()>>;
 
-enum Data {
+enum TensorData {
     Held(Vec<f32>),
     Made(Fill),
 }
 
 /// A named tensor in row-major order.
-struct Tensor {
+struct WrittenTensor {
     name: String,
     /// Dimensions in ggml's order: row length first, then the number of rows.
     lengths: Vec<u64>,
     kind: WeightKind,
-    data: Data,
+    data: TensorData,
 }
 
-impl Tensor {
+impl WrittenTensor {
     fn bytes(&self) -> u64 {
         self.kind.bytes(self.lengths.iter().product())
     }
 
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
         match &self.data {
-            Data::Held(numbers) => write_numbers(out, numbers),
-            Data::Made(fill) => {
+            TensorData::Held(numbers) => write_numbers(out, numbers),
+            TensorData::Made(fill) => {
                 let mut counted = Counted { inner: out, written: 0 };
                 fill(&mut counted)?;
                 if counted.written as u64 == self.bytes() {
@@ -129,7 +129,7 @@ impl Tensor {
 #[derive(Default)]
 pub(crate) struct Gguf {
     entries: Vec<(String, Value)>,
-    tensors: Vec<Tensor>,
+    tensors: Vec<WrittenTensor>,
 }
 
 impl std::fmt::Debug for Gguf {
@@ -172,11 +172,11 @@ impl Gguf {
     }
 
     fn held(&mut self, name: &str, lengths: Vec<u64>, data: Vec<f32>) -> &mut Self {
-        self.tensors.push(Tensor {
+        self.tensors.push(WrittenTensor {
             name: name.to_owned(),
             lengths,
             kind: WeightKind::F32,
-            data: Data::Held(data),
+            data: TensorData::Held(data),
         });
         self
     }
@@ -184,11 +184,11 @@ impl Gguf {
     /// Adds a tensor whose numbers are computed while the file is written, the innermost dimension first.
     /// Writing fails if `fill` yields another number of bytes than the dimensions demand.
     pub(crate) fn made(&mut self, name: &str, kind: WeightKind, lengths: &[u64], fill: Fill) -> &mut Self {
-        self.tensors.push(Tensor {
+        self.tensors.push(WrittenTensor {
             name: name.to_owned(),
             lengths: lengths.to_vec(),
             kind,
-            data: Data::Made(fill),
+            data: TensorData::Made(fill),
         });
         self
     }
@@ -196,13 +196,17 @@ impl Gguf {
     /// Bytes of all tensors, without metadata and padding.
     #[cfg(test)]
     pub(crate) fn tensor_bytes(&self) -> u64 {
-        self.tensors.iter().map(Tensor::bytes).sum()
+        self.tensors.iter().map(WrittenTensor::bytes).sum()
     }
 
     /// Bytes of the tensors held in memory.
     #[cfg(test)]
     pub(crate) fn held_bytes(&self) -> u64 {
-        self.tensors.iter().filter(|tensor| matches!(tensor.data, Data::Held(_))).map(Tensor::bytes).sum()
+        self.tensors
+            .iter()
+            .filter(|tensor| matches!(tensor.data, TensorData::Held(_)))
+            .map(WrittenTensor::bytes)
+            .sum()
     }
 
     /// Writes the whole file.

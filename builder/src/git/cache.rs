@@ -25,9 +25,9 @@ use crate::error::{Result, io_error};
 use crate::owned;
 
 /// Bytes of the URL's hash in a folder's name.
-const HASH: usize = 6;
+const URL_HASH_BYTES: usize = 6;
 /// Name prefixes of git's temporary files.
-const TEMPORARY: [&str; 2] = ["tmp_", ".tmp-"];
+const TEMPORARY_PREFIXES: [&str; 2] = ["tmp_", ".tmp-"];
 
 /// The cache folder of one URL.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub(super) fn place(cache: &Path, url: &str, history: bool) -> Place {
     let last = bare.rsplit('/').next().unwrap_or(bare);
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     let name: String = last.chars().filter(|letter| plain(*letter)).take(40).collect();
-    let hash = hex::encode(&Sha256::digest(bare.as_bytes())[..HASH]);
+    let hash = hex::encode(&Sha256::digest(bare.as_bytes())[..URL_HASH_BYTES]);
     let folder = cache.join("git");
     let whole = folder.join(format!("{name}-{hash}-history.git"));
     let history = history || whole.exists();
@@ -135,7 +135,7 @@ impl Place {
             for entry in entries.flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
                 // `shallow.lock` and the like: we hold the only write lock, so their owner has ended.
-                let left = TEMPORARY.iter().any(|begin| name.starts_with(begin))
+                let left = TEMPORARY_PREFIXES.iter().any(|begin| name.starts_with(begin))
                     || Path::new(&name).extension().is_some_and(|end| end == "lock");
                 if left && let Err(error) = fs::remove_file(entry.path()) {
                     tracing::warn!(file = %entry.path().display(), %error, "a leftover could not be removed");

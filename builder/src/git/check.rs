@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use tokio_util::sync::CancellationToken;
-use warden_patches::history::{Grain, Row, check};
+use warden_patches::history::{Row, RowGrain, check};
 use warden_patches::prove::Proofs;
 use warden_patches::{Judge, PatchSet, Revision};
 
@@ -23,7 +23,7 @@ pub fn check_range(
     sets: &[&PatchSet],
     repository: &Repository,
     revisions: &[RevisionInfo],
-    grain: Grain,
+    grain: RowGrain,
     told: &(dyn Fn(usize, &str) + Sync),
     cancel: &CancellationToken,
 ) -> Result<Vec<Row>> {

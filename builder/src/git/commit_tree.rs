@@ -9,12 +9,12 @@ use warden_patches::{Revision, Tree};
 use super::fault::Fault;
 use super::repository::Repository;
 use crate::error::{Error, Result};
-use crate::source::tree::{DEEPEST, Located, Search, join};
+use crate::source::tree::{DEEPEST, Search, TreeLocation, join};
 
 /// File mode of a symbolic link in a git tree.
-pub(super) const LINK: i32 = 0o120_000;
+pub(super) const LINK_MODE: i32 = 0o120_000;
 /// Largest file that is read, in bytes; llama.cpp's largest source file has 1 MiB.
-const LARGEST_FILE: u64 = 64 << 20;
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// The llama.cpp of a commit. Objects are read on demand, so a partial clone works if it has the needed ones.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct CommitTree {
     repository: Arc<Repository>,
     commit: String,
     top: Oid,
-    located: Option<Located>,
+    located: Option<TreeLocation>,
     revision: Revision,
 }
 
@@ -57,7 +57,7 @@ impl CommitTree {
         self.located.as_ref().map(|located| located.root.as_str())
     }
 
-    pub(crate) fn located(&self) -> Option<&Located> {
+    pub(crate) fn located(&self) -> Option<&TreeLocation> {
         self.located.as_ref()
     }
 
@@ -82,7 +82,7 @@ impl CommitTree {
 
     /// Finds llama.cpp's root. Most commits are llama.cpp itself, recognized by three look-ups; for others,
     /// all folders near the top are searched.
-    fn locate(&self) -> Option<Located> {
+    fn locate(&self) -> Option<TreeLocation> {
         let here = |name: &str| self.entry_at(name).is_some();
         let mut search = Search::default();
         let near = [
@@ -97,7 +97,7 @@ impl CommitTree {
         search.tree().or_else(|| {
             let mut search = Search::default();
             let repo = self.repository.lock();
-            look(&repo, self.top, "", 0, &mut search);
+            search_folder(&repo, self.top, "", 0, &mut search);
             search.tree()
         })
     }
@@ -105,7 +105,7 @@ impl CommitTree {
     fn entry_at(&self, path: &str) -> Option<(Oid, Option<ObjectType>)> {
         let repo = self.repository.lock();
         let entry = repo.find_tree(self.top).ok()?.get_path(Path::new(path)).ok()?;
-        (entry.filemode() != LINK).then(|| (entry.id(), entry.kind()))
+        (entry.filemode() != LINK_MODE).then(|| (entry.id(), entry.kind()))
     }
 
     fn blob_id(&self, path: &str) -> Option<Oid> {
@@ -115,19 +115,19 @@ impl CommitTree {
 }
 
 /// Feeds the entries of a folder and its subfolders to the search, down to its depth limit.
-fn look(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, search: &mut Search) {
+fn search_folder(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, search: &mut Search) {
     // A folder missing from a partial clone cannot be built, so it counts as absent.
     let Ok(tree) = repo.find_tree(tree) else { return };
     for entry in &tree {
         let Ok(file_name) = entry.name() else { continue };
         let below = join(name, file_name);
         match entry.kind() {
-            Some(ObjectType::Blob) => search.see(&below, entry.filemode() != LINK),
+            Some(ObjectType::Blob) => search.see(&below, entry.filemode() != LINK_MODE),
             Some(ObjectType::Tree) => {
                 search.see(&below, false);
                 // Two levels below the deepest root, for `tools/server`.
                 if depth < DEEPEST + 2 {
-                    look(repo, entry.id(), &below, depth + 1, search);
+                    search_folder(repo, entry.id(), &below, depth + 1, search);
                 }
             }
             _ => {}
@@ -138,7 +138,7 @@ fn look(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, search: &m
 impl Tree for CommitTree {
     fn read(&self, path: &str) -> warden_patches::Result<Option<Vec<u8>>> {
         let Some(id) = self.blob_id(path) else { return Ok(None) };
-        match self.repository.blob(id, LARGEST_FILE) {
+        match self.repository.blob(id, MAX_FILE_BYTES) {
             Ok(Some(content)) => Ok(Some(content)),
             Ok(None) => {
                 let (commit, entry) = (self.commit.clone(), join(self.root().unwrap_or_default(), path));

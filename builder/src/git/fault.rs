@@ -30,7 +30,7 @@ pub enum Fault {
     #[error("{reference} of {url} is not in the cache, and the network is not to be used")]
     Offline { url: String, reference: String },
     /// No tag, branch or commit has this name.
-    #[error("{repository} has no tag, branch or commit `{reference}`{}", alike(.similar))]
+    #[error("{repository} has no tag, branch or commit `{reference}`{}", similar_suffix(.similar))]
     NoSuchReference { repository: String, reference: String, similar: Vec<String> },
     /// The prefix matches several commits, branches or tags.
     #[error("`{reference}` is the beginning of several commits in {repository}")]
@@ -134,6 +134,6 @@ pub(super) fn is_abbreviated(text: &str) -> bool {
     (7..40).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-fn alike(names: &[String]) -> String {
+fn similar_suffix(names: &[String]) -> String {
     if names.is_empty() { String::new() } else { format!("; similar are: {}", names.join(", ")) }
 }

@@ -9,19 +9,19 @@ use super::cache::Place;
 use super::fault::Fault;
 use super::fault::is_abbreviated;
 use super::program::{SERVER, Server, progress};
-use super::repository::no_such;
+use super::repository::no_such_reference;
 use crate::error::{Error, Result};
 use crate::event::{Event, Reporter};
-use crate::lock::Lock;
+use crate::lock::FileLock;
 
 /// Maximum bytes fetched for one commit: thirty times llama.cpp's size. More is no source.
-const MOST_OF_COMMIT: usize = 1 << 30;
+const MAX_COMMIT_BYTES: usize = 1 << 30;
 /// Maximum bytes fetched for a whole history: ten times llama.cpp's size.
-const MOST_OF_HISTORY: usize = 5 << 30;
+const MAX_HISTORY_BYTES: usize = 5 << 30;
 /// Refspecs of all branches and tags, as in a clone.
-const EVERYTHING: [&str; 2] = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"];
+const ALL_REFSPECS: [&str; 2] = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"];
 /// The `--depth` that means all of history, also for a shallow repository.
-const WHOLE: u32 = 0x7fff_ffff;
+const FULL_DEPTH: u32 = 0x7fff_ffff;
 /// References to commits fetched by id: without them, git's garbage collection would remove the commits.
 const KEPT: &str = "refs/llama-warden/";
 
@@ -44,25 +44,25 @@ pub(super) struct Most {
 
 impl Default for Most {
     fn default() -> Self {
-        Self { commit: MOST_OF_COMMIT, history: MOST_OF_HISTORY }
+        Self { commit: MAX_COMMIT_BYTES, history: MAX_HISTORY_BYTES }
     }
 }
 
 /// Fetches the requested commit and returns its id. Holds the caller's lock until the last write is done.
 pub(super) async fn fetch(
     wanted: Wanted,
-    lock: Lock,
+    lock: FileLock,
     reporter: &Reporter,
     cancel: &CancellationToken,
 ) -> Result<String> {
     let described = wanted.describe();
-    let work = Work { wanted: &wanted, described: &described, reporter, cancel };
+    let work = RunningFetch { wanted: &wanted, described: &described, reporter, cancel };
     let outcome = work.run().await;
     drop(lock);
     outcome
 }
 
-struct Work<'a> {
+struct RunningFetch<'a> {
     wanted: &'a Wanted,
     described: &'a str,
     reporter: &'a Reporter,
@@ -70,7 +70,7 @@ struct Work<'a> {
 }
 
 /// A branch or tag of the server.
-struct Head {
+struct RemoteHead {
     name: String,
     id: Oid,
 }
@@ -81,7 +81,7 @@ impl Wanted {
     }
 }
 
-impl Work<'_> {
+impl RunningFetch<'_> {
     async fn run(&self) -> Result<String> {
         let place = &self.wanted.place;
         let was_there = place.folder.exists();
@@ -111,9 +111,9 @@ impl Work<'_> {
         place.sweep();
         let heads = self.heads().await?;
         let target = self.target(&heads)?;
-        forget(&self.open()?, &heads);
+        remove_deleted_references(&self.open()?, &heads);
         if place.history {
-            self.download(&EVERYTHING, None).await?;
+            self.download(&ALL_REFSPECS, None).await?;
         } else if !self.has(target.id)? {
             let kept = format!("+{}:{KEPT}{}", target.asked, target.id);
             match self.download(&[&kept], Some(1)).await {
@@ -125,11 +125,11 @@ impl Work<'_> {
                 // Old servers, and servers configured so, give out commits by name only.
                 let note = format!("{} does not hand out single commits: fetching all of them", place.shown);
                 self.reporter.tell(Event::Note(note));
-                self.download(&EVERYTHING, Some(WHOLE)).await?;
+                self.download(&ALL_REFSPECS, Some(FULL_DEPTH)).await?;
             }
         }
         if !self.has(target.id)? {
-            return Err(no_such(&place.shown, &target.asked, std::iter::empty()).into());
+            return Err(no_such_reference(&place.shown, &target.asked, std::iter::empty()).into());
         }
         self.remember(&self.open()?, &heads, &target).map_err(|error| self.failed(&error))?;
         Ok(target.id.to_string())
@@ -149,14 +149,14 @@ impl Work<'_> {
     }
 
     /// Lists the server's references: a line each, `<40 digits>` and a name.
-    async fn heads(&self) -> Result<Vec<Head>> {
+    async fn heads(&self) -> Result<Vec<RemoteHead>> {
         let mut heads = Vec::new();
         let line = |line: &str| {
             if let Some((id, name)) = line.split_once('\t')
                 && id.len() == 40
                 && let Ok(id) = Oid::from_str(id)
             {
-                heads.push(Head { name: name.to_owned(), id });
+                heads.push(RemoteHead { name: name.to_owned(), id });
             }
         };
         self.server().run(&["ls-remote", SERVER], self.wanted.most.commit, self.cancel, line).await?;
@@ -182,7 +182,7 @@ impl Work<'_> {
         };
         let outcome = self.server().run(&arguments, most, self.cancel, line).await;
         if let Err(Error::Git(Fault::TooLarge { .. })) = &outcome {
-            forget_missing(&self.open()?);
+            remove_dangling_references(&self.open()?);
         }
         outcome
     }
@@ -191,7 +191,7 @@ impl Work<'_> {
     fn remember(
         &self,
         repo: &git2::Repository,
-        heads: &[Head],
+        heads: &[RemoteHead],
         target: &Target,
     ) -> std::result::Result<(), git2::Error> {
         let why = "fetched";
@@ -220,13 +220,15 @@ impl Work<'_> {
     }
 
     /// Resolves the requested commit, and determines how to fetch it.
-    fn target(&self, heads: &[Head]) -> Result<Target> {
+    fn target(&self, heads: &[RemoteHead]) -> Result<Target> {
         let Some(wanted) = &self.wanted.reference else {
             return heads
                 .iter()
                 .find(|head| head.name == "HEAD")
                 .map(|head| Target { id: head.id, asked: "HEAD".into(), name: None, by_id: false })
-                .ok_or_else(|| no_such(&self.wanted.place.shown, "HEAD", std::iter::empty()).into());
+                .ok_or_else(|| {
+                    no_such_reference(&self.wanted.place.shown, "HEAD", std::iter::empty()).into()
+                });
         };
         for folder in ["refs/tags/", "refs/heads/", ""] {
             let name = format!("{folder}{wanted}");
@@ -261,7 +263,7 @@ impl Work<'_> {
         }
         let names = heads.iter().filter(|head| !head.name.ends_with("^{}"));
         let names = names.filter_map(|head| super::repository::short_name(&head.name));
-        Err(no_such(&self.wanted.place.shown, wanted, names).into())
+        Err(no_such_reference(&self.wanted.place.shown, wanted, names).into())
     }
 
     /// Wraps a libgit2 error about the cached repository.
@@ -272,7 +274,7 @@ impl Work<'_> {
 }
 
 /// Removes references to missing commits: the next fetch would take the repository for damaged.
-fn forget_missing(repo: &git2::Repository) {
+fn remove_dangling_references(repo: &git2::Repository) {
     let Ok(references) = repo.references() else { return };
     for mut reference in references.flatten() {
         if reference.target().is_some_and(|id| repo.find_object(id, None).is_err()) {
@@ -283,7 +285,7 @@ fn forget_missing(repo: &git2::Repository) {
 }
 
 /// Removes branches and tags that the server has deleted: one may conflict with a new one (`a` and `a/b`).
-fn forget(repo: &git2::Repository, heads: &[Head]) {
+fn remove_deleted_references(repo: &git2::Repository, heads: &[RemoteHead]) {
     let known: HashSet<&str> = heads.iter().map(|head| head.name.as_str()).collect();
     for folder in ["refs/heads/*", "refs/tags/*"] {
         let Ok(references) = repo.references_glob(folder) else { continue };

@@ -14,7 +14,7 @@ use super::repository::Repository;
 use crate::error::Result;
 
 /// Digits of an abbreviated commit; upstream uses nine.
-const SHORT: usize = 9;
+const SHORT_COMMIT_DIGITS: usize = 9;
 
 /// A commit of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub enum RelativeAge {
 }
 
 /// A commit on a first-parent line.
-struct Step {
+struct LineCommit {
     id: Oid,
     seconds: i64,
     subject: String,
@@ -75,7 +75,7 @@ impl Repository {
         let here = line.iter().position(|step| step.id == first);
         let cut = here.unwrap_or_else(|| {
             let repo = self.lock();
-            let behind = |step: &Step| repo.graph_descendant_of(first, step.id).unwrap_or(false);
+            let behind = |step: &LineCommit| repo.graph_descendant_of(first, step.id).unwrap_or(false);
             line.partition_point(|step| !behind(step))
         });
         if cut == 0 {
@@ -139,7 +139,7 @@ impl Repository {
     }
 
     /// Describes the newest `count` commits of a line, oldest first.
-    fn infos(&self, line: &[Step], count: usize) -> Result<Vec<RevisionInfo>> {
+    fn infos(&self, line: &[LineCommit], count: usize) -> Result<Vec<RevisionInfo>> {
         let tags = self.build_tags()?;
         let counts = if self.is_complete() { self.counts(line)? } else { vec![None; line.len()] };
         let infos = line[..count].iter().zip(&counts).map(|(step, count)| {
@@ -147,8 +147,8 @@ impl Repository {
             let tag = tags.get(&step.id).copied();
             let label = match (tag, count) {
                 (Some(tag), _) => format!("b{tag}"),
-                (None, Some(count)) => format!("b{count}-{}", &commit[..SHORT]),
-                (None, None) => commit[..SHORT].to_owned(),
+                (None, Some(count)) => format!("b{count}-{}", &commit[..SHORT_COMMIT_DIGITS]),
+                (None, None) => commit[..SHORT_COMMIT_DIGITS].to_owned(),
             };
             let (date, subject) = (date(step.seconds), step.subject.clone());
             RevisionInfo { commit, label, date, build_number: tag.or(*count), subject }
@@ -192,7 +192,7 @@ impl Repository {
     }
 
     /// Returns a commit and its first-parent ancestors, newest first, as far as the repository has them.
-    fn first_parents(&self, from: Oid) -> Result<Vec<Step>> {
+    fn first_parents(&self, from: Oid) -> Result<Vec<LineCommit>> {
         let repo = self.lock();
         let mut line = Vec::new();
         let mut next = Some(from);
@@ -206,14 +206,19 @@ impl Repository {
             let mut parents = commit.parent_ids();
             next = parents.next();
             let subject = String::from_utf8_lossy(commit.summary_bytes().unwrap_or_default()).into_owned();
-            line.push(Step { id, seconds: commit.time().seconds(), subject, merged: parents.collect() });
+            line.push(LineCommit {
+                id,
+                seconds: commit.time().seconds(),
+                subject,
+                merged: parents.collect(),
+            });
         }
         Ok(line)
     }
 
     /// Counts the history of each commit of a line in one pass: from the oldest on, each adds itself and
     /// those merged commits that were not counted before.
-    fn counts(&self, line: &[Step]) -> Result<Vec<Option<u32>>> {
+    fn counts(&self, line: &[LineCommit]) -> Result<Vec<Option<u32>>> {
         let repo = self.lock();
         let mut seen: HashSet<Oid> = HashSet::with_capacity(line.len());
         let mut counts = vec![None; line.len()];

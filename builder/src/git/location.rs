@@ -8,7 +8,7 @@ use super::fault::Fault;
 use crate::error::{Result, io_error};
 
 /// Supported URL schemes. ssh is excluded: it would need keys, agents and prompts.
-const SCHEMES: [&str; 4] = ["https://", "http://", "git://", "file://"];
+const URL_SCHEMES: [&str; 4] = ["https://", "http://", "git://", "file://"];
 
 /// Location of a repository.
 #[derive(Clone, PartialEq, Eq)]
@@ -53,8 +53,8 @@ impl Named {
             return refuse("it is empty");
         }
         let location = if let Some(path) = place.strip_prefix("file://") {
-            local(path)?
-        } else if SCHEMES.iter().any(|scheme| place.starts_with(scheme)) {
+            local_path(path)?
+        } else if URL_SCHEMES.iter().any(|scheme| place.starts_with(scheme)) {
             if host(place).is_empty() {
                 return refuse("the URL has no host");
             }
@@ -66,13 +66,13 @@ impl Named {
         } else if !place.contains('/') && !Path::new(place).exists() {
             return refuse("no repository has that name, and no folder either");
         } else {
-            local(place)?
+            local_path(place)?
         };
         Ok(Self { location, reference: reference.map(str::to_owned) })
     }
 }
 
-fn local(path: &str) -> Result<Location> {
+fn local_path(path: &str) -> Result<Location> {
     std::path::absolute(path).map(Location::Path).map_err(io_error("finding", path))
 }
 

@@ -12,17 +12,17 @@ use super::location::Location;
 use super::repository::Repository;
 use crate::error::{Error, Result};
 use crate::event::{Event, Phase, Reporter};
-use crate::lock::Lock;
+use crate::lock::FileLock;
 
-/// Reference to the server's `HEAD` in a cached repository.
-const HEAD: &str = "refs/llama-warden/head";
+/// Reference to the server's `HEAD_REF` in a cached repository.
+const HEAD_REF: &str = "refs/llama-warden/head";
 
 /// A request for a commit.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Location of the repository.
     pub location: Location,
-    /// A tag, a branch, or a commit; `None`: the repository's `HEAD`.
+    /// A tag, a branch, or a commit; `None`: the repository's `HEAD_REF`.
     pub reference: Option<String>,
     /// Forbids network access. A full commit id that is cached needs none in any case.
     pub offline: bool,
@@ -55,7 +55,7 @@ pub(crate) async fn obtain(
     let url = match &request.location {
         Location::Path(path) => {
             let (path, reference) = (path.clone(), request.reference.clone());
-            return blocking(move || {
+            return run_blocking(move || {
                 let repository = Repository::open(&path)?;
                 let commit = repository.resolve(reference.as_deref().unwrap_or("HEAD"))?;
                 Ok(Obtained { repository, commit })
@@ -66,7 +66,7 @@ pub(crate) async fn obtain(
     };
     let place = cache::place(cache, &url, request.history);
     let (here, reference) = (place.clone(), request.reference.clone());
-    let kept = blocking(move || kept(&here, reference.as_deref())).await?;
+    let kept = run_blocking(move || kept(&here, reference.as_deref())).await?;
     let whole = request.reference.as_deref().is_some_and(is_whole);
     let shown = request.reference.clone().unwrap_or_else(|| "the default branch".to_owned());
     match kept {
@@ -77,7 +77,7 @@ pub(crate) async fn obtain(
     let host = request.location.host().to_owned();
     let waiting =
         || reporter.tell(Event::Note(format!("another llama-warden fetches from {host}; waiting for it")));
-    let lock = Lock::take(&place.lock_path(), cancel, waiting).await?;
+    let lock = FileLock::take(&place.lock_path(), cancel, waiting).await?;
     let what = format!("{shown} of {}", place.shown);
     reporter.tell(Event::Obtaining { what, from: "its server", into: place.folder.clone() });
     reporter.tell(Event::Phase(Phase::Fetch));
@@ -85,7 +85,7 @@ pub(crate) async fn obtain(
     let wanted = Wanted { url, place: place_of, reference, most: Most::default() };
     match fetch(wanted, lock, reporter, cancel).await {
         Ok(commit) => {
-            blocking(move || match place.open()? {
+            run_blocking(move || match place.open()? {
                 Some(repository) => Ok(Obtained { repository, commit }),
                 None => Err(Fault::Offline { url: place.shown, reference: commit }.into()),
             })
@@ -114,7 +114,7 @@ fn kept(place: &cache::Place, reference: Option<&str>) -> Result<Option<Obtained
         Err(_) if place.is_damaged() => return Ok(None),
         Err(error) => return Err(error),
     };
-    let commit = repository.resolve(reference.unwrap_or(HEAD)).ok();
+    let commit = repository.resolve(reference.unwrap_or(HEAD_REF)).ok();
     Ok(commit.filter(|commit| repository.has(commit)).map(|commit| Obtained { repository, commit }))
 }
 
@@ -124,7 +124,7 @@ fn is_whole(text: &str) -> bool {
 }
 
 #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     // Joining fails only when the runtime shuts down.
     tokio::task::spawn_blocking(work).await.unwrap_or(Err(Error::Cancelled))
 }

@@ -17,7 +17,7 @@ use std::path::Path;
 use git2::{ErrorCode, ObjectType, Oid};
 use tokio_util::sync::CancellationToken;
 
-use super::commit_tree::{CommitTree, LINK};
+use super::commit_tree::{CommitTree, LINK_MODE};
 use super::fault::Fault;
 use crate::archive::stays_inside;
 use crate::error::{Error, Result, io_error};
@@ -26,25 +26,25 @@ use crate::source::{is_source, join};
 
 /// Folders that a build needs completely.
 const NEEDED: [&str; 6] = ["src/", "ggml/", "include/", "common/", "cmake/", "vendor/"];
-/// Folders of which a build needs only the extensions in [`CODE`].
-const PARTLY: [&str; 2] = ["tools/", "examples/"];
-const CODE: [&str; 7] = ["c", "cc", "cpp", "h", "hpp", "txt", "in"];
+/// Folders of which a build needs only the extensions in [`CODE_EXTENSIONS`].
+const PARTIAL_FOLDERS: [&str; 2] = ["tools/", "examples/"];
+const CODE_EXTENSIONS: [&str; 7] = ["c", "cc", "cpp", "h", "hpp", "txt", "in"];
 /// Limits of a written tree, in bytes and files; the same as those of an archive.
-const LARGEST: (u64, u64) = (2 << 30, 100_000);
+const TREE_LIMITS: (u64, u64) = (2 << 30, 100_000);
 /// Missing files named in a note.
-const SHOWN: usize = 3;
+const MAX_SHOWN_FILES: usize = 3;
 
 impl CommitTree {
     /// Writes the tree into an empty folder. Blocks.
     pub(crate) fn place(&self, into: &Path, reporter: &Reporter, cancel: &CancellationToken) -> Result<()> {
         let (root, name) = self.root_tree().ok_or_else(|| self.missing(self.root().unwrap_or_default()))?;
         let mut writing =
-            Writing { tree: self, top: name, into, cancel, bytes: 0, files: 0, skipped: Vec::new() };
+            TreeWriter { tree: self, top: name, into, cancel, bytes: 0, files: 0, skipped: Vec::new() };
         writing.folder(root, "")?;
         let skipped = writing.skipped;
         if !skipped.is_empty() {
-            let named = skipped.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
-            let more = skipped.len().saturating_sub(SHOWN);
+            let named = skipped.iter().take(MAX_SHOWN_FILES).cloned().collect::<Vec<_>>().join(", ");
+            let more = skipped.len().saturating_sub(MAX_SHOWN_FILES);
             let more = if more == 0 { String::new() } else { format!(" and {more} more") };
             reporter.tell(Event::Note(format!(
                 "{} lacks {named}{more}: left out, as builds hardly ever need such files",
@@ -55,7 +55,7 @@ impl CommitTree {
     }
 }
 
-struct Writing<'a> {
+struct TreeWriter<'a> {
     tree: &'a CommitTree,
     /// llama.cpp's folder in the repository.
     top: &'a str,
@@ -66,7 +66,7 @@ struct Writing<'a> {
     skipped: Vec<String>,
 }
 
-impl Writing<'_> {
+impl TreeWriter<'_> {
     fn folder(&mut self, tree: Oid, name: &str) -> Result<()> {
         let path = self.into.join(name);
         fs::create_dir_all(&path).map_err(io_error("creating", path))?;
@@ -100,8 +100,8 @@ impl Writing<'_> {
     }
 
     fn file(&mut self, id: Oid, mode: i32, name: String) -> Result<()> {
-        let content = match self.tree.repository().blob(id, LARGEST.0 - self.bytes) {
-            Ok(Some(content)) if self.files < LARGEST.1 => content,
+        let content = match self.tree.repository().blob(id, TREE_LIMITS.0 - self.bytes) {
+            Ok(Some(content)) if self.files < TREE_LIMITS.1 => content,
             Ok(_) => return self.refuse(&name, "is beyond the size of any llama.cpp (2 GiB, 100000 files)"),
             Err(error) if error.code() == ErrorCode::NotFound && !is_needed(&name) => {
                 self.skipped.push(name);
@@ -112,7 +112,7 @@ impl Writing<'_> {
         self.files += 1;
         self.bytes += content.len() as u64;
         let path = self.into.join(&name);
-        if mode == LINK {
+        if mode == LINK_MODE {
             let target = String::from_utf8_lossy(&content);
             if !stays_inside(&name, &target) {
                 return self.refuse(&name, "is a link that leads out of the source");
@@ -153,7 +153,8 @@ fn is_needed(name: &str) -> bool {
         || extension == "cmake"
         || file == "CMakeLists.txt"
         || NEEDED.iter().any(|folder| name.starts_with(folder))
-        || (PARTLY.iter().any(|folder| name.starts_with(folder)) && CODE.contains(&extension))
+        || (PARTIAL_FOLDERS.iter().any(|folder| name.starts_with(folder))
+            && CODE_EXTENSIONS.contains(&extension))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Runs the user's `git` against a server, with their credentials, proxies and certificates, and without
 //! prompts.
 //!
-//! A call ends at once when it is cancelled, after [`SILENCE`] without output, or when the download exceeds
+//! A call ends at once when it is cancelled, after [`SILENCE_TIMEOUT`] without output, or when the download exceeds
 //! its limit. The program and all its descendants have ended then.
 
 use std::collections::HashSet;
@@ -24,15 +24,15 @@ use crate::process::{self, Ended};
 
 /// A server without output for this long counts as dead. For large repositories, the server counts objects
 /// for some seconds before data arrives, and reports progress meanwhile.
-const SILENCE: Duration = Duration::from_secs(60);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval between checks of the received bytes.
-const LOOK: Duration = Duration::from_millis(200);
+const SIZE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum bytes of a list of branches and tags: some thirty times llama.cpp's.
-const MOST_OF_LIST: usize = 64 << 20;
+const MAX_LIST_BYTES: usize = 64 << 20;
 /// Name of the remote in git's configuration, passed by environment only: a URL may contain a password.
 pub(super) const SERVER: &str = "llama-warden";
 /// Overrides of the user's settings: no hooks, no background tasks, no other repositories.
-const SETTINGS: [&str; 7] = [
+const GIT_SETTINGS: [&str; 7] = [
     "core.hooksPath=/dev/null",
     "gc.auto=0",
     "maintenance.auto=false",
@@ -43,7 +43,7 @@ const SETTINGS: [&str; 7] = [
     "transfer.unpackLimit=1",
 ];
 /// Variables that select another repository, or mix trace output into the output we parse.
-const STRIPPED: [&str; 13] = [
+const REMOVED_VARIABLES: [&str; 13] = [
     "GIT_DIR",
     "GIT_WORK_TREE",
     "GIT_COMMON_DIR",
@@ -69,7 +69,7 @@ pub(super) struct Server<'a> {
 }
 
 /// Output of `git` so far.
-struct Heard {
+struct GitOutput {
     /// Time of the last output.
     alive: Instant,
     bytes: usize,
@@ -77,7 +77,7 @@ struct Heard {
 }
 
 /// Pack files that appear in a repository during a fetch.
-struct Packs {
+struct ReceivedPacks {
     folder: PathBuf,
     before: HashSet<OsString>,
 }
@@ -92,8 +92,8 @@ impl Server<'_> {
         cancel: &CancellationToken,
         mut line: impl FnMut(&str),
     ) -> Result<()> {
-        let (packs, token) = (Packs::of(self.folder), cancel.child_token());
-        let heard = Mutex::new(Heard { alive: Instant::now(), bytes: 0, complaints: Vec::new() });
+        let (packs, token) = (ReceivedPacks::of(self.folder), cancel.child_token());
+        let heard = Mutex::new(GitOutput { alive: Instant::now(), bytes: 0, complaints: Vec::new() });
         let hear = || heard.lock().unwrap_or_else(PoisonError::into_inner);
         let mut size = 0;
         let mut stopped: Option<Fault> = None;
@@ -101,7 +101,7 @@ impl Server<'_> {
             let running = process::run(self.command(arguments), &token, |text| {
                 let mut heard = hear();
                 (heard.alive, heard.bytes) = (Instant::now(), heard.bytes + text.len());
-                note(&mut heard.complaints, text);
+                keep_complaint(&mut heard.complaints, text);
                 drop(heard);
                 line(text);
             });
@@ -109,7 +109,7 @@ impl Server<'_> {
             loop {
                 tokio::select! {
                     ended = &mut running => break ended,
-                    () = tokio::time::sleep(LOOK) => {}
+                    () = tokio::time::sleep(SIZE_CHECK_INTERVAL) => {}
                 }
                 let now = packs.received();
                 if now != size {
@@ -120,11 +120,11 @@ impl Server<'_> {
                     let heard = hear();
                     (heard.alive, heard.bytes)
                 };
-                if size > most || bytes > MOST_OF_LIST.max(most) {
+                if size > most || bytes > MAX_LIST_BYTES.max(most) {
                     stopped = stopped.or_else(|| Some(self.too_large(most)));
                     token.cancel();
-                } else if alive.elapsed() > SILENCE {
-                    let why = format!("it said nothing for {} s", SILENCE.as_secs());
+                } else if alive.elapsed() > SILENCE_TIMEOUT {
+                    let why = format!("it said nothing for {} s", SILENCE_TIMEOUT.as_secs());
                     stopped = stopped.or_else(|| Some(self.unreachable(why)));
                     token.cancel();
                 }
@@ -153,11 +153,11 @@ impl Server<'_> {
         let mut command = Command::new("git");
         // Explicit, because `safe.bareRepository = explicit` forbids git to discover a bare repository.
         command.arg("--git-dir").arg(self.folder);
-        for setting in SETTINGS {
+        for setting in GIT_SETTINGS {
             command.args(["-c", setting]);
         }
         command.args(arguments);
-        for name in STRIPPED {
+        for name in REMOVED_VARIABLES {
             command.env_remove(name);
         }
         // No prompts, and untranslated messages, which are parsed below.
@@ -199,9 +199,9 @@ impl Server<'_> {
         let url = redacted(self.url);
         if any(&["certificate", "SSL"]) {
             self.unreachable(why)
-        } else if any(&REFUSED) {
+        } else if any(&REFUSED_MESSAGES) {
             Fault::Refused { url, why }
-        } else if any(&UNREACHABLE) {
+        } else if any(&UNREACHABLE_MESSAGES) {
             self.unreachable(why)
         } else {
             Fault::Repository { doing: "fetching from", repository: url, why }
@@ -215,7 +215,7 @@ impl Server<'_> {
 }
 
 /// Messages that mean: the server refused.
-const REFUSED: [&str; 8] = [
+const REFUSED_MESSAGES: [&str; 8] = [
     "Authentication failed",
     "could not read Username",
     "could not read Password",
@@ -226,7 +226,7 @@ const REFUSED: [&str; 8] = [
     "does not appear to be a git repository",
 ];
 /// Messages that mean: the server was not reached, or the connection broke.
-const UNREACHABLE: [&str; 13] = [
+const UNREACHABLE_MESSAGES: [&str; 13] = [
     "unable to access",
     "unable to connect",
     "unable to look up",
@@ -243,7 +243,7 @@ const UNREACHABLE: [&str; 13] = [
 ];
 
 /// Keeps a few lines that may explain a failure. The lines are bounded, since they may come from the server.
-fn note(complaints: &mut Vec<String>, line: &str) {
+fn keep_complaint(complaints: &mut Vec<String>, line: &str) {
     const MOST: usize = 20;
     const LONGEST: usize = 300;
     let progress = line.contains('%') || line.starts_with("remote: ");
@@ -253,7 +253,7 @@ fn note(complaints: &mut Vec<String>, line: &str) {
     }
 }
 
-impl Packs {
+impl ReceivedPacks {
     fn of(repository: &Path) -> Self {
         let folder = repository.join("objects/pack");
         let before = entries(&folder).map(|entry| entry.file_name()).collect();
@@ -302,7 +302,7 @@ mod tests {
         let server = Server { url, folder: Path::new("/"), wanted: "`main`" };
         let mut complaints = Vec::new();
         for line in lines {
-            note(&mut complaints, line);
+            keep_complaint(&mut complaints, line);
         }
         server.failed(&complaints, ExitStatus::from_raw(128 << 8))
     }

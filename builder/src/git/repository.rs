@@ -12,7 +12,7 @@ use super::fault::{Fault, is_abbreviated};
 use crate::error::{Error, Result};
 
 /// Similar names suggested for an unknown one.
-const SHOWN: usize = 5;
+const MAX_SIMILAR_NAMES: usize = 5;
 
 /// A readable repository: with a worktree, bare, a linked worktree, or a cached one. This type never writes
 /// to it.
@@ -132,7 +132,7 @@ impl Repository {
         let names = repo.references().map_err(self.failed("listing the branches of"))?;
         let names: Vec<String> =
             names.flatten().filter_map(|known| Some(short_name(known.name().ok()?)?.to_owned())).collect();
-        Err(no_such(&self.shown, reference, names.iter().map(String::as_str)).into())
+        Err(no_such_reference(&self.shown, reference, names.iter().map(String::as_str)).into())
     }
 
     /// Build numbers by commit, from the build tags.
@@ -235,7 +235,11 @@ pub(super) fn short_name(name: &str) -> Option<&str> {
 }
 
 /// An error with suggestions of similar names.
-pub(super) fn no_such<'a>(repository: &str, reference: &str, names: impl Iterator<Item = &'a str>) -> Fault {
+pub(super) fn no_such_reference<'a>(
+    repository: &str,
+    reference: &str,
+    names: impl Iterator<Item = &'a str>,
+) -> Fault {
     let shared = |name: &str| name.bytes().zip(reference.bytes()).take_while(|(a, b)| a == b).count();
     let mut near: Vec<(usize, &str)> =
         names.map(|name| (shared(name), name)).filter(|(score, _)| *score > 1).collect();
@@ -244,6 +248,6 @@ pub(super) fn no_such<'a>(repository: &str, reference: &str, names: impl Iterato
             .then(a.1.len().abs_diff(reference.len()).cmp(&b.1.len().abs_diff(reference.len())))
             .then(a.1.cmp(b.1))
     });
-    let similar = near.into_iter().take(SHOWN).map(|(_, name)| name.to_owned()).collect();
+    let similar = near.into_iter().take(MAX_SIMILAR_NAMES).map(|(_, name)| name.to_owned()).collect();
     Fault::NoSuchReference { repository: repository.to_owned(), reference: reference.to_owned(), similar }
 }

@@ -28,7 +28,7 @@ const HTTPS_OPTION: &str = "LLAMA_OPENSSL";
 /// cmake option for HTTPS in older sources, which use libcurl.
 const CURL_OPTION: &str = "LLAMA_CURL";
 /// Files needed to make and embed the page. The first one exists if the source has a page at all.
-const PAGE_PARTS: [&str; 5] = [
+const PAGE_SOURCES: [&str; 5] = [
     "tools/ui/package.json",
     "tools/ui/package-lock.json",
     "tools/ui/svelte.config.js",
@@ -38,9 +38,9 @@ const PAGE_PARTS: [&str; 5] = [
 /// Source that `tools/ui/CMakeLists.txt` compiles even without a page.
 const EMBEDDER: &str = "tools/ui/embed.cpp";
 /// Line of an [`EMBEDDER`] that fails without a page to embed.
-const NEEDS_PAGE: &str = "asset_dir = argv[3];";
+const PAGE_REQUIRED_MARKER: &str = "asset_dir = argv[3];";
 /// Recipe entry of a build with placeholder files for `tools/ui`; changed when the placeholders change.
-const STAND_IN: &str = "stand-in for tools/ui 1";
+const PLACEHOLDER_RECIPE_ENTRY: &str = "stand-in for tools/ui 1";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offers {
@@ -128,19 +128,19 @@ impl Offers {
         let ui = text("tools/ui/CMakeLists.txt")?;
         let embeds = knows(&ui, "embed.cpp");
         let lacks_embedder = embeds && !(there(EMBEDDER)? && there("scripts/ui-assets.cmake")?);
-        let needs_page = embeds && knows(&text(EMBEDDER)?, NEEDS_PAGE);
+        let needs_page = embeds && knows(&text(EMBEDDER)?, PAGE_REQUIRED_MARKER);
         let page = if embeds || there("tools/ui/package.json")? {
             if lacks_embedder {
                 Page::Lacks(EMBEDDER.to_owned())
             } else if there("tools/ui/dist/index.html")? {
                 Page::Ready
             } else {
-                missing(&PAGE_PARTS.map(str::to_owned), &there)?.map_or(Page::Npm, Page::Lacks)
+                first_missing(&PAGE_SOURCES.map(str::to_owned), &there)?.map_or(Page::Npm, Page::Lacks)
             }
         } else {
             let assets: Vec<String> =
                 public_assets(&servers).iter().map(|name| format!("{server}/public/{name}")).collect();
-            let gone = missing(&assets, &there)?;
+            let gone = first_missing(&assets, &there)?;
             match gone {
                 Some(file) => Page::Lacks(file),
                 None if !assets.is_empty() => Page::Ready,
@@ -164,7 +164,7 @@ impl Offers {
 }
 
 /// The first of these files that is missing.
-fn missing(files: &[String], there: &dyn Fn(&str) -> Result<bool>) -> Result<Option<String>> {
+fn first_missing(files: &[String], there: &dyn Fn(&str) -> Result<bool>) -> Result<Option<String>> {
     for file in files {
         if !there(file)? {
             return Ok(Some(file.clone()));
@@ -211,7 +211,7 @@ pub(super) fn choose(offers: &Offers, tools: &Tools, decided: impl Fn(&str) -> b
     let no_page = !choice.npm && offers.page != Page::Ready;
     if offers.stand_in || (offers.needs_page && no_page) {
         choice.words.stand_in = true;
-        choice.versions.push(STAND_IN.to_owned());
+        choice.versions.push(PLACEHOLDER_RECIPE_ENTRY.to_owned());
     }
     let own = [HTTPS_OPTION, CURL_OPTION].into_iter().any(&decided);
     let nothing =

@@ -14,9 +14,9 @@ pub(crate) fn plan(options: &[&str]) -> Result<Plan> {
     Plan::new(ingredients(), &options)
 }
 
-fn ingredients() -> Ingredients {
+fn ingredients() -> PlanInputs {
     let chosen = Chosen { backend: Backend::Cpu, why: String::new(), toolkit: None, gpu: Vec::new() };
-    Ingredients {
+    PlanInputs {
         source: found(),
         compilers: compilers(),
         chosen,
@@ -37,7 +37,7 @@ pub(crate) fn with_gpu(backend: Backend, gpu: &[&str], path: &str, version: &str
         toolkit: Some(Toolkit { tool, home: "/usr/local/cuda".into() }),
         gpu: gpu.iter().map(|name| (*name).to_owned()).collect(),
     };
-    Plan::new(Ingredients { chosen, ..ingredients() }, &[]).unwrap()
+    Plan::new(PlanInputs { chosen, ..ingredients() }, &[]).unwrap()
 }
 
 fn planned_set(edits: &str) -> PlannedSet {
@@ -193,7 +193,7 @@ fn a_plan_for_a_gpu_tells_why_and_with_what() {
 #[test]
 fn a_plan_with_patches_names_the_sets_and_tells_each_fix() {
     let patches = vec![planned_set("0123456789ab"), PlannedSet { set: "other".into(), ..planned_set("") }];
-    let plan = Plan::new(Ingredients { patches, ..ingredients() }, &[]).unwrap();
+    let plan = Plan::new(PlanInputs { patches, ..ingredients() }, &[]).unwrap();
     assert_eq!(plan.recipe.patch_set, "cuda-memory@0123456789ab");
     assert_eq!(plan.fixes(), ["pool-purge"]);
     insta::assert_snapshot!(plan.to_string());
@@ -204,7 +204,7 @@ fn a_plan_with_patches_names_the_sets_and_tells_each_fix() {
 #[test]
 fn other_places_to_search_for_headers_make_another_build() {
     let searched = BTreeMap::from([("CPATH".to_owned(), "/opt/include".to_owned())]);
-    let plan = |searched| Plan::new(Ingredients { searched, ..ingredients() }, &[]).unwrap();
+    let plan = |searched| Plan::new(PlanInputs { searched, ..ingredients() }, &[]).unwrap();
     assert_ne!(plan(searched).id, plan(BTreeMap::new()).id);
 }
 
@@ -212,7 +212,7 @@ fn other_places_to_search_for_headers_make_another_build() {
 fn a_plan_without_amx_says_why_and_undefines_what_ggml_asks_for_behind_the_users_own_flags() {
     let why = AmxKernels::LeftOut("c++ 12 drops a part of the tile configuration".to_owned());
     let user = ["-DCMAKE_CXX_FLAGS=-O2".to_owned(), "GGML_AMX_INT8=ON".to_owned()];
-    let without = Plan::new(Ingredients { amx: Some(why.clone()), ..ingredients() }, &user).unwrap();
+    let without = Plan::new(PlanInputs { amx: Some(why.clone()), ..ingredients() }, &user).unwrap();
     let undefined = "-U__AMX_TILE__ -U__AMX_INT8__ -U__AMX_BF16__";
     let value = |name| option_value(&without.recipe.cmake, name).unwrap();
     assert_eq!(value("CMAKE_CXX_FLAGS"), format!("-O2 {undefined}"));
@@ -221,7 +221,7 @@ fn a_plan_without_amx_says_why_and_undefines_what_ggml_asks_for_behind_the_users
     let json = serde_json::to_string(&without).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&json).unwrap().amx, Some(why));
 
-    let with = Plan::new(Ingredients { amx: Some(AmxKernels::Compiled), ..ingredients() }, &user).unwrap();
+    let with = Plan::new(PlanInputs { amx: Some(AmxKernels::Compiled), ..ingredients() }, &user).unwrap();
     let none = Plan::new(ingredients(), &user).unwrap();
     assert_ne!(with.id, without.id);
     assert_eq!(with.id, none.id, "what was not looked for changes no name");

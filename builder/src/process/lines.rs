@@ -2,7 +2,7 @@
 //! overwrites itself.
 
 /// Longest line in bytes; longer ones are passed on in pieces, so that a program cannot fill our memory.
-const LONGEST: usize = 256 * 1024;
+const MAX_LINE_BYTES: usize = 256 * 1024;
 
 /// Splitter with the incomplete last line.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ impl Lines {
             rest = &rest[end + 1..];
         }
         self.pending.extend_from_slice(rest);
-        if self.pending.len() > LONGEST {
+        if self.pending.len() > MAX_LINE_BYTES {
             self.finish(line);
         }
     }
@@ -59,6 +59,9 @@ mod tests {
 
     #[test]
     fn a_line_without_end_is_handed_over_in_pieces() {
-        assert_eq!(cut(&[&vec![b'x'; LONGEST + 1], b"y\n"]), ["x".repeat(LONGEST + 1), "y".to_owned()]);
+        assert_eq!(
+            cut(&[&vec![b'x'; MAX_LINE_BYTES + 1], b"y\n"]),
+            ["x".repeat(MAX_LINE_BYTES + 1), "y".to_owned()]
+        );
     }
 }

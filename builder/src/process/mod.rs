@@ -29,14 +29,14 @@ use tokio_util::sync::CancellationToken;
 use lines::Lines;
 
 /// Time between TERM and KILL: ninja removes half-written files meanwhile.
-const GRACE: Duration = Duration::from_secs(5);
+const TERM_GRACE: Duration = Duration::from_secs(5);
 /// Time to read output after the program's exit: a helper that outlives the program may keep the pipe open.
-const LINGER: Duration = Duration::from_millis(200);
+const OUTPUT_LINGER: Duration = Duration::from_millis(200);
 /// Duration of retries after `ETXTBSY` before it is reported: between fork and exec lie milliseconds, on a
 /// loaded machine some hundreds of them.
-const BUSY: Duration = Duration::from_secs(2);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for a killed descendant to end.
-const REAPED: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between these retries.
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
@@ -66,7 +66,7 @@ pub(crate) async fn run(
         tokio::select! {
             biased;
             () = cancel.cancelled() => {
-                family.stop(GRACE).await?;
+                family.stop(TERM_GRACE).await?;
                 return Ok(Ended::Cancelled);
             }
             read = output.read(&mut chunk), if open => match read? {
@@ -82,7 +82,7 @@ pub(crate) async fn run(
         }
     };
     if open {
-        tokio::time::timeout(LINGER, rest).await.ok();
+        tokio::time::timeout(OUTPUT_LINGER, rest).await.ok();
     }
     lines.finish(&mut line);
     Ok(Ended::Exited(status))
@@ -114,11 +114,11 @@ impl Family {
     ///
     /// A program that was just written may be "busy" (`ETXTBSY`) briefly: a child that another thread forks
     /// at that moment keeps the file open for writing until its exec. Spawning is retried for at most
-    /// [`BUSY`]; after that, the error is returned.
+    /// [`BUSY_TIMEOUT`]; after that, the error is returned.
     pub(crate) async fn spawn(mut command: Command) -> io::Result<Self> {
         command.process_group(0).kill_on_drop(true);
-        keep_what_is_ours(&mut command);
-        let given_up = Instant::now() + BUSY;
+        remove_own_variables(&mut command);
+        let given_up = Instant::now() + BUSY_TIMEOUT;
         let child = loop {
             match command.spawn() {
                 Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
@@ -142,7 +142,7 @@ impl Family {
     }
 
     /// Sends TERM only to those descendants that run this program.
-    pub(crate) fn tell_inside(&self, program: &Path) {
+    pub(crate) fn terminate_program(&self, program: &Path) {
         if let Some(leader) = self.leader {
             tree::tell(&tree::descendants(leader), program);
         }
@@ -164,7 +164,7 @@ impl Family {
         tree::kill(&descendants);
         self.leader = None;
         // A killed process ends only when the kernel schedules it. Give up if a process hangs in the kernel.
-        let given_up = Instant::now() + REAPED;
+        let given_up = Instant::now() + KILL_TIMEOUT;
         while descendants.iter().any(tree::lives) && Instant::now() < given_up {
             tokio::time::sleep(BUSY_POLL).await;
         }
@@ -174,7 +174,7 @@ impl Family {
 
 /// Removes variables meant for us alone: sockets of the service manager, and paths of our secrets. Must match
 /// `warden_policies::own_variables`, which this crate cannot use.
-fn keep_what_is_ours(command: &mut Command) {
+fn remove_own_variables(command: &mut Command) {
     const OURS: [&str; 7] = [
         "NOTIFY_SOCKET",
         "WATCHDOG_",

@@ -142,9 +142,9 @@ async fn what_runs_inside_of_a_tool_is_told_to_end_and_the_tool_sees_it() {
         }
     };
     tokio::time::timeout(Duration::from_secs(10), runs).await.unwrap();
-    family.tell_inside(Path::new("/nonexistent/program"));
+    family.terminate_program(Path::new("/nonexistent/program"));
     assert!(!fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z "), "another program's");
-    family.tell_inside(&sleep);
+    family.terminate_program(&sleep);
     assert_eq!(family.wait().await.unwrap().code(), Some(7), "the tool ended by itself");
     gone(&pid).await;
 }

@@ -7,10 +7,10 @@ use std::path::Path;
 
 /// Magic number of the file. The version follows, then the answers of each part.
 const MAGIC: &[u8; 8] = b"LWRECL1\0";
-const BLOCK: usize = 64;
-const BLOCKS: u32 = 16;
+const BLOCK_BYTES: usize = 64;
+const BLOCK_COUNT: u32 = 16;
 /// Status bits of an answer: done, and done in part only.
-const DONE: u16 = 1;
+const STATUS_DONE: u16 = 1;
 const PARTLY: u16 = 2;
 /// Request bits for graphs, pools, cuBLAS and the heap.
 pub(super) const ALL: u32 = 1 | 2 | 4 | 8;
@@ -30,11 +30,11 @@ pub(super) struct Channel(File);
 impl Channel {
     pub(super) fn create(path: &Path) -> std::io::Result<Self> {
         let file = File::options().create_new(true).read(true).write(true).open(path)?;
-        file.set_len(BLOCK as u64 * u64::from(2 + 2 * BLOCKS))?;
-        let mut header = [0; BLOCK];
+        file.set_len(BLOCK_BYTES as u64 * u64::from(2 + 2 * BLOCK_COUNT))?;
+        let mut header = [0; BLOCK_BYTES];
         header[..8].copy_from_slice(MAGIC);
         header[8..12].copy_from_slice(&1_u32.to_ne_bytes());
-        header[12..16].copy_from_slice(&BLOCKS.to_ne_bytes());
+        header[12..16].copy_from_slice(&BLOCK_COUNT.to_ne_bytes());
         file.write_all_at(&header, 0)?;
         Ok(Self(file))
     }
@@ -46,52 +46,52 @@ impl Channel {
 
     /// Writes a request. Its number must be higher than the last one, else the server ignores it.
     pub(super) fn ask(&self, number: u64, what: u32, deadline_ms: u32) -> std::io::Result<()> {
-        let mut block = [0; BLOCK];
+        let mut block = [0; BLOCK_BYTES];
         block[..8].copy_from_slice(&number.to_ne_bytes());
         block[8..12].copy_from_slice(&what.to_ne_bytes());
         block[12..16].copy_from_slice(&deadline_ms.to_ne_bytes());
-        let check = check_of(&block);
+        let check = block_checksum(&block);
         block[56..].copy_from_slice(&check.to_ne_bytes());
-        self.0.write_all_at(&block, BLOCK as u64)
+        self.0.write_all_at(&block, BLOCK_BYTES as u64)
     }
 
     /// Number of parts that have claimed a block. A part counts earlier requests as done.
     pub(super) fn joined(&self) -> usize {
-        let blocks = (0..2 * BLOCKS).filter(|at| {
-            let mut block = [0; BLOCK];
-            let is_read = self.0.read_exact_at(&mut block, BLOCK as u64 * u64::from(2 + at)).is_ok();
-            let check = block[BLOCK - 8..].try_into().map_or(0, u64::from_ne_bytes);
-            is_read && block != [0; BLOCK] && check == check_of(&block)
+        let blocks = (0..2 * BLOCK_COUNT).filter(|at| {
+            let mut block = [0; BLOCK_BYTES];
+            let is_read = self.0.read_exact_at(&mut block, BLOCK_BYTES as u64 * u64::from(2 + at)).is_ok();
+            let check = block[BLOCK_BYTES - 8..].try_into().map_or(0, u64::from_ne_bytes);
+            is_read && block != [0; BLOCK_BYTES] && check == block_checksum(&block)
         });
         blocks.count()
     }
 
     /// Answers to a request so far.
     pub(super) fn answers(&self, number: u64) -> Vec<Answer> {
-        (0..2 * BLOCKS)
+        (0..2 * BLOCK_COUNT)
             .filter_map(|at| {
-                let mut block = [0; BLOCK];
-                self.0.read_exact_at(&mut block, BLOCK as u64 * u64::from(2 + at)).ok()?;
-                answer_of(&block, number, at >= BLOCKS)
+                let mut block = [0; BLOCK_BYTES];
+                self.0.read_exact_at(&mut block, BLOCK_BYTES as u64 * u64::from(2 + at)).ok()?;
+                parse_answer(&block, number, at >= BLOCK_COUNT)
             })
             .collect()
     }
 }
 
-fn answer_of(block: &[u8; BLOCK], number: u64, cuda: bool) -> Option<Answer> {
+fn parse_answer(block: &[u8; BLOCK_BYTES], number: u64, cuda: bool) -> Option<Answer> {
     let long = |at: usize| block[at..at + 8].try_into().map_or(0, u64::from_ne_bytes);
     let short = |at: usize| block[at..at + 2].try_into().map_or(0, u16::from_ne_bytes);
     let result = short(44);
-    if long(56) != check_of(block) || long(0) != number || result == 0 {
+    if long(56) != block_checksum(block) || long(0) != number || result == 0 {
         return None;
     }
     let bytes = (0..4).map(|count| long(8 + 8 * count)).sum();
-    Some(Answer { cuda, done: matches!(result, DONE | PARTLY), bytes })
+    Some(Answer { cuda, done: matches!(result, STATUS_DONE | PARTLY), bytes })
 }
 
 /// Checksum: FNV-1a over all but the last eight bytes.
-fn check_of(block: &[u8; BLOCK]) -> u64 {
-    block[..BLOCK - 8]
+fn block_checksum(block: &[u8; BLOCK_BYTES]) -> u64 {
+    block[..BLOCK_BYTES - 8]
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -107,13 +107,13 @@ mod tests {
         let channel = Channel::create(&path).unwrap();
         channel.ask(3, ALL, 1000).unwrap();
         assert_eq!((channel.answers(3), channel.joined()), (Vec::new(), 0));
-        let mut block = [0; BLOCK];
+        let mut block = [0; BLOCK_BYTES];
         block[..8].copy_from_slice(&3_u64.to_ne_bytes());
         block[24..32].copy_from_slice(&500_u64.to_ne_bytes());
-        block[44..46].copy_from_slice(&DONE.to_ne_bytes());
-        let check = check_of(&block);
+        block[44..46].copy_from_slice(&STATUS_DONE.to_ne_bytes());
+        let check = block_checksum(&block);
         block[56..].copy_from_slice(&check.to_ne_bytes());
-        let at = BLOCK as u64 * u64::from(2 + BLOCKS);
+        let at = BLOCK_BYTES as u64 * u64::from(2 + BLOCK_COUNT);
         channel.0.write_all_at(&block, at).unwrap();
         assert_eq!(channel.answers(3), [Answer { cuda: true, done: true, bytes: 500 }]);
         assert_eq!((channel.answers(4), channel.joined()), (Vec::new(), 1));

@@ -20,7 +20,7 @@ use crate::sample_model;
 use crate::verify::{Server, Trial, healthy};
 
 /// Poll interval for answers and files.
-const POLL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Default time for a part to claim its block of the file, and then to answer.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -59,7 +59,7 @@ pub async fn compare(builder: &Builder, pair: &Pair<'_>) -> Result<Vec<Done>> {
         .map_err(io_error("creating a folder in", base))?;
     let model = folder.path().join("sample.gguf");
     sample_model::write(&model, &sample_model::Options::default()).map_err(io_error("writing", &model))?;
-    let rounds = Rounds { builder, pair, folder: folder.path() };
+    let rounds = BuildComparison { builder, pair, folder: folder.path() };
     let mut all = Vec::new();
     let place = if pair.gpu { "on the GPU" } else { "on the CPU" };
     let what = |text: &str| format!("{text}, {place}");
@@ -76,7 +76,7 @@ pub async fn compare(builder: &Builder, pair: &Pair<'_>) -> Result<Vec<Done>> {
         all.push(Done { what: what("answers can be compared"), how: How::NotShown, text });
         return Ok(all);
     }
-    let compared = |round: std::result::Result<&Round, &String>| match round {
+    let compared = |round: std::result::Result<&ServerRound, &String>| match round {
         Err(text) => (How::Failed, text.clone()),
         Ok(round) => match questions::difference(&plain.answers, &round.answers) {
             Some(differ) => (How::Failed, differ),
@@ -110,26 +110,26 @@ pub async fn compare(builder: &Builder, pair: &Pair<'_>) -> Result<Vec<Done>> {
         all.push(Done { what: what(&title), how, text: text.join("; ") });
     }
     if pair.gpu {
-        all.push(rounds.memcheck(&plain).await?);
+        all.push(rounds.run_memcheck(&plain).await?);
     }
     Ok(all)
 }
 
 /// Result of one server start.
-struct Round {
+struct ServerRound {
     answers: Vec<Value>,
     output: String,
     /// Observations besides the answers, each with a verdict.
     seen: Vec<(bool, String)>,
 }
 
-struct Rounds<'a> {
+struct BuildComparison<'a> {
     builder: &'a Builder,
     pair: &'a Pair<'a>,
     folder: &'a Path,
 }
 
-impl Rounds<'_> {
+impl BuildComparison<'_> {
     /// Variables that enable a fix: its defaults, and paths of our files.
     fn variables(&self, fix: &Fix) -> Result<Vec<(String, String)>> {
         let mut all = Vec::new();
@@ -139,7 +139,7 @@ impl Rounds<'_> {
                 (None, VariableKind::Flag) if number == 0 => "1".to_owned(),
                 (None, VariableKind::Path) => {
                     let path = self.folder.join(format!("{}.file", fix.id));
-                    if variable.name == RECLAIM {
+                    if variable.name == RECLAIM_VARIABLE {
                         drop(Channel::create(&path).map_err(io_error("creating", &path))?);
                     }
                     path.to_string_lossy().into_owned()
@@ -157,19 +157,19 @@ impl Rounds<'_> {
         name: &str,
         binary: &Path,
         variables: &[(String, String)],
-    ) -> Result<std::result::Result<Round, String>> {
-        self.round_of(name, binary, variables, None).await
+    ) -> Result<std::result::Result<ServerRound, String>> {
+        self.run_round_inside(name, binary, variables, None).await
     }
 
     /// Like [`Self::round`]. `inside`: the server that `binary`, a tool, runs. The tool reports only if the
     /// server exits normally.
-    async fn round_of(
+    async fn run_round_inside(
         &self,
         name: &str,
         binary: &Path,
         variables: &[(String, String)],
         inside: Option<&Path>,
-    ) -> Result<std::result::Result<Round, String>> {
+    ) -> Result<std::result::Result<ServerRound, String>> {
         let trial = Trial {
             timeout: self.pair.limit,
             gpu: self.pair.gpu,
@@ -202,8 +202,8 @@ impl Rounds<'_> {
             let mut seen = Vec::new();
             for (name, value) in variables {
                 match name.as_str() {
-                    REPORT => seen.push(self.reported(Path::new(value)).await),
-                    RECLAIM => {
+                    REPORT_VARIABLE => seen.push(self.reported(Path::new(value)).await),
+                    RECLAIM_VARIABLE => {
                         seen.extend(self.reclaimed(Path::new(value)).await);
                         let again = timeout(self.pair.limit, questions::answers(&door)).await;
                         let same = matches!(&again, Ok(Ok(again)) if questions::difference(&answers, again).is_none());
@@ -229,12 +229,12 @@ impl Rounds<'_> {
         };
         let died = if asked.is_err() { server.death().await.0 } else { None };
         if let Some(program) = inside {
-            server.end_inside(program, self.pair.patience).await;
+            server.terminate_inside(program, self.pair.patience).await;
         }
         server.stop().await;
         let output = server.output();
         Ok(match (asked, died) {
-            (Ok((answers, seen)), _) => Ok(Round { answers, output, seen }),
+            (Ok((answers, seen)), _) => Ok(ServerRound { answers, output, seen }),
             (Err(why), died) => Err(died.unwrap_or(why)),
         })
     }
@@ -261,7 +261,7 @@ impl Rounds<'_> {
                 );
                 return (counters.computes > 0, text);
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -271,7 +271,7 @@ impl Rounds<'_> {
         let Ok(channel) = opened else { return vec![(false, "its file is gone".to_owned())] };
         // Each fix that supports requests has a part. A part claims its block shortly after its first
         // computation, and counts earlier requests as done.
-        let reads = |fix: &&Fix| fix.variables.iter().any(|variable| variable.name == RECLAIM);
+        let reads = |fix: &&Fix| fix.variables.iter().any(|variable| variable.name == RECLAIM_VARIABLE);
         let all = self.pair.fixes.iter().filter(|fix| reads(fix)).count();
         let until = Instant::now() + self.pair.patience;
         while channel.joined() < all {
@@ -279,7 +279,7 @@ impl Rounds<'_> {
                 let text = format!("{} of {all} parts listen to what is asked of them", channel.joined());
                 return vec![(false, text)];
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         if let Err(error) = channel.ask(1, ALL, 30_000) {
             return vec![(false, format!("it cannot be asked: {error}"))];
@@ -293,7 +293,7 @@ impl Rounds<'_> {
             if Instant::now() > until {
                 return vec![(false, "nobody answered".to_owned())];
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         };
         let told = answers.iter().map(|answer| {
             let part = if answer.cuda { "the CUDA part" } else { "llama-server's part" };
@@ -308,7 +308,7 @@ impl Rounds<'_> {
     }
 
     /// Runs all fixes together under compute-sanitizer.
-    async fn memcheck(&self, plain: &Round) -> Result<Done> {
+    async fn run_memcheck(&self, plain: &ServerRound) -> Result<Done> {
         let what = "compute-sanitizer's memcheck finds nothing, with all fixes on".to_owned();
         let Some(tool) = &self.pair.sanitizer else {
             let text = "compute-sanitizer is not here (it comes with the CUDA toolkit)".to_owned();
@@ -367,7 +367,7 @@ impl Rounds<'_> {
         tool: &Path,
         program: &Path,
         variables: &[(String, String)],
-    ) -> Result<(std::result::Result<Round, String>, PathBuf)> {
+    ) -> Result<(std::result::Result<ServerRound, String>, PathBuf)> {
         let wrapper = self.folder.join(name);
         // The log's last line counts the errors. CUDA calls that ggml expects to fail, and leaked handles,
         // are not counted.
@@ -381,7 +381,7 @@ impl Rounds<'_> {
         fs::write(&wrapper, text).map_err(io_error("writing", &wrapper))?;
         fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o700))
             .map_err(io_error("writing", &wrapper))?;
-        Ok((self.round_of(name, &wrapper, variables, Some(program)).await?, log))
+        Ok((self.run_round_inside(name, &wrapper, variables, Some(program)).await?, log))
     }
 
     /// Like [`Self::variables`], with a suffix in the names of files.
@@ -392,5 +392,5 @@ impl Rounds<'_> {
 }
 
 /// Variables whose files are checked.
-const REPORT: &str = "LLAMA_WARDEN_REPORT";
-const RECLAIM: &str = "LLAMA_WARDEN_RECLAIM";
+const REPORT_VARIABLE: &str = "LLAMA_WARDEN_REPORT";
+const RECLAIM_VARIABLE: &str = "LLAMA_WARDEN_RECLAIM";

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 use warden_patches::prove::{Done, Harness, How};
-use warden_patches::set::conformance::{Conformance, NOT_HERE, Scenario};
+use warden_patches::set::conformance::{Conformance, NOT_HERE_STATUS, Scenario};
 
 use crate::build::Builder;
 use crate::environment::without;
@@ -19,16 +19,16 @@ use crate::event::Event;
 use crate::process::{self, Ended};
 
 /// Time limit of a scenario: the longest takes some seconds, and more under a sanitizer or on a busy machine.
-const SCENARIO: Duration = Duration::from_secs(180);
+const SCENARIO_TIMEOUT: Duration = Duration::from_secs(180);
 /// Time limit of a compilation.
-const COMPILE: Duration = Duration::from_secs(300);
+const COMPILE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Lines shown of a compiler's or a failed program's output.
-const LINES: usize = 6;
+const MAX_SHOWN_LINES: usize = 6;
 
 /// Flags of every compilation.
-const FLAGS: [&str; 6] = ["-std=c++17", "-O1", "-g", "-pthread", "-Wall", "-Wno-unused-function"];
+const COMPILER_FLAGS: [&str; 6] = ["-std=c++17", "-O1", "-g", "-pthread", "-Wall", "-Wno-unused-function"];
 /// Flags that enable the sanitizers.
-const WATCH: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+const SANITIZER_FLAGS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
 
 /// Compiles and runs all scenarios. Returns one result per step, and the tools used.
 ///
@@ -54,8 +54,8 @@ pub async fn conform(
         let path = folder.path().join(name);
         std::fs::write(&path, content).map_err(io_error("writing", path))?;
     }
-    let watched = watches(&compiler, folder.path(), &builder.cancel).await?;
-    let mut tools = vec![version(&compiler, &builder.cancel).await?];
+    let watched = supports_sanitizers(&compiler, folder.path(), &builder.cancel).await?;
+    let mut tools = vec![compiler_version(&compiler, &builder.cancel).await?];
     if watched {
         tools.push("address and undefined behaviour sanitizers".to_owned());
     }
@@ -64,14 +64,14 @@ pub async fn conform(
         let name = if flags.is_empty() { "with no option".to_owned() } else { flags.join(" ") };
         let program = folder.path().join(format!("way-{number}"));
         let mut command = Command::new(&compiler);
-        command.args(FLAGS).args(if watched { &WATCH[..] } else { &[] }).args(flags);
+        command.args(COMPILER_FLAGS).args(if watched { &SANITIZER_FLAGS[..] } else { &[] }).args(flags);
         command.arg(&harness.main).arg("-o").arg(&program).current_dir(folder.path());
-        let (code, output) = run(command, COMPILE, &builder.cancel).await?;
+        let (code, output) = run(command, COMPILE_TIMEOUT, &builder.cancel).await?;
         if code == Some(0) {
             programs.push((name.clone(), program));
             all.push(Done { what: what(&format!("({name})")), how: How::Shown, text: String::new() });
         } else {
-            let text = errors_of(&output);
+            let text = compiler_errors(&output);
             all.push(Done { what: what(&format!("({name})")), how: How::Failed, text });
         }
     }
@@ -108,14 +108,17 @@ async fn played(
             // Some memory is kept until exit on purpose; the program itself checks what must be freed.
             .env("ASAN_OPTIONS", "detect_leaks=0")
             .current_dir(own.path());
-        let (code, output) = run(command, SCENARIO, cancel).await?;
+        let (code, output) = run(command, SCENARIO_TIMEOUT, cancel).await?;
         match code {
             Some(0) => shown += 1,
-            Some(NOT_HERE) => output.lines().last().unwrap_or_default().clone_into(&mut not_here),
+            Some(NOT_HERE_STATUS) => output.lines().last().unwrap_or_default().clone_into(&mut not_here),
             Some(code) => {
-                return Ok(done(How::Failed, format!("{name}: it ended with {code}: {}", end_of(&output))));
+                return Ok(done(
+                    How::Failed,
+                    format!("{name}: it ended with {code}: {}", last_lines(&output)),
+                ));
             }
-            None => return Ok(done(How::Failed, format!("{name}: {}", end_of(&output)))),
+            None => return Ok(done(How::Failed, format!("{name}: {}", last_lines(&output)))),
         }
     }
     Ok(match shown {
@@ -142,23 +145,23 @@ fn folder() -> Result<TempDir> {
 }
 
 /// First line of the compiler's `--version`.
-async fn version(compiler: &Path, cancel: &CancellationToken) -> Result<String> {
+async fn compiler_version(compiler: &Path, cancel: &CancellationToken) -> Result<String> {
     let mut command = Command::new(compiler);
     command.arg("--version");
-    let (_, output) = run(command, COMPILE, cancel).await?;
+    let (_, output) = run(command, COMPILE_TIMEOUT, cancel).await?;
     Ok(output.lines().next().unwrap_or_default().to_owned())
 }
 
 /// Returns true if the compiler can build programs with sanitizers, and if they start here.
-async fn watches(compiler: &Path, folder: &Path, cancel: &CancellationToken) -> Result<bool> {
+async fn supports_sanitizers(compiler: &Path, folder: &Path, cancel: &CancellationToken) -> Result<bool> {
     let (source, program) = (folder.join("empty.cpp"), folder.join("empty"));
     std::fs::write(&source, "int main() { return 0; }\n").map_err(io_error("writing", &source))?;
     let mut command = Command::new(compiler);
-    command.args(WATCH).arg(&source).arg("-o").arg(&program).current_dir(folder);
-    if run(command, COMPILE, cancel).await?.0 != Some(0) {
+    command.args(SANITIZER_FLAGS).arg(&source).arg("-o").arg(&program).current_dir(folder);
+    if run(command, COMPILE_TIMEOUT, cancel).await?.0 != Some(0) {
         return Ok(false);
     }
-    Ok(run(Command::new(&program), SCENARIO, cancel).await?.0 == Some(0))
+    Ok(run(Command::new(&program), SCENARIO_TIMEOUT, cancel).await?.0 == Some(0))
 }
 
 /// Runs a program within a time limit. The exit code is `None` after a signal or a timeout.
@@ -177,12 +180,13 @@ async fn run(command: Command, limit: Duration, cancel: &CancellationToken) -> R
 }
 
 /// A compiler's error lines, else its last lines.
-fn errors_of(output: &str) -> String {
-    let errors: Vec<&str> = output.lines().filter(|line| line.contains("error")).take(LINES).collect();
-    if errors.is_empty() { end_of(output) } else { errors.join("; ") }
+fn compiler_errors(output: &str) -> String {
+    let errors: Vec<&str> =
+        output.lines().filter(|line| line.contains("error")).take(MAX_SHOWN_LINES).collect();
+    if errors.is_empty() { last_lines(output) } else { errors.join("; ") }
 }
 
-fn end_of(output: &str) -> String {
+fn last_lines(output: &str) -> String {
     let lines: Vec<&str> = output.lines().filter(|line| !line.trim().is_empty()).collect();
-    lines[lines.len().saturating_sub(LINES)..].join("; ")
+    lines[lines.len().saturating_sub(MAX_SHOWN_LINES)..].join("; ")
 }

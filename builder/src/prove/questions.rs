@@ -8,21 +8,21 @@ use crate::verify::Door;
 
 /// Words in the prompt of each request; the lengths vary so that graphs and pools of several sizes are
 /// created.
-const WORDS: [usize; 8] = [1, 7, 30, 3, 90, 12, 200, 2];
+const PROMPT_WORDS: [usize; 8] = [1, 7, 30, 3, 90, 12, 200, 2];
 /// Tokens per answer.
-const TOKENS: u64 = 24;
+const ANSWER_TOKENS: u64 = 24;
 
 /// All requests in order.
 pub(super) fn all() -> Vec<Value> {
     let ask = |(number, words): (usize, &usize)| {
         let prompt: Vec<String> = (0..*words).map(|word| format!("w{}", (word * 7 + number) % 50)).collect();
         json!({
-            "prompt": prompt.join(" "), "n_predict": TOKENS, "n_probs": 2, "seed": 7,
+            "prompt": prompt.join(" "), "n_predict": ANSWER_TOKENS, "n_probs": 2, "seed": 7,
             "temperature": if number % 2 == 0 { 0.0 } else { 0.9 },
             "cache_prompt": false,
         })
     };
-    WORDS.iter().enumerate().map(ask).collect()
+    PROMPT_WORDS.iter().enumerate().map(ask).collect()
 }
 
 /// Sends all requests in sequence. Returns the comparable part of each answer, or why one is missing.
@@ -83,6 +83,6 @@ mod tests {
         assert!(difference(&one, &one[..1]).is_some());
         let prompts: std::collections::BTreeSet<String> =
             all().iter().map(|body| body["prompt"].to_string()).collect();
-        assert_eq!(prompts.len(), WORDS.len(), "each request is another one");
+        assert_eq!(prompts.len(), PROMPT_WORDS.len(), "each request is another one");
     }
 }

@@ -11,10 +11,10 @@ pub(crate) fn bits(number: f32) -> u16 {
         // NaN or infinite.
         0xff => 0x7c00 | (u32::from(mantissa != 0) << 9),
         // Normal, or rounded up into infinity: the exponents of the two types differ by 112.
-        113.. => nearest(((exponent - 112) << 23) | mantissa, 13).min(0x7c00),
+        113.. => round_off_bits(((exponent - 112) << 23) | mantissa, 13).min(0x7c00),
         // Subnormal: the leading bit is stored. Below 102, numbers are less than half of the smallest
         // subnormal.
-        102..113 => nearest(mantissa | 0x0080_0000, 126 - exponent),
+        102..113 => round_off_bits(mantissa | 0x0080_0000, 126 - exponent),
         _ => 0,
     };
     u16::try_from(sign | rounded).unwrap_or(u16::MAX)
@@ -35,7 +35,7 @@ pub(crate) fn number(bits: u16) -> f32 {
 }
 
 /// Drops `dropped` low bits (1 to 24), rounding to nearest, ties to even.
-fn nearest(value: u32, dropped: u32) -> u32 {
+fn round_off_bits(value: u32, dropped: u32) -> u32 {
     let kept = value >> dropped;
     let rest = value & ((1 << dropped) - 1);
     let half = 1 << (dropped - 1);

@@ -12,14 +12,14 @@ use super::noise::Noise;
 
 const CHANNELS: u32 = 32;
 /// Width inside the FFN.
-const INNER: u32 = 64;
+const FFN_WIDTH: u32 = 64;
 /// Edge in pixels of the encoder's input image, and of a patch.
-const IMAGE: u32 = 64;
-const PATCH: u32 = 8;
+const IMAGE_EDGE: u32 = 64;
+const PATCH_EDGE: u32 = 8;
 /// Patches pooled in each direction: (64 / 8 / 2)^2 = 16 tokens per image.
-const POOL: u32 = 2;
+const POOL_EDGE: u32 = 2;
 /// Gain of the projection: high enough that the text depends on the image.
-const GAIN: f64 = 6.0;
+const PROJECTION_GAIN: f64 = 6.0;
 
 pub(crate) fn file(seed: u64) -> Gguf {
     let mut file = Gguf::new("clip");
@@ -31,13 +31,13 @@ pub(crate) fn file(seed: u64) -> Gguf {
         .set("clip.use_gelu", Value::Bool(true));
     for (key, number) in [
         ("embedding_length", CHANNELS),
-        ("feed_forward_length", INNER),
+        ("feed_forward_length", FFN_WIDTH),
         ("block_count", 1),
         ("projection_dim", WIDTH),
         ("attention.head_count", 2),
-        ("image_size", IMAGE),
-        ("patch_size", PATCH),
-        ("projector.scale_factor", POOL),
+        ("image_size", IMAGE_EDGE),
+        ("patch_size", PATCH_EDGE),
+        ("projector.scale_factor", POOL_EDGE),
     ] {
         file.set(&format!("clip.vision.{key}"), Value::U32(number));
     }
@@ -45,7 +45,8 @@ pub(crate) fn file(seed: u64) -> Gguf {
         .set("clip.vision.image_mean", Value::F32s(vec![0.5; 3]))
         .set("clip.vision.image_std", Value::F32s(vec![0.5; 3]));
 
-    let (channels, inner, width, patch) = (CHANNELS as usize, INNER as usize, WIDTH as usize, PATCH as usize);
+    let (channels, inner, width, patch) =
+        (CHANNELS as usize, FFN_WIDTH as usize, WIDTH as usize, PATCH_EDGE as usize);
     let noise = |name: &str, count: usize, inputs: usize, gain: f64| {
         let inputs = u32::try_from(inputs).unwrap_or(u32::MAX);
         Noise::new(seed, name).take(count, gain / f64::from(inputs).sqrt())
@@ -54,7 +55,7 @@ pub(crate) fn file(seed: u64) -> Gguf {
     let name = "v.patch_embd.weight";
     file.tensor(name, &[patch, patch, 3, channels], noise(name, inputs * channels, inputs, 4.0));
     file.vector("v.patch_embd.bias", vec![0.0; channels]);
-    let places = (IMAGE as usize / patch).pow(2);
+    let places = (IMAGE_EDGE as usize / patch).pow(2);
     let name = "v.position_embd.weight";
     file.matrix(name, channels, noise(name, places * channels, 1, 0.3));
     for part in ["attn_q", "attn_k", "attn_v", "attn_out"] {
@@ -74,7 +75,7 @@ pub(crate) fn file(seed: u64) -> Gguf {
     file.vector("mm.soft_emb_norm.weight", vec![1.0; channels]);
     // Stored transposed: a row per channel of the encoder.
     let name = "mm.input_projection.weight";
-    let mut projection = noise(name, channels * width, width, GAIN);
+    let mut projection = noise(name, channels * width, width, PROJECTION_GAIN);
     // Images must not write to the first two channels of the embedding (see `super`).
     projection.chunks_exact_mut(width).for_each(|row| row[..2].fill(0.0));
     file.matrix(name, width, projection);

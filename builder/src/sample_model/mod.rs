@@ -32,13 +32,13 @@ use sized::{Arch, SizedModel, Sizes, VisionModel, VisionSizes};
 pub(crate) use vocab::{FIRST_WORD, WORDS};
 
 /// Prefix of the name of every sample model.
-const OURS: &[u8] = b"llama-warden sample (";
+const NAME_PREFIX: &[u8] = b"llama-warden sample (";
 /// Bytes searched for the name: it stands before the vocabulary, which takes most of the metadata.
-const HEAD: u64 = 1 << 20;
+const NAME_SEARCH_BYTES: u64 = 1 << 20;
 /// Value of the constant channel in each embedding; about a fifth of the vector's energy.
 const CONSTANT: f32 = 3.0;
 /// Bias that excludes a token; no other term of a logit is near it.
-const NEVER: f32 = -1e3;
+const EXCLUDING_BIAS: f32 = -1e3;
 /// Variance of the logits: high enough that sampling is not uniform, low enough that answers depend on the
 /// prompt.
 const OUTPUT_GAIN: f64 = 4.0;
@@ -133,18 +133,20 @@ impl Preset {
         matches!(self, Self::Chat | Self::Ends | Self::Plain | Self::Slow | Self::FatKv | Self::Tools)
     }
 
-    const fn shape(self, wide: bool) -> Shape {
+    const fn shape(self, wide: bool) -> LlamaShape {
         let small =
-            Shape { layers: 3, heads: 4, kv_heads: 2, head: 16, context: 32_768, width: 64, inner: 128 };
+            LlamaShape { layers: 3, heads: 4, kv_heads: 2, head: 16, context: 32_768, width: 64, inner: 128 };
         let shape = match self {
-            Self::Slow => Shape { layers: 96, context: 8192, ..small },
-            Self::FatKv => Shape { layers: 1, heads: 16, kv_heads: 16, head: 256, context: 8192, ..small },
+            Self::Slow => LlamaShape { layers: 96, context: 8192, ..small },
+            Self::FatKv => {
+                LlamaShape { layers: 1, heads: 16, kv_heads: 16, head: 256, context: 8192, ..small }
+            }
             _ => small,
         };
         match (wide, self) {
             (false, _) => shape,
-            (true, Self::Slow | Self::FatKv) => Shape { width: 256, inner: 256, ..shape },
-            (true, _) => Shape { layers: 2, head: 64, width: 256, inner: 256, ..shape },
+            (true, Self::Slow | Self::FatKv) => LlamaShape { width: 256, inner: 256, ..shape },
+            (true, _) => LlamaShape { layers: 2, head: 64, width: 256, inner: 256, ..shape },
         }
     }
 }
@@ -168,7 +170,7 @@ impl Default for Options {
 
 /// Sizes of a llama-architecture model.
 #[derive(Clone, Copy)]
-struct Shape {
+struct LlamaShape {
     layers: u32,
     heads: u32,
     kv_heads: u32,
@@ -187,14 +189,14 @@ const WIDTH: u32 = 64;
 
 /// Storage of matrices in the file.
 #[derive(Clone, Copy)]
-enum Stored {
+enum MatrixStorage {
     /// Stored in this format.
     As(WeightKind),
     /// Stored in f32 after rounding to this format: answers of both models differ by their kernels alone.
     AsReadFrom(WeightKind),
 }
 
-impl Stored {
+impl MatrixStorage {
     /// Adds a matrix whose numbers are drawn while the file is written, so memory holds one matrix at a time.
     fn add(
         self,
@@ -230,14 +232,14 @@ fn file(options: &Options) -> Gguf {
         Preset::Gemma4Vision => vision(VisionSizes::SMALL, Sizes::GEMMA4),
         Preset::Gemma4VisionGpu => vision(VisionSizes::GPU, Sizes::GEMMA4_GPU),
         Preset::Chat | Preset::Ends | Preset::Plain | Preset::Slow | Preset::FatKv | Preset::Tools => {
-            model(options, Stored::As(options.weights))
+            model(options, MatrixStorage::As(options.weights))
         }
     }
 }
 
 /// Writes a model in f32 whose numbers are rounded to the format of the options.
 pub(crate) fn write_twin(path: &Path, options: &Options) -> io::Result<()> {
-    persist(path, &model(options, Stored::AsReadFrom(options.weights)))
+    persist(path, &model(options, MatrixStorage::AsReadFrom(options.weights)))
 }
 
 /// Returns the file's bytes.
@@ -287,24 +289,25 @@ fn may_replace(path: &Path) -> bool {
     use std::io::Read as _;
     let Ok(facts) = std::fs::metadata(path) else { return std::fs::symlink_metadata(path).is_err() };
     let mut head = Vec::new();
-    let read = std::fs::File::open(path).and_then(|file| file.take(HEAD).read_to_end(&mut head));
-    facts.is_file() && (facts.len() == 0 || (read.is_ok() && memchr::memmem::find(&head, OURS).is_some()))
+    let read = std::fs::File::open(path).and_then(|file| file.take(NAME_SEARCH_BYTES).read_to_end(&mut head));
+    facts.is_file()
+        && (facts.len() == 0 || (read.is_ok() && memchr::memmem::find(&head, NAME_PREFIX).is_some()))
 }
 
-fn model(options: &Options, stored: Stored) -> Gguf {
+fn model(options: &Options, stored: MatrixStorage) -> Gguf {
     let wide = options.weights != WeightKind::F32;
     let shape = options.preset.shape(wide);
     let tools = options.preset == Preset::Tools;
-    let tokens = if tools { vocab::TOKENS_WITH_TOOLS } else { vocab::TOKENS };
+    let tokens = if tools { vocab::TOOLS_TOKEN_COUNT } else { vocab::TOKENS };
     let mut file = Gguf::new("llama");
     let form = match stored {
-        Stored::As(WeightKind::F32) => String::new(),
-        Stored::As(kind) => format!(", {}", kind.name()),
-        Stored::AsReadFrom(kind) => format!(", as {}", kind.name()),
+        MatrixStorage::As(WeightKind::F32) => String::new(),
+        MatrixStorage::As(kind) => format!(", {}", kind.name()),
+        MatrixStorage::AsReadFrom(kind) => format!(", as {}", kind.name()),
     };
     let file_type = match stored {
-        Stored::As(kind) => kind.file_type(),
-        Stored::AsReadFrom(_) => WeightKind::F32.file_type(),
+        MatrixStorage::As(kind) => kind.file_type(),
+        MatrixStorage::AsReadFrom(_) => WeightKind::F32.file_type(),
     };
     file.set("general.name", Value::String(format!("llama-warden sample ({}{form})", options.preset.name())))
         .set("general.file_type", Value::U32(file_type));
@@ -325,9 +328,9 @@ fn model(options: &Options, stored: Stored) -> Gguf {
     file.set("llama.rope.freq_base", Value::F32(10_000.0))
         .set("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
     let speaks = match options.preset {
-        Preset::Plain => vocab::Speaks::Text,
-        Preset::Tools => vocab::Speaks::Tools,
-        _ => vocab::Speaks::Turns,
+        Preset::Plain => vocab::VocabKind::Text,
+        Preset::Tools => vocab::VocabKind::Tools,
+        _ => vocab::VocabKind::Turns,
     };
     vocab::add(&mut file, speaks);
 
@@ -397,7 +400,7 @@ impl Weights {
         data.iter_mut().step_by(width).for_each(|first| *first = CONSTANT);
         if self.tokens > vocab::TOKENS {
             data.iter_mut().skip(1).step_by(width).for_each(|second| *second = 0.0);
-            data[vocab::CALL * width + 1] = CALLING;
+            data[vocab::TOOL_CALL_ID * width + 1] = CALL_CHANNEL;
         }
         data
     }
@@ -409,14 +412,14 @@ impl Weights {
             Noise::new(self.seed, "output").take(count, OUTPUT_GAIN / f64::from(self.width).sqrt());
         for (token, row) in data.chunks_exact_mut(width).enumerate() {
             let word = (FIRST_WORD..FIRST_WORD + WORDS).contains(&token);
-            row[0] = if word { 0.0 } else { NEVER };
+            row[0] = if word { 0.0 } else { EXCLUDING_BIAS };
             match preset {
-                Preset::Ends if token == vocab::TURN_END => row[0] = ENDS_BIAS,
+                Preset::Ends if token == vocab::TURN_END_ID => row[0] = ENDS_BIAS,
                 Preset::Tools => {
-                    row[1] = if token == vocab::NEWLINE { AFTER_CALL } else { 0.0 };
-                    if token == vocab::TURN_END {
+                    row[1] = if token == vocab::NEWLINE_ID { NEWLINE_WEIGHT } else { 0.0 };
+                    if token == vocab::TURN_END_ID {
                         row[0] = TOOLS_END_BIAS;
-                    } else if token == vocab::CALL {
+                    } else if token == vocab::TOOL_CALL_ID {
                         row[0] = CALL_BIAS;
                     }
                 }
@@ -438,8 +441,8 @@ const CALL_BIAS: f32 = 13.0;
 const TOOLS_END_BIAS: f32 = 10.0;
 /// Value of channel 1 in the embedding of `<tool_call>` only, and the weight that turns it into the newline
 /// that the format demands there.
-const CALLING: f32 = 30.0;
-const AFTER_CALL: f32 = 1e4;
+const CALL_CHANNEL: f32 = 30.0;
+const NEWLINE_WEIGHT: f32 = 1e4;
 
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@
 pub(crate) struct Noise(u64);
 
 /// Increment of splitmix64's counter.
-const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+const COUNTER_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Noise {
     /// A stream that depends on seed and name, so that adding a tensor does not change the others.
@@ -24,11 +24,11 @@ impl Noise {
 
     /// The stream after skipping `numbers` numbers, so that parts can be drawn in parallel.
     pub(crate) fn after(&self, numbers: u64) -> Self {
-        Self(self.0.wrapping_add(numbers.wrapping_mul(STEP)))
+        Self(self.0.wrapping_add(numbers.wrapping_mul(COUNTER_STEP)))
     }
 
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(STEP);
+        self.0 = self.0.wrapping_add(COUNTER_STEP);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -12,31 +12,31 @@ pub(crate) const WORDS: usize = 400;
 /// Id of the first word; the byte tokens come first, in the order of their bytes.
 pub(crate) const FIRST_WORD: usize = 256;
 /// Id of the token that ends a turn, and thereby the answer.
-pub(crate) const TURN_END: usize = FIRST_WORD + WORDS + 2;
-pub(crate) const TOKENS: usize = FIRST_WORD + WORDS + CONTROL.len();
+pub(crate) const TURN_END_ID: usize = FIRST_WORD + WORDS + 2;
+pub(crate) const TOKENS: usize = FIRST_WORD + WORDS + CONTROL_TOKENS.len();
 
 /// Control tokens: start of text, start of a turn, end of a turn, padding.
-const CONTROL: [&str; 4] = ["<|bos|>", "<|im_start|>", "<|im_end|>", "<|pad|>"];
+const CONTROL_TOKENS: [&str; 4] = ["<|bos|>", "<|im_start|>", "<|im_end|>", "<|pad|>"];
 /// Control tokens that llama-server's gemma4v projector puts before and after an image.
-const PICTURE: [&str; 2] = ["<|image>", "<image|>"];
+const IMAGE_MARKS: [&str; 2] = ["<|image>", "<image|>"];
 /// Tokens other than words in a vocabulary with image marks.
-pub(crate) const BESIDE_WORDS: usize = FIRST_WORD + CONTROL.len() + PICTURE.len();
+pub(crate) const NON_WORD_COUNT: usize = FIRST_WORD + CONTROL_TOKENS.len() + IMAGE_MARKS.len();
 /// Marks around a tool call, in models with tools; their ids follow the control tokens.
-const MARKS: [&str; 2] = ["<tool_call>", "</tool_call>"];
+const TOOL_CALL_MARKS: [&str; 2] = ["<tool_call>", "</tool_call>"];
 /// Id of `<tool_call>`.
-pub(crate) const CALL: usize = TOKENS;
+pub(crate) const TOOL_CALL_ID: usize = TOKENS;
 /// Vocabulary size of a model with tools.
-pub(crate) const TOKENS_WITH_TOOLS: usize = TOKENS + MARKS.len();
+pub(crate) const TOOLS_TOKEN_COUNT: usize = TOKENS + TOOL_CALL_MARKS.len();
 /// Token id of the newline.
-pub(crate) const NEWLINE: usize = b'\n' as usize;
+pub(crate) const NEWLINE_ID: usize = b'\n' as usize;
 /// llama.cpp's token types.
-const NORMAL: i32 = 1;
+const NORMAL_TYPE: i32 = 1;
 const CONTROL_TYPE: i32 = 3;
-const USER_DEFINED: i32 = 4;
+const USER_DEFINED_TYPE: i32 = 4;
 
 /// Purpose of a vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Speaks {
+pub(crate) enum VocabKind {
     /// Plain text: a base model.
     Text,
     Turns,
@@ -87,24 +87,24 @@ const TOOLS_TEMPLATE: &str = "\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
 
 /// Adds the tokenizer's metadata for a preset, and the chat template if there is one.
-pub(crate) fn add(file: &mut Gguf, speaks: Speaks) {
+pub(crate) fn add(file: &mut Gguf, speaks: VocabKind) {
     add_with_words(file, speaks, WORDS);
 }
 
 /// Adds the metadata with `words` words. Token ids: bytes, then words, then control tokens, then marks.
-pub(crate) fn add_with_words(file: &mut Gguf, speaks: Speaks, words: usize) {
+pub(crate) fn add_with_words(file: &mut Gguf, speaks: VocabKind, words: usize) {
     let mut tokens: Vec<String> = (0..=u8::MAX).map(|byte| symbol(byte).to_string()).collect();
     let space = symbol(b' ');
     tokens.extend((0..words).map(|index| format!("{space}{}", word(index))));
-    let mut types = vec![NORMAL; tokens.len()];
-    tokens.extend(CONTROL.map(str::to_owned));
-    if speaks == Speaks::Pictures {
-        tokens.extend(PICTURE.map(str::to_owned));
+    let mut types = vec![NORMAL_TYPE; tokens.len()];
+    tokens.extend(CONTROL_TOKENS.map(str::to_owned));
+    if speaks == VocabKind::Pictures {
+        tokens.extend(IMAGE_MARKS.map(str::to_owned));
     }
     types.resize(tokens.len(), CONTROL_TYPE);
-    if speaks == Speaks::Tools {
-        tokens.extend(MARKS.map(str::to_owned));
-        types.resize(tokens.len(), USER_DEFINED);
+    if speaks == VocabKind::Tools {
+        tokens.extend(TOOL_CALL_MARKS.map(str::to_owned));
+        types.resize(tokens.len(), USER_DEFINED_TYPE);
     }
 
     let id = |place: usize| Value::U32(u32::try_from(FIRST_WORD + words + place).unwrap_or(u32::MAX));
@@ -120,9 +120,9 @@ pub(crate) fn add_with_words(file: &mut Gguf, speaks: Speaks, words: usize) {
         .set("tokenizer.ggml.add_bos_token", Value::Bool(true))
         .set("tokenizer.ggml.add_eos_token", Value::Bool(false));
     let template = match speaks {
-        Speaks::Text => return,
-        Speaks::Turns | Speaks::Pictures => CHAT_TEMPLATE,
-        Speaks::Tools => TOOLS_TEMPLATE,
+        VocabKind::Text => return,
+        VocabKind::Turns | VocabKind::Pictures => CHAT_TEMPLATE,
+        VocabKind::Tools => TOOLS_TEMPLATE,
     };
     file.set("tokenizer.chat_template", Value::String(template.to_owned()));
 }

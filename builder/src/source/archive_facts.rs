@@ -18,32 +18,32 @@ use super::{Found, file_sha256, revision};
 use crate::archive::{Bounds, Kind, walk};
 use crate::clock;
 use crate::error::{Error, Result, io_error};
-use crate::whole::{self, Loss};
+use crate::whole::{self, LossTolerance};
 
 /// Incremented when the record's meaning changes; older records are ignored then.
-const SCHEMA: u32 = 1;
+const RECORD_SCHEMA: u32 = 1;
 /// Maximum bytes of a file with evidence of the revision; `packed-refs` with all of upstream's tags has
 /// less than 1 MiB.
-const LARGEST_EVIDENCE: u64 = 4 << 20;
+const MAX_EVIDENCE_BYTES: u64 = 4 << 20;
 /// Coarsest time stamp granularity of common file systems, in seconds (FAT: 2 s).
-const TIME_GRAIN: i64 = 2;
+const TIME_GRANULARITY: i64 = 2;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Record {
+struct ArchiveRecord {
     schema: u32,
-    stamp: Stamp,
+    stamp: ArchiveStamp,
     found: Found,
 }
 
 /// Metadata that changes when a file does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Stamp {
+struct ArchiveStamp {
     size: u64,
     inode: u64,
     changed: (i64, i64),
 }
 
-impl Stamp {
+impl ArchiveStamp {
     fn of(path: &Path) -> Result<Self> {
         let metadata = fs::metadata(path).map_err(io_error("reading", path))?;
         // The change time, not the modification time: no program can set it back.
@@ -53,16 +53,16 @@ impl Stamp {
 }
 
 pub(super) fn examine(path: &Path, cache: &Path, cancel: &CancellationToken) -> Result<Found> {
-    let stamp = Stamp::of(path)?;
+    let stamp = ArchiveStamp::of(path)?;
     let record = record_path(cache, path);
-    if let Some(found) = remembered(&record, &stamp) {
+    if let Some(found) = read_record(&record, &stamp) {
         return Ok(found);
     }
     let found = read(path, cancel)?;
-    let settled = stamp.changed.0 < clock::unix_seconds() - TIME_GRAIN;
-    if settled && Stamp::of(path)? == stamp {
+    let settled = stamp.changed.0 < clock::unix_seconds() - TIME_GRANULARITY;
+    if settled && ArchiveStamp::of(path)? == stamp {
         // An unwritable cache only costs time.
-        remember(&record, &Record { schema: SCHEMA, stamp, found: found.clone() }).ok();
+        write_record(&record, &ArchiveRecord { schema: RECORD_SCHEMA, stamp, found: found.clone() }).ok();
     }
     Ok(found)
 }
@@ -72,13 +72,13 @@ fn record_path(cache: &Path, path: &Path) -> PathBuf {
     cache.join("archives").join(format!("{}.json", hex::encode(&name[..16])))
 }
 
-fn remembered(record: &Path, stamp: &Stamp) -> Option<Found> {
-    let record: Record = serde_json::from_slice(&fs::read(record).ok()?).ok()?;
-    (record.schema == SCHEMA && record.stamp == *stamp).then_some(record.found)
+fn read_record(record: &Path, stamp: &ArchiveStamp) -> Option<Found> {
+    let record: ArchiveRecord = serde_json::from_slice(&fs::read(record).ok()?).ok()?;
+    (record.schema == RECORD_SCHEMA && record.stamp == *stamp).then_some(record.found)
 }
 
-fn remember(path: &Path, record: &Record) -> std::io::Result<()> {
-    whole::write(path, &serde_json::to_vec(record)?, Loss::Bearable)
+fn write_record(path: &Path, record: &ArchiveRecord) -> std::io::Result<()> {
+    whole::write(path, &serde_json::to_vec(record)?, LossTolerance::Bearable)
 }
 
 fn read(path: &Path, cancel: &CancellationToken) -> Result<Found> {
@@ -93,7 +93,7 @@ fn read(path: &Path, cancel: &CancellationToken) -> Result<Found> {
                 if revision::is_evidence(entry.name) {
                     let mut text = String::new();
                     // A file that is not text or is cut off is no evidence.
-                    if entry.data.take(LARGEST_EVIDENCE).read_to_string(&mut text).is_ok() {
+                    if entry.data.take(MAX_EVIDENCE_BYTES).read_to_string(&mut text).is_ok() {
                         evidence.insert(entry.name.to_owned(), text);
                     }
                 }

@@ -13,10 +13,10 @@ use crate::archive::{Bounds, Kind, below, unreadable, walk};
 use crate::error::Result;
 
 /// Folders that patches may touch: their files, some 30 MB, are kept in memory. Others are read on demand.
-const KEPT: [&str; 7] =
+const KEPT_FOLDERS: [&str; 7] =
     ["ggml/", "src/", "common/", "include/", "tools/server/", "examples/server/", "cmake/"];
 /// Maximum bytes of a kept file. Larger ones are data, such as the bundled web interface.
-const LARGEST_KEPT: u64 = 2 << 20;
+const MAX_KEPT_BYTES: u64 = 2 << 20;
 
 /// A llama.cpp in an archive.
 #[derive(Debug)]
@@ -44,11 +44,11 @@ impl ArchiveTree {
             if !matches!(entry.kind, Kind::File { .. }) {
                 return Ok(());
             }
-            if KEPT.iter().any(|folder| name.starts_with(folder)) {
+            if KEPT_FOLDERS.iter().any(|folder| name.starts_with(folder)) {
                 let mut content = Vec::new();
-                let read = entry.data.take(LARGEST_KEPT + 1).read_to_end(&mut content);
+                let read = entry.data.take(MAX_KEPT_BYTES + 1).read_to_end(&mut content);
                 read.map_err(|source| unreadable(path, &source, Bounds::SOURCE))?;
-                if content.len() as u64 <= LARGEST_KEPT {
+                if content.len() as u64 <= MAX_KEPT_BYTES {
                     kept.insert(name.to_owned(), content);
                     return Ok(());
                 }

@@ -12,19 +12,19 @@ use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 use warden_patches::Revision;
 
-use super::tree::{DEEPEST, Located, Search, join};
+use super::tree::{DEEPEST, Search, TreeLocation, join};
 use super::{Found, file_sha256, is_source, revision};
 use crate::archive::{Bounds, stays_inside};
 use crate::error::{Error, Result, io_error};
 use crate::event::{Event, Reporter};
 
 /// Folders that are not searched: they are large, and a tree in them is a work copy.
-const SKIPPED: [&str; 4] = [".git", "node_modules", "target", "build"];
+const SKIPPED_FOLDERS: [&str; 4] = [".git", "node_modules", "target", "build"];
 /// Maximum entries of a search: more means that the user gave a wrong folder, such as their home.
-const MOST_ENTRIES: usize = 200_000;
+const MAX_SEARCH_ENTRIES: usize = 200_000;
 /// Maximum bytes of a file with evidence of the revision; `packed-refs` with all of upstream's tags has
 /// less than 1 MiB.
-const LARGEST_EVIDENCE: u64 = 4 << 20;
+const MAX_EVIDENCE_BYTES: u64 = 4 << 20;
 
 pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<Found> {
     let (tree, revision) = locate(path, cancel)?;
@@ -46,10 +46,10 @@ pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<Found> 
 }
 
 /// Finds llama.cpp's folder and its revision.
-pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(Located, Revision)> {
+pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(TreeLocation, Revision)> {
     let mut search = Search::default();
-    let mut left = MOST_ENTRIES;
-    look(path, "", 0, &mut left, &mut search, cancel)?;
+    let mut left = MAX_SEARCH_ENTRIES;
+    search_folder(path, "", 0, &mut left, &mut search, cancel)?;
     let Some(tree) = search.tree() else {
         return Err(Error::NoLlamaCpp { path: path.to_owned(), top: search.top() });
     };
@@ -58,7 +58,7 @@ pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(Located
         let file = path.join(name);
         fs::metadata(&file)
             .ok()
-            .filter(|metadata| metadata.is_file() && metadata.len() <= LARGEST_EVIDENCE)?;
+            .filter(|metadata| metadata.is_file() && metadata.len() <= MAX_EVIDENCE_BYTES)?;
         fs::read_to_string(file).ok()
     };
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -67,7 +67,7 @@ pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(Located
 }
 
 /// Feeds the entries of a folder and its subfolders to the search, down to its depth limit.
-fn look(
+fn search_folder(
     path: &Path,
     name: &str,
     depth: usize,
@@ -88,9 +88,9 @@ fn look(
         let kind = entry.file_type().map_err(io_error("reading", entry.path()))?;
         search.see(&below, kind.is_file());
         // Two levels below the deepest root, for `tools/server`.
-        if kind.is_dir() && depth < DEEPEST + 2 && !SKIPPED.contains(&file_name.as_str()) {
+        if kind.is_dir() && depth < DEEPEST + 2 && !SKIPPED_FOLDERS.contains(&file_name.as_str()) {
             // An unreadable folder cannot be built, so it counts as absent.
-            match look(path, &below, depth + 1, left, search, cancel) {
+            match search_folder(path, &below, depth + 1, left, search, cancel) {
                 Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {}
                 other => other?,
             }
@@ -108,24 +108,24 @@ enum Item {
 
 /// The source's entries in sorted order, and files that are too large for a source, with their bytes.
 #[derive(Default)]
-struct Items {
+struct TreeItems {
     kept: Vec<Item>,
     large: Vec<(PathBuf, u64)>,
 }
 
 /// Maximum bytes of a source file: llama.cpp's largest files, except models, have some MiB.
-const LARGEST_FILE: u64 = 64 << 20;
+const MAX_FILE_BYTES: u64 = 64 << 20;
 /// Files named in a note.
-const SHOWN: usize = 3;
+const MAX_SHOWN_FILES: usize = 3;
 
 /// Entries that an in-source cmake build leaves in the root; its other files cannot be distinguished from
 /// the source.
-const LEFT_BY_CMAKE: [&str; 2] = ["CMakeCache.txt", "CMakeFiles"];
+const CMAKE_BUILD_FILES: [&str; 2] = ["CMakeCache.txt", "CMakeFiles"];
 
 /// Lists everything that belongs to the source. Excludes cmake build folders below the root, and links that
 /// lead outside.
-fn items(root: &Path, cancel: &CancellationToken) -> Result<Items> {
-    let (mut found, mut bytes) = (Items::default(), 0);
+fn items(root: &Path, cancel: &CancellationToken) -> Result<TreeItems> {
+    let (mut found, mut bytes) = (TreeItems::default(), 0);
     let mut folders = vec![PathBuf::new()];
     while let Some(folder) = folders.pop() {
         if cancel.is_cancelled() {
@@ -139,7 +139,7 @@ fn items(root: &Path, cancel: &CancellationToken) -> Result<Items> {
         for entry in fs::read_dir(&path).map_err(io_error("reading", &path))? {
             let entry = entry.map_err(io_error("reading", &path))?;
             let name = folder.join(entry.file_name());
-            if is_root && LEFT_BY_CMAKE.iter().any(|left| name == Path::new(left)) {
+            if is_root && CMAKE_BUILD_FILES.iter().any(|left| name == Path::new(left)) {
                 continue;
             }
             let kind = entry.file_type().map_err(io_error("reading", entry.path()))?;
@@ -150,7 +150,7 @@ fn items(root: &Path, cancel: &CancellationToken) -> Result<Items> {
                 folders.push(name);
             } else if kind.is_file() {
                 let size = entry.metadata().map_err(io_error("reading", entry.path()))?.len();
-                if size > LARGEST_FILE {
+                if size > MAX_FILE_BYTES {
                     found.large.push((name, size));
                 } else {
                     bytes += size;
@@ -162,7 +162,7 @@ fn items(root: &Path, cancel: &CancellationToken) -> Result<Items> {
                     found.kept.push(Item::Link(name, target));
                 }
             }
-            within_bounds(root, bytes, found.kept.len())?;
+            check_limits(root, bytes, found.kept.len())?;
         }
     }
     found.kept.sort();
@@ -171,7 +171,7 @@ fn items(root: &Path, cancel: &CancellationToken) -> Result<Items> {
 }
 
 /// Checks the limits of an archive, since a folder is copied like an archive is unpacked.
-fn within_bounds(root: &Path, bytes: u64, files: usize) -> Result<()> {
+fn check_limits(root: &Path, bytes: u64, files: usize) -> Result<()> {
     let Bounds { bytes: most_bytes, entries: most_files } = Bounds::SOURCE;
     let limit = if bytes > most_bytes {
         format!("{} GiB", most_bytes >> 30)
@@ -227,16 +227,18 @@ fn hash(root: &Path, items: &[Item], cancel: &CancellationToken) -> Result<Strin
 
 /// Copies the source. Builds never use the original, because cmake and patches write into their tree.
 pub(super) fn copy(root: &Path, into: &Path, reporter: &Reporter, cancel: &CancellationToken) -> Result<()> {
-    let Items { kept, large } = items(root, cancel)?;
+    let TreeItems { kept, large } = items(root, cancel)?;
     if !large.is_empty() {
-        let named =
-            large.iter().take(SHOWN).map(|(name, size)| format!("{} ({} MiB)", name.display(), size >> 20));
-        let more = large.len().saturating_sub(SHOWN);
+        let named = large
+            .iter()
+            .take(MAX_SHOWN_FILES)
+            .map(|(name, size)| format!("{} ({} MiB)", name.display(), size >> 20));
+        let more = large.len().saturating_sub(MAX_SHOWN_FILES);
         let more = if more == 0 { String::new() } else { format!(" and {more} more") };
         reporter.tell(Event::Note(format!(
             "{}{more}: left out of the source, as files of more than {} MiB are",
             named.collect::<Vec<_>>().join(", "),
-            LARGEST_FILE >> 20
+            MAX_FILE_BYTES >> 20
         )));
     }
     for item in kept {

@@ -150,16 +150,16 @@ impl Source {
 }
 
 /// Extensions of model files: those in the tree are for tests, and are half of an archive's bytes.
-const WEIGHTS: [&str; 6] = ["gguf", "safetensors", "pt", "pth", "ckpt", "onnx"];
+const MODEL_EXTENSIONS: [&str; 6] = ["gguf", "safetensors", "pt", "pth", "ckpt", "onnx"];
 /// Folders excluded at any depth. git's metadata would make cmake ask git for a version that we know
 /// better; npm fetches its modules itself.
-const NO_SOURCE: [&str; 2] = [".git", "node_modules"];
+const EXCLUDED_FOLDERS: [&str; 2] = [".git", "node_modules"];
 
 /// Returns true if a file, by its name relative to the tree, belongs to the source.
 pub(crate) fn is_source(name: &str) -> bool {
     let ending = Path::new(name).extension().and_then(|ending| ending.to_str());
-    !ending.is_some_and(|ending| WEIGHTS.contains(&ending))
-        && name.split('/').all(|part| !NO_SOURCE.contains(&part))
+    !ending.is_some_and(|ending| MODEL_EXTENSIONS.contains(&ending))
+        && name.split('/').all(|part| !EXCLUDED_FOLDERS.contains(&part))
 }
 
 /// sha256 of a file's bytes as hexadecimal digits. Blocks.

@@ -10,7 +10,7 @@ use warden_patches::{Revision, Tree};
 
 use super::{Found, Source};
 use crate::error::{Error, Result};
-use crate::whole::{self, Loss};
+use crate::whole::{self, LossTolerance};
 
 /// A source's files, cached on disk if reading them is slow: an archive would have to be unpacked for each
 /// look, while a build that is in the store should take no time. Cache names contain the archive's hash, so
@@ -26,7 +26,7 @@ pub(crate) struct Remembered<'a> {
 }
 
 /// First byte of a cached file that exists; any other first byte means that the source lacks the file.
-const PRESENT: u8 = b'+';
+const PRESENT_MARK: u8 = b'+';
 
 impl<'a> Remembered<'a> {
     pub(crate) fn new(
@@ -59,14 +59,14 @@ impl Tree for Remembered<'_> {
         if let Ok(mut bytes) = fs::read(&file)
             && !bytes.is_empty()
         {
-            let present = bytes.remove(0) == PRESENT;
+            let present = bytes.remove(0) == PRESENT_MARK;
             return Ok(present.then_some(bytes));
         }
         let content = self.tree()?.read(path)?;
-        let mut bytes = vec![if content.is_some() { PRESENT } else { b'-' }];
+        let mut bytes = vec![if content.is_some() { PRESENT_MARK } else { b'-' }];
         bytes.extend_from_slice(content.as_deref().unwrap_or_default());
         // After a failed write, the file is read again next time.
-        whole::write(&file, &bytes, Loss::Bearable).ok();
+        whole::write(&file, &bytes, LossTolerance::Bearable).ok();
         Ok(content)
     }
 

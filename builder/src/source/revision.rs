@@ -60,7 +60,7 @@ fn from_git(root: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<Revisio
     if !is_commit(&commit) {
         return None;
     }
-    let build_number = tag_of(&packed, &commit);
+    let build_number = find_build_tag(&packed, &commit);
     Some(Revision { commit: Some(commit), build_number })
 }
 
@@ -94,7 +94,7 @@ fn packed_ref(packed: &str, name: &str) -> Option<String> {
 }
 
 /// Number of the build tag on a commit. For an annotated tag, the commit is on the next line, after `^`.
-fn tag_of(packed: &str, commit: &str) -> Option<u32> {
+fn find_build_tag(packed: &str, commit: &str) -> Option<u32> {
     let mut last = None;
     for line in packed.lines() {
         if let Some(peeled) = line.strip_prefix('^') {

@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 pub(crate) const DEEPEST: usize = 4;
 
 /// Possible folders of llama-server's sources, newest layout first.
-const SERVER: [&str; 2] = ["tools/server", "examples/server"];
+const SERVER_FOLDERS: [&str; 2] = ["tools/server", "examples/server"];
 
 /// Location of a llama.cpp tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Located {
+pub(crate) struct TreeLocation {
     /// llama.cpp's folder relative to the searched one; empty for the searched folder itself.
     pub(crate) root: String,
     /// The server's folder relative to the root.
@@ -42,15 +42,15 @@ impl Search {
     }
 
     /// The tree nearest to the top; among several at the same depth, the first by name.
-    pub(crate) fn tree(&self) -> Option<Located> {
+    pub(crate) fn tree(&self) -> Option<TreeLocation> {
         let has = |root: &str, part: &str| self.cmake.contains(join(root, part).as_str());
         let depth = |root: &str| if root.is_empty() { 0 } else { root.matches('/').count() + 1 };
         self.cmake
             .iter()
             .filter(|root| depth(root) <= DEEPEST && has(root, "ggml"))
             .filter_map(|root| {
-                let server = SERVER.into_iter().find(|server| has(root, server))?;
-                Some(Located { root: root.clone(), server })
+                let server = SERVER_FOLDERS.into_iter().find(|server| has(root, server))?;
+                Some(TreeLocation { root: root.clone(), server })
             })
             .min_by_key(|tree| depth(&tree.root))
     }
@@ -74,7 +74,7 @@ pub(crate) fn join(folder: &str, name: &str) -> String {
 mod tests {
     use super::*;
 
-    fn find(names: &[&str]) -> Option<Located> {
+    fn find(names: &[&str]) -> Option<TreeLocation> {
         let mut search = Search::default();
         for name in names {
             search.see(name, true);
@@ -86,7 +86,7 @@ mod tests {
         ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"].map(|name| join(root, name))
     }
 
-    fn find_owned(names: &[String]) -> Option<Located> {
+    fn find_owned(names: &[String]) -> Option<TreeLocation> {
         find(&names.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn an_old_tree_has_its_server_among_the_examples() {
         let found = find(&["x/CMakeLists.txt", "x/ggml/CMakeLists.txt", "x/examples/server/CMakeLists.txt"]);
-        assert_eq!(found, Some(Located { root: "x".into(), server: "examples/server" }));
+        assert_eq!(found, Some(TreeLocation { root: "x".into(), server: "examples/server" }));
     }
 
     #[test]

@@ -18,15 +18,15 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::lineage::{NoSuccessor, succeeds};
-use super::{BuildId, CHOSEN, MOVE, Provenance, Store};
+use super::{BuildId, CHOICES_FILE, MOVE_FILE, Provenance, Store};
 use crate::clock;
 use crate::error::{Error, Result, io_error};
-use crate::whole::{self, Loss};
+use crate::whole::{self, LossTolerance};
 
 /// Maximum entries per list; older builds are no useful rollback target.
-const REMEMBERED: usize = 20;
+const MAX_DECISIONS: usize = 20;
 /// Incremented when the file's format changes.
-const SCHEMA: u32 = 1;
+const CHOICES_SCHEMA: u32 = 1;
 
 /// A decision about a build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,7 +56,7 @@ pub struct Choices {
 
 impl Default for Choices {
     fn default() -> Self {
-        Self { schema: SCHEMA, chosen: Vec::new(), rejected: Vec::new() }
+        Self { schema: CHOICES_SCHEMA, chosen: Vec::new(), rejected: Vec::new() }
     }
 }
 
@@ -83,14 +83,14 @@ impl Store {
     /// # Errors
     /// Fails if the file exists and cannot be read or parsed.
     pub fn choices(&self) -> Result<Choices> {
-        let path = self.root.join(CHOSEN);
+        let path = self.root.join(CHOICES_FILE);
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Choices::default()),
             Err(error) => return Err(io_error("reading", path)(error)),
         };
         match serde_json::from_slice::<Choices>(&text) {
-            Ok(choices) if choices.schema == SCHEMA => Ok(choices),
+            Ok(choices) if choices.schema == CHOICES_SCHEMA => Ok(choices),
             Ok(choices) => {
                 Err(Error::DamagedChoices { path, why: format!("it is of version {}", choices.schema) })
             }
@@ -150,7 +150,7 @@ impl Store {
     ///
     /// # Errors
     /// Fails if the build does not exist, or if the store cannot be read.
-    pub fn no_successor(&self, build: &BuildId) -> Result<Option<NoSuccessor>> {
+    pub fn successor_obstacle(&self, build: &BuildId) -> Result<Option<NoSuccessor>> {
         let new = self.show(build)?;
         let in_use = self.in_use()?.filter(|in_use| in_use.id != *build);
         Ok(in_use.and_then(|in_use| succeeds(&in_use.plan, &new.plan).err()))
@@ -184,7 +184,7 @@ impl Store {
     ///
     /// # Errors
     /// Fails if there is no usable build before it, or if the file of decisions cannot be read or written.
-    pub fn go_back(&self, left: &BuildId, why: Option<&str>) -> Result<BuildId> {
+    pub fn roll_back(&self, left: &BuildId, why: Option<&str>) -> Result<BuildId> {
         let _lock = self.lock()?;
         let mut choices = self.choices()?;
         let back = self.step_back(&mut choices, left)?;
@@ -238,13 +238,13 @@ impl Store {
     }
 
     fn move_path(&self) -> PathBuf {
-        self.root.join(MOVE)
+        self.root.join(MOVE_FILE)
     }
 
     fn write_move(&self, moving: Option<&Move>) -> Result<()> {
         let path = self.move_path();
         let write = || match moving {
-            Some(moving) => whole::write(&path, &serde_json::to_vec(moving)?, Loss::Final),
+            Some(moving) => whole::write(&path, &serde_json::to_vec(moving)?, LossTolerance::Final),
             None => match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
                 _ => Ok(()),
@@ -276,14 +276,14 @@ impl Store {
 
     fn write_choices(&self, mut choices: Choices) -> Result<()> {
         for list in [&mut choices.chosen, &mut choices.rejected] {
-            let old = list.len().saturating_sub(REMEMBERED);
+            let old = list.len().saturating_sub(MAX_DECISIONS);
             list.drain(..old);
         }
-        let path = self.root.join(CHOSEN);
+        let path = self.root.join(CHOICES_FILE);
         let write = || {
             let mut text = serde_json::to_vec_pretty(&choices)?;
             text.push(b'\n');
-            whole::write(&path, &text, Loss::Final)
+            whole::write(&path, &text, LossTolerance::Final)
         };
         write().map_err(io_error("writing", &path))
     }

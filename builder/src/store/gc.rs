@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::{BuildId, INCOMING, Store, clear, name_of, only_ours};
+use super::{BuildId, INCOMING_PREFIX, Store, clear, name_of, only_ours};
 use crate::error::Result;
 use crate::owned;
 
@@ -46,7 +46,7 @@ impl Store {
     /// # Errors
     ///
     /// Fails if the store cannot be read.
-    pub fn superfluous(&self, keep: &Keep) -> Result<Sweep> {
+    pub fn plan_gc(&self, keep: &Keep) -> Result<Sweep> {
         let ids: Vec<BuildId> = self.list()?.builds.into_iter().map(|build| build.id).collect();
         let all = ids.len();
         let going = ids.into_iter().skip(keep.newest).filter(|id| !keep.ids.contains(id));
@@ -90,7 +90,7 @@ impl Store {
     fn leftovers(&self) -> Vec<(PathBuf, u64)> {
         let entries = fs::read_dir(self.root()).into_iter().flatten().flatten().map(|entry| entry.path());
         let named = |path: &PathBuf| {
-            name_of(path).strip_prefix(INCOMING).is_some_and(|id| id.parse::<BuildId>().is_ok())
+            name_of(path).strip_prefix(INCOMING_PREFIX).is_some_and(|id| id.parse::<BuildId>().is_ok())
         };
         let mut found: Vec<(PathBuf, u64)> = entries
             .filter(|path| named(path) && only_ours(path).is_ok())

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Hexadecimal digits of an id: 64 bits, so that a collision among a million builds has a probability of
 /// one in 10^7.
-const DIGITS: usize = 16;
+const ID_DIGITS: usize = 16;
 
 /// Id of a build: 16 lower-case hexadecimal digits of its recipe's hash.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -15,8 +15,8 @@ const DIGITS: usize = 16;
 pub struct BuildId(String);
 
 impl BuildId {
-    pub(crate) fn of_hash(hash: &[u8; 32]) -> Self {
-        Self(hex::encode(&hash[..DIGITS / 2]))
+    pub(crate) fn from_hash(hash: &[u8; 32]) -> Self {
+        Self(hex::encode(&hash[..ID_DIGITS / 2]))
     }
 
     /// The id as text.
@@ -35,7 +35,7 @@ impl FromStr for BuildId {
 
     fn from_str(text: &str) -> Result<Self, NotAnId> {
         let digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-        if text.len() == DIGITS && text.bytes().all(digit) {
+        if text.len() == ID_DIGITS && text.bytes().all(digit) {
             Ok(Self(text.to_owned()))
         } else {
             Err(NotAnId(text.to_owned()))

@@ -7,12 +7,12 @@ use crate::plan::Plan;
 use crate::source::Found;
 
 /// Names of upstream's sources: its repository, now and formerly, and the package that contains its source.
-const UPSTREAM: [&str; 4] =
+const UPSTREAM_NAMES: [&str; 4] =
     ["ggml-org/llama.cpp", "ggerganov/llama.cpp", "llama_cpp_python", "llama-cpp-python"];
 /// Lineage of these sources, and of folders and archives named so.
-const LLAMA_CPP: &str = "llama.cpp";
+const UPSTREAM_LINEAGE: &str = "llama.cpp";
 /// File extensions of archives.
-const ARCHIVES: [&str; 4] = [".tar.gz", ".tgz", ".tar.xz", ".zip"];
+const ARCHIVE_EXTENSIONS: [&str; 4] = [".tar.gz", ".tgz", ".tar.xz", ".zip"];
 
 /// Why a new build does not become the default automatically.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl fmt::Display for NoSuccessor {
 }
 
 /// Facts about a source that are known without its history.
-struct Origin {
+struct SourceOrigin {
     lineage: String,
     /// Upstream's build number.
     number: Option<u32>,
@@ -88,20 +88,20 @@ fn continues(in_use: &Found, new: &Found) -> Result<(), NoSuccessor> {
     Ok(())
 }
 
-fn origin(found: &Found) -> Origin {
+fn origin(found: &Found) -> SourceOrigin {
     let given = found.given.to_string_lossy();
     let number = found.revision.build_number;
     if found.kind == "git" && given.contains("://") {
-        return Origin { lineage: known(repository(&given)), number, version: Vec::new() };
+        return SourceOrigin { lineage: unify_upstream(repository(&given)), number, version: Vec::new() };
     }
     let name =
         Path::new(&*given).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let stem = ARCHIVES.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(&name);
+    let stem = ARCHIVE_EXTENSIONS.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(&name);
     let (lineage, version) = match stem.rsplit_once('-') {
-        Some((name, end)) if is_revision(end) => (name, numbers(end)),
+        Some((name, end)) if is_revision(end) => (name, version_numbers(end)),
         _ => (stem, Vec::new()),
     };
-    Origin { lineage: known(lineage.trim_end_matches(".git").to_owned()), number, version }
+    SourceOrigin { lineage: unify_upstream(lineage.trim_end_matches(".git").to_owned()), number, version }
 }
 
 /// `owner/name` of a repository's URL.
@@ -113,8 +113,8 @@ fn repository(url: &str) -> String {
 }
 
 /// Maps upstream's names to a single one.
-fn known(name: String) -> String {
-    if UPSTREAM.contains(&name.as_str()) { LLAMA_CPP.to_owned() } else { name }
+fn unify_upstream(name: String) -> String {
+    if UPSTREAM_NAMES.contains(&name.as_str()) { UPSTREAM_LINEAGE.to_owned() } else { name }
 }
 
 /// Returns true if the end of a name is a version, a build tag or a commit.
@@ -128,7 +128,7 @@ const fn is_digit_or_dot(byte: u8) -> bool {
     byte.is_ascii_digit() || byte == b'.'
 }
 
-fn numbers(text: &str) -> Vec<u32> {
+fn version_numbers(text: &str) -> Vec<u32> {
     if text.len() == 40 {
         return Vec::new();
     }

@@ -30,22 +30,22 @@ pub use lineage::{NoSuccessor, succeeds};
 pub use provenance::{Binary, Host, Provenance, SCHEMA, Timings};
 
 use crate::error::{Error, Result, io_error};
-use crate::lock::Lock;
+use crate::lock::FileLock;
 
 /// File name of the binary.
-const BINARY: &str = "llama-server";
+const BINARY_FILE: &str = "llama-server";
 /// File name of the provenance.
-const PROVENANCE: &str = "provenance.json";
+const PROVENANCE_FILE: &str = "provenance.json";
 /// Name prefix of folders that are being written or removed.
-const INCOMING: &str = ".incoming-";
+const INCOMING_PREFIX: &str = ".incoming-";
 /// Lock held by a process that writes or removes.
-const LOCK: &str = ".lock";
+const LOCK_FILE: &str = ".lock";
 /// File with the default build and the rollback target.
-const CHOSEN: &str = ".chosen.json";
-/// File of an unfinished rollout. The common prefix with [`CHOSEN`] keeps it from being listed as foreign.
-const MOVE: &str = ".chosen.json.move";
+const CHOICES_FILE: &str = ".chosen.json";
+/// File of an unfinished rollout. The common prefix with [`CHOICES_FILE`] keeps it from being listed as foreign.
+const MOVE_FILE: &str = ".chosen.json.move";
 /// All files of a build's folder; no others are removed with it.
-const FILES: [&str; 2] = [BINARY, PROVENANCE];
+const BUILD_FILES: [&str; 2] = [BINARY_FILE, PROVENANCE_FILE];
 
 /// A folder of builds. Cheap to create: only methods access the disk. Methods block briefly.
 #[derive(Clone, Debug)]
@@ -94,8 +94,8 @@ impl Store {
                     Ok(build) => listing.builds.push(build),
                     Err(error) => listing.damaged.push((path, error.to_string())),
                 },
-                Err(_) if name_of(&path).starts_with(INCOMING) || name_of(&path) == LOCK => {}
-                Err(_) if name_of(&path).starts_with(CHOSEN) => {}
+                Err(_) if name_of(&path).starts_with(INCOMING_PREFIX) || name_of(&path) == LOCK_FILE => {}
+                Err(_) if name_of(&path).starts_with(CHOICES_FILE) => {}
                 Err(_) => listing.foreign.push(path),
             }
         }
@@ -138,24 +138,24 @@ impl Store {
         if !folder.exists() {
             return Err(Error::NoSuchBuild { id: id.to_string(), store: self.root.clone() });
         }
-        let text = match fs::read(folder.join(PROVENANCE)) {
+        let text = match fs::read(folder.join(PROVENANCE_FILE)) {
             Ok(text) => text,
-            Err(error) => return damaged(format!("{PROVENANCE} cannot be read ({error})")),
+            Err(error) => return damaged(format!("{PROVENANCE_FILE} cannot be read ({error})")),
         };
         let provenance: Provenance = match serde_json::from_slice(&text) {
             Ok(provenance) => provenance,
-            Err(error) => return damaged(format!("{PROVENANCE} cannot be understood ({error})")),
+            Err(error) => return damaged(format!("{PROVENANCE_FILE} cannot be understood ({error})")),
         };
         if provenance.schema != SCHEMA || provenance.id != *id {
             return damaged(format!(
-                "{PROVENANCE} is that of {} in version {}",
+                "{PROVENANCE_FILE} is that of {} in version {}",
                 provenance.id, provenance.schema
             ));
         }
-        match fs::metadata(folder.join(BINARY)) {
+        match fs::metadata(folder.join(BINARY_FILE)) {
             Ok(metadata) if metadata.is_file() && metadata.len() == provenance.binary.size => Ok(provenance),
-            Ok(_) => damaged(format!("{BINARY} has not the size that it was built with")),
-            Err(error) => damaged(format!("{BINARY} cannot be read ({error})")),
+            Ok(_) => damaged(format!("{BINARY_FILE} has not the size that it was built with")),
+            Err(error) => damaged(format!("{BINARY_FILE} cannot be read ({error})")),
         }
     }
 
@@ -165,7 +165,7 @@ impl Store {
     ///
     /// Fails if the build does not exist or is damaged.
     pub fn binary(&self, id: &BuildId) -> Result<PathBuf> {
-        self.show(id).map(|_| self.folder(id).join(BINARY))
+        self.show(id).map(|_| self.folder(id).join(BINARY_FILE))
     }
 
     /// The newest usable build, if there is one.
@@ -197,15 +197,15 @@ impl Store {
     }
 
     /// The build of this store that contains a file.
-    pub fn build_of(&self, file: &Path) -> Option<BuildId> {
+    pub fn find_by_file(&self, file: &Path) -> Option<BuildId> {
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         // A removed file has no canonical path, but its folder may have one.
         let (folder, root) = (real(file.parent()?), real(&self.root));
         (folder.parent()? == root).then(|| name_of(&folder).parse().ok())?
     }
 
-    fn lock(&self) -> Result<Lock> {
-        Lock::wait(&self.root.join(LOCK))
+    fn lock(&self) -> Result<FileLock> {
+        FileLock::wait(&self.root.join(LOCK_FILE))
     }
 
     /// Moves a binary into the store. The caller holds the build's lock. Replaces a damaged build with the
@@ -226,14 +226,14 @@ impl Store {
         }
         done?;
         self.settle(before, provenance)?;
-        Ok(folder.join(BINARY))
+        Ok(folder.join(BINARY_FILE))
     }
 
     #[expect(clippy::unused_self, reason = "part of installing into this store")]
     fn fill(&self, folder: &Path, binary: &Path, provenance: &Provenance) -> Result<()> {
-        let to = folder.join(BINARY);
+        let to = folder.join(BINARY_FILE);
         fs::copy(binary, &to).map_err(io_error("copying", binary))?;
-        let file = folder.join(PROVENANCE);
+        let file = folder.join(PROVENANCE_FILE);
         let mut text = serde_json::to_vec_pretty(provenance)
             .map_err(|error| io_error("writing", &file)(error.into()))?;
         text.push(b'\n');
@@ -247,7 +247,7 @@ impl Store {
     }
 
     fn incoming(&self, id: &BuildId) -> PathBuf {
-        self.root.join(format!("{INCOMING}{id}"))
+        self.root.join(format!("{INCOMING_PREFIX}{id}"))
     }
 }
 
@@ -262,7 +262,7 @@ fn only_ours(folder: &Path) -> Result<()> {
         let entry = entry.map_err(io_error("reading", folder))?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let file = entry.file_type().is_ok_and(|kind| kind.is_file() || kind.is_symlink());
-        if !file || !FILES.contains(&name.as_str()) {
+        if !file || !BUILD_FILES.contains(&name.as_str()) {
             return foreign(format!("`{name}` is in it"));
         }
     }
@@ -275,7 +275,7 @@ fn clear(folder: &Path) -> Result<()> {
         return Ok(());
     }
     only_ours(folder)?;
-    for name in FILES {
+    for name in BUILD_FILES {
         match fs::remove_file(folder.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(io_error("removing", folder)(error));

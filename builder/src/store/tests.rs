@@ -41,7 +41,7 @@ fn store(folder: &Path, times: &[&str]) -> (Store, Vec<BuildId>) {
 
 /// Runs the garbage collection, and returns the removed builds.
 fn gone(store: &Store, keep: &Keep) -> Vec<BuildId> {
-    let sweep = store.superfluous(keep).unwrap();
+    let sweep = store.plan_gc(keep).unwrap();
     store.gc(&sweep, |_, _| ()).unwrap();
     sweep.builds.into_iter().map(|(id, _)| id).collect()
 }
@@ -54,11 +54,11 @@ fn what_a_build_that_was_cut_short_left_is_swept_and_what_others_put_there_is_no
     let [ours, theirs, mail] = names.map(|name| store.root().join(name));
     for path in [&ours, &theirs, &mail] {
         fs::create_dir(path).unwrap();
-        fs::write(path.join(BINARY), "half").unwrap();
+        fs::write(path.join(BINARY_FILE), "half").unwrap();
     }
     fs::write(theirs.join("keep"), "mine").unwrap();
     let keep = Keep { newest: 1, ids: Vec::new() };
-    assert_eq!(store.superfluous(&keep).unwrap().leftovers, [(ours.clone(), 4)]);
+    assert_eq!(store.plan_gc(&keep).unwrap().leftovers, [(ours.clone(), 4)]);
     assert!(gone(&store, &keep).is_empty());
     assert!(!ours.exists() && theirs.join("keep").exists() && mail.exists());
 }
@@ -85,7 +85,7 @@ fn the_newest_build_is_in_use_until_one_is_chosen_and_then_that_one() {
     let (store, ids) = store(folder.path(), &times);
     let in_use = || store.in_use().unwrap().map(|build| build.id).unwrap();
     assert_eq!(in_use(), ids[2]);
-    assert!(store.go_back(&ids[2], Some("no")).unwrap_err().to_string().contains("no build to go back to"));
+    assert!(store.roll_back(&ids[2], Some("no")).unwrap_err().to_string().contains("no build to go back to"));
     store.choose(&ids[0], "by hand").unwrap();
     assert_eq!((in_use(), store.kept_by_choice()), (ids[0].clone(), vec![ids[0].clone()]));
     store.choose(&ids[2], "it is better").unwrap();
@@ -94,12 +94,12 @@ fn the_newest_build_is_in_use_until_one_is_chosen_and_then_that_one() {
     // The file of decisions is neither foreign nor a build.
     assert!(store.list().unwrap().foreign.is_empty());
     // A rollback from a build that is not the default any more changes nothing.
-    assert_eq!(store.go_back(&ids[1], None).unwrap(), ids[2]);
+    assert_eq!(store.roll_back(&ids[1], None).unwrap(), ids[2]);
     assert_eq!((in_use(), store.choices().unwrap().rejected.len()), (ids[2].clone(), 0));
-    assert_eq!(store.go_back(&ids[2], Some("it leaks")).unwrap(), ids[0]);
+    assert_eq!(store.roll_back(&ids[2], Some("it leaks")).unwrap(), ids[0]);
     assert_eq!(in_use(), ids[0]);
     assert_eq!(store.choices().unwrap().rejected(&ids[2]).unwrap().why, "it leaks");
-    assert!(store.go_back(&ids[0], Some("again")).is_err(), "there is nothing before it");
+    assert!(store.roll_back(&ids[0], Some("again")).is_err(), "there is nothing before it");
     // Choosing a rejected build.
     store.choose(&ids[2], "by hand").unwrap();
     assert!(store.choices().unwrap().rejected(&ids[2]).is_none());
@@ -134,7 +134,7 @@ fn a_build_of_a_fork_or_an_older_one_comes_into_use_by_a_choice_alone() {
     let forked = install_of(&store, fork, 900, "2026-01-03T00:00:00Z");
     let older = install_of(&store, upstream, 150, "2026-01-04T00:00:00Z");
     assert_eq!(in_use(), newer);
-    let why = |id| store.no_successor(id).unwrap().map(|why| why.to_string()).unwrap_or_default();
+    let why = |id| store.successor_obstacle(id).unwrap().map(|why| why.to_string()).unwrap_or_default();
     assert!(why(&forked).contains("ikawrakow/ik_llama.cpp") && why(&older).contains("older: b150"));
     assert_eq!(why(&newer), "");
     // First with a GPU, then without one.
@@ -153,7 +153,7 @@ fn a_build_of_a_fork_or_an_older_one_comes_into_use_by_a_choice_alone() {
     assert_eq!(in_use(), forked);
     install_of(&store, fork, 901, "2026-01-06T00:00:00Z");
     assert_eq!(in_use(), forked, "what was chosen stays");
-    assert_eq!(store.go_back(&forked, None).unwrap(), newest);
+    assert_eq!(store.roll_back(&forked, None).unwrap(), newest);
     // After an explicit choice, the build is not held any more.
     store.choose(&newest, "by hand").unwrap();
     install_of(&store, upstream, 400, "2026-01-07T00:00:00Z");
@@ -171,7 +171,7 @@ fn a_build_that_is_rejected_is_in_use_for_nobody_who_has_another() {
     for build in [&ids[0], &ids[1], &ids[0]] {
         store.choose(build, "x").unwrap();
     }
-    assert_eq!(store.go_back(&ids[0], None).unwrap(), ids[1]);
+    assert_eq!(store.roll_back(&ids[0], None).unwrap(), ids[1]);
     assert!(store.choices().unwrap().rejected(&ids[0]).is_none());
     store.reject(&ids[1], "after all").unwrap();
     assert!(store.kept_by_choice().is_empty());
@@ -192,14 +192,14 @@ fn who_was_killed_over_a_move_leaves_word_and_another_choice_ends_it() {
     store.moved().unwrap();
     store.moved().unwrap();
     assert_eq!(moving(), None);
-    store.go_back(&ids[1], None).unwrap();
+    store.roll_back(&ids[1], None).unwrap();
     assert_eq!(moving(), Some((ids[1].clone(), true)));
     store.choose(&ids[1], "by hand").unwrap();
     assert_eq!(moving(), None);
     // The file of the move exists, and the choice was not written.
-    fs::write(store.root().join(MOVE), format!("{{\"build\":\"{}\",\"back\":false}}", ids[0])).unwrap();
+    fs::write(store.root().join(MOVE_FILE), format!("{{\"build\":\"{}\",\"back\":false}}", ids[0])).unwrap();
     assert_eq!(moving(), None);
-    fs::write(store.root().join(MOVE), "{}").unwrap();
+    fs::write(store.root().join(MOVE_FILE), "{}").unwrap();
     assert_eq!(moving(), None);
 }
 
@@ -207,12 +207,12 @@ fn who_was_killed_over_a_move_leaves_word_and_another_choice_ends_it() {
 fn choices_that_nobody_understands_keep_no_server_down_and_are_not_written_over() {
     let folder = tempfile::tempdir().unwrap();
     let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z"]);
-    fs::write(store.root().join(CHOSEN), "{\"schema\": 9}").unwrap();
+    fs::write(store.root().join(CHOICES_FILE), "{\"schema\": 9}").unwrap();
     assert_eq!(store.in_use().unwrap().map(|build| build.id), Some(ids[0].clone()));
     for error in [store.choose(&ids[0], "x").unwrap_err(), store.reject(&ids[0], "x").unwrap_err()] {
         assert!(error.to_string().contains("cannot be understood"), "{error}");
     }
-    assert_eq!(fs::read_to_string(store.root().join(CHOSEN)).unwrap(), "{\"schema\": 9}");
+    assert_eq!(fs::read_to_string(store.root().join(CHOICES_FILE)).unwrap(), "{\"schema\": 9}");
 }
 
 #[test]
@@ -238,11 +238,11 @@ fn removing_waits_for_whoever_writes() {
 fn the_build_of_a_binary_is_known_by_its_path() {
     let folder = tempfile::tempdir().unwrap();
     let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z"]);
-    assert_eq!(store.build_of(&store.folder(&ids[0]).join(BINARY)), Some(ids[0].clone()));
-    assert_eq!(store.build_of(Path::new("/usr/bin/llama-server")), None);
+    assert_eq!(store.find_by_file(&store.folder(&ids[0]).join(BINARY_FILE)), Some(ids[0].clone()));
+    assert_eq!(store.find_by_file(Path::new("/usr/bin/llama-server")), None);
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(store.root(), &link).unwrap();
-    assert_eq!(store.build_of(&link.join(ids[0].as_str()).join(BINARY)), Some(ids[0].clone()));
+    assert_eq!(store.find_by_file(&link.join(ids[0].as_str()).join(BINARY_FILE)), Some(ids[0].clone()));
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn a_prefix_finds_one_build_or_tells_the_candidates() {
 fn damaged_and_foreign_folders_are_reported_and_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"]);
-    fs::write(store.folder(&ids[0]).join(BINARY), "cut").unwrap();
+    fs::write(store.folder(&ids[0]).join(BINARY_FILE), "cut").unwrap();
     fs::create_dir(store.root().join("cc00000000000000")).unwrap();
     fs::create_dir(store.root().join("my notes")).unwrap();
     let listing = store.list().unwrap();
@@ -317,7 +317,7 @@ fn gc_keeps_the_newest_and_the_named() {
         ["2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z", "2026-03-01T00:00:00Z", "2026-04-01T00:00:00Z"];
     let (store, ids) = store(folder.path(), &times);
     let keep = Keep { newest: 1, ids: vec![ids[0].clone()] };
-    let sweep = store.superfluous(&keep).unwrap();
+    let sweep = store.plan_gc(&keep).unwrap();
     assert_eq!(sweep.left, 2);
     assert!(sweep.bytes() > 2 * 5, "the provenance counts, too");
     assert_eq!(gone(&store, &keep), [ids[2].clone(), ids[1].clone()]);
@@ -329,7 +329,7 @@ fn gc_keeps_the_newest_and_the_named() {
 fn installing_replaces_a_damaged_build_of_the_same_name() {
     let folder = tempfile::tempdir().unwrap();
     let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z"]);
-    fs::write(store.folder(&ids[0]).join(PROVENANCE), "{").unwrap();
+    fs::write(store.folder(&ids[0]).join(PROVENANCE_FILE), "{").unwrap();
     assert!(store.show(&ids[0]).is_err());
     store
         .install(&folder.path().join("binary"), &provenance(&["TIME=2026-01-01T00:00:00Z"], "x", 5))

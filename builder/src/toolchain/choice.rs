@@ -19,12 +19,12 @@ pub(crate) async fn choose(
 ) -> Result<Chosen> {
     let (backend, why) = match wish {
         BackendWish::This(backend) => (backend, String::new()),
-        BackendWish::Auto => automatic(env, arch, cancel).await?,
+        BackendWish::Auto => choose_automatically(env, arch, cancel).await?,
     };
     arch.check(backend)?;
     let toolkit = toolkit::find(env, backend, cancel).await?;
     let gpu = match &toolkit {
-        Some(toolkit) => gpus(env, backend, toolkit, arch, cancel).await?,
+        Some(toolkit) => gpu_architectures(env, backend, toolkit, arch, cancel).await?,
         None => Vec::new(),
     };
     let why = match &toolkit {
@@ -37,7 +37,7 @@ pub(crate) async fn choose(
 }
 
 /// The first backend with both a device and a toolkit. Reports backends that lack only one of them.
-async fn automatic(
+async fn choose_automatically(
     env: &Environment,
     arch: &ArchWish,
     cancel: &CancellationToken,
@@ -86,7 +86,7 @@ async fn automatic(
 }
 
 /// The GPU architectures in cmake's syntax.
-async fn gpus(
+async fn gpu_architectures(
     env: &Environment,
     backend: Backend,
     toolkit: &Toolkit,

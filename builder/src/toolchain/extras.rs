@@ -26,7 +26,7 @@ pub(crate) struct OpenSsl(pub(crate) String);
 pub(crate) struct Curl(pub(crate) String);
 
 /// Program that prints its OpenSSL version, and needs both OpenSSL libraries.
-const PROGRAM: &str = "#include <openssl/ssl.h>\n#include <openssl/opensslv.h>\n#include <stdio.h>\n\
+const OPENSSL_PROGRAM: &str = "#include <openssl/ssl.h>\n#include <openssl/opensslv.h>\n#include <stdio.h>\n\
     int main(void) { return SSL_CTX_new(TLS_client_method()) == NULL || puts(OPENSSL_VERSION_TEXT) < 0; }\n";
 
 /// Program that prints its libcurl version, and fails if the libcurl at run time does not support HTTPS.
@@ -40,7 +40,7 @@ pub(crate) async fn npm(env: &Environment, cancel: &CancellationToken) -> Result
     let version =
         async |program: &Path| said(env, program, &["--version"], "asking for its version", cancel).await;
     let versions = tokio::try_join!(version(&npm), version(&node));
-    known(versions).map(|versions| {
+    missing_if_failed(versions).map(|versions| {
         let (npm, node) = versions?;
         Some(Npm(format!("npm {}, node {}", npm.trim(), node.trim())))
     })
@@ -52,8 +52,15 @@ pub(crate) async fn openssl(
     compilers: &Compilers,
     cancel: &CancellationToken,
 ) -> Result<Option<OpenSsl>> {
-    let found =
-        linked(env, compilers, PROGRAM, &["-lssl", "-lcrypto"], "looking for OpenSSL", cancel).await?;
+    let found = run_linked_program(
+        env,
+        compilers,
+        OPENSSL_PROGRAM,
+        &["-lssl", "-lcrypto"],
+        "looking for OpenSSL",
+        cancel,
+    )
+    .await?;
     Ok(found.map(OpenSsl))
 }
 
@@ -65,12 +72,13 @@ pub(crate) async fn curl(
     cancel: &CancellationToken,
 ) -> Result<Option<Curl>> {
     let env = Environment { searched: BTreeMap::new(), ..env.clone() };
-    let found = linked(&env, compilers, CURL_PROGRAM, &["-lcurl"], "looking for libcurl", cancel).await?;
+    let found =
+        run_linked_program(&env, compilers, CURL_PROGRAM, &["-lcurl"], "looking for libcurl", cancel).await?;
     Ok(found.map(Curl))
 }
 
 /// The version printed by a program with these libraries, if it compiles and runs.
-async fn linked(
+async fn run_linked_program(
     env: &Environment,
     compilers: &Compilers,
     text: &str,
@@ -87,10 +95,10 @@ async fn linked(
     let (from, to) = (source.to_string_lossy(), program.to_string_lossy());
     let arguments = [&[&*from, "-o", &*to], libraries].concat();
     let made = said(env, &compilers.c.path, &arguments, doing, cancel).await;
-    if known(made)?.is_none() || !program.exists() {
+    if missing_if_failed(made)?.is_none() || !program.exists() {
         return Ok(None);
     }
-    let text = known(said(env, &program, &[], "asking for its version", cancel).await)?;
+    let text = missing_if_failed(said(env, &program, &[], "asking for its version", cancel).await)?;
     Ok(text.as_deref().and_then(version))
 }
 
@@ -103,7 +111,7 @@ fn version(text: &str) -> Option<String> {
 }
 
 /// Maps a failure to `None`; cancellation stays an error.
-fn known<T>(result: Result<T>) -> Result<Option<T>> {
+fn missing_if_failed<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(Error::Cancelled) => Err(Error::Cancelled),

@@ -33,9 +33,9 @@ use venv::Venv;
 
 /// Oldest supported cmake. llama.cpp demands 3.14; our usage (`-S`, `-B`, no presets) was tested from 3.18
 /// on.
-const OLDEST_CMAKE: (u32, u32) = (3, 18);
+const MIN_CMAKE: (u32, u32) = (3, 18);
 /// Oldest cmake for GPU builds: it knows HIP as a language (3.21) and `all-major` for CUDA (3.23).
-const OLDEST_CMAKE_FOR_GPUS: (u32, u32) = (3, 23);
+const MIN_GPU_CMAKE: (u32, u32) = (3, 23);
 
 /// Finds the compilers; the error names the package of a missing one.
 pub(crate) async fn compilers(
@@ -111,12 +111,12 @@ pub(crate) async fn drivers(
     reporter: &Reporter,
     cancel: &CancellationToken,
 ) -> Result<Drivers> {
-    let oldest = if backend.has_gpu() { OLDEST_CMAKE_FOR_GPUS } else { OLDEST_CMAKE };
+    let oldest = if backend.has_gpu() { MIN_GPU_CMAKE } else { MIN_CMAKE };
     let launcher = ["ccache", "sccache"].iter().find_map(|name| env.find(name));
     if let (Some(cmake), Some(ninja)) = (env.find("cmake"), env.find("ninja")) {
         let found = tokio::try_join!(versioned(env, cmake, cancel), versioned(env, ninja, cancel));
         match found {
-            Ok((cmake, ninja)) if new_enough(&cmake.version, oldest) => {
+            Ok((cmake, ninja)) if is_new_enough(&cmake.version, oldest) => {
                 return Ok(Drivers { cmake, ninja, launcher });
             }
             Ok((cmake, _)) => reporter.tell(Event::Note(format!("{} is too old", cmake.version))),
@@ -138,7 +138,7 @@ pub(crate) async fn drivers(
     Ok(Drivers { cmake, ninja, launcher })
 }
 
-fn new_enough(version: &str, oldest: (u32, u32)) -> bool {
+fn is_new_enough(version: &str, oldest: (u32, u32)) -> bool {
     let number = version.rsplit(' ').next().unwrap_or(version);
     let mut parts = number.split('.').map(|part| part.parse::<u32>().ok());
     match (parts.next().flatten(), parts.next().flatten()) {

@@ -102,10 +102,10 @@ async fn python_without_its_venv_module_names_the_package() {
 
 #[test]
 fn versions_of_cmake_are_compared_by_number() {
-    let enough = |version| new_enough(version, OLDEST_CMAKE);
+    let enough = |version| is_new_enough(version, MIN_CMAKE);
     assert!(enough("cmake version 3.18.4"));
     assert!(enough("cmake version 4.0.0-rc1"));
     assert!(enough("something else"));
     assert!(!enough("cmake version 3.9.1"));
-    assert!(!new_enough("cmake version 3.22.1", OLDEST_CMAKE_FOR_GPUS));
+    assert!(!is_new_enough("cmake version 3.22.1", MIN_GPU_CMAKE));
 }

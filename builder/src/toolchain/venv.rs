@@ -13,7 +13,7 @@ use super::asking::finish;
 use crate::environment::{Environment, without};
 use crate::error::{Error, Result, io_error};
 use crate::event::{Event, Reporter};
-use crate::lock::Lock;
+use crate::lock::FileLock;
 use crate::owned;
 use crate::process::output;
 
@@ -34,12 +34,12 @@ const INDEX_SETTINGS: [&str; 12] = [
 ];
 /// Packages of the environment: cmake and ninja, and the requirements of llama-cpp-python's build backend
 /// for metadata (it needs cmake 3.21, too). Binary packages only: compiling cmake takes ten minutes.
-const PACKAGES: [&str; 6] =
+const VENV_PACKAGES: [&str; 6] =
     ["--only-binary", ":all:", "cmake>=3.21", "ninja>=1.10", "scikit-build-core>=0.9.2", "pathspec"];
 /// Description of these packages.
 const CONTENT: &str = "cmake, ninja and a Python build backend";
 /// Mark written last, so that an incomplete environment is recreated.
-const COMPLETE: &str = ".complete";
+const COMPLETE_MARK: &str = ".complete";
 
 /// A virtual environment, which may not exist yet.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ impl Venv {
         if self.is_ready() {
             return Ok(());
         }
-        let _lock = Lock::take(&self.lock, cancel, || ()).await?;
+        let _lock = FileLock::take(&self.lock, cancel, || ()).await?;
         if self.is_ready() {
             return Ok(());
         }
@@ -81,23 +81,25 @@ impl Venv {
         owned::create(&self.folder).map_err(io_error("creating", &self.folder))?;
         self.create(&python, env, cancel).await?;
         let mut install = self.pip(env);
-        install.arg("install").args(PACKAGES);
+        install.arg("install").args(VENV_PACKAGES);
         let doing = format!("installing {CONTENT} into {}", self.folder.display());
         finish(Path::new("pip install"), &doing, output(install, cancel).await)?;
-        let mark = self.folder.join(COMPLETE);
-        fs::write(&mark, PACKAGES.join(" ")).map_err(io_error("writing", mark))
+        let mark = self.folder.join(COMPLETE_MARK);
+        fs::write(&mark, VENV_PACKAGES.join(" ")).map_err(io_error("writing", mark))
     }
 
     fn is_ready(&self) -> bool {
         // The interpreter is a link to the system's, which may have been removed.
-        fs::read_to_string(self.folder.join(COMPLETE)).is_ok_and(|mark| mark == PACKAGES.join(" "))
+        fs::read_to_string(self.folder.join(COMPLETE_MARK)).is_ok_and(|mark| mark == VENV_PACKAGES.join(" "))
             && self.program("python3").exists()
     }
 
     /// Removes an outdated environment.
     fn clear(&self) -> io::Result<()> {
         // Earlier versions of this program marked a complete environment by this file only.
-        if fs::read_to_string(self.folder.join(COMPLETE)).is_ok_and(|mark| mark.contains(PACKAGES[1])) {
+        if fs::read_to_string(self.folder.join(COMPLETE_MARK))
+            .is_ok_and(|mark| mark.contains(VENV_PACKAGES[1]))
+        {
             fs::write(self.folder.join(owned::MARK), "")?;
         }
         owned::remove(&self.folder)
@@ -105,7 +107,7 @@ impl Venv {
 
     async fn create(&self, python: &Path, env: &Environment, cancel: &CancellationToken) -> Result<()> {
         let mut command = env.command(python);
-        isolate(&mut command);
+        remove_python_settings(&mut command);
         command.args(["-I", "-m", "venv"]).arg(&self.folder);
         let doing = format!("making the virtual environment {}", self.folder.display());
         finish(python, &doing, output(command, cancel).await).map(drop).map_err(|error| match error {
@@ -122,7 +124,7 @@ impl Venv {
     /// pip of this environment, isolated from the user's settings.
     pub(crate) fn pip(&self, env: &Environment) -> Command {
         let mut command = env.command(&self.program("python3"));
-        isolate(&mut command);
+        remove_python_settings(&mut command);
         command.args(["-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-color", "-q"]);
         // A configuration file may say `user = true`, which fails in a virtual environment.
         command.env("PIP_USER", "0").env("PIP_REQUIRE_VIRTUALENV", "0");
@@ -131,7 +133,7 @@ impl Venv {
 }
 
 /// Removes the user's Python and pip settings from a command, except those about package sources.
-fn isolate(command: &mut Command) {
+fn remove_python_settings(command: &mut Command) {
     without(command, |name| {
         let foreign_pip = name.starts_with("PIP_") && !INDEX_SETTINGS.contains(&name);
         foreign_pip || name.starts_with("PYTHON") || name == "VIRTUAL_ENV"

@@ -23,7 +23,7 @@ use super::checks::Door;
 
 /// Requests that are answered without reading their body: by the handler in front of all routes, and by
 /// three checks of the head.
-const HEADS: [&str; 4] = [
+const REQUEST_HEADS: [&str; 4] = [
     "OPTIONS /v1/chat/completions HTTP/1.1\r\n",
     "POST /tokenize HTTP/1.1\r\nAccept: ;;q=x,,\r\n",
     "POST /tokenize HTTP/1.1\r\nRange: bytes=x\r\n",
@@ -31,27 +31,27 @@ const HEADS: [&str; 4] = [
 ];
 /// Number of these requests, from the first, that have to show a discarded body. For the others, a server
 /// may read the body first.
-const NEEDED: usize = 2;
+const REQUIRED_HEADS: usize = 2;
 
 /// The body: a request for a route that no server has.
-const BODY: &str = "GET /llama-warden-unread HTTP/1.1\r\nHost: llama-server\r\n\r\n";
+const SMUGGLED_REQUEST: &str = "GET /llama-warden-unread HTTP/1.1\r\nHost: llama-server\r\n\r\n";
 /// The request after the body; its answer ends the connection.
-const NEXT: &str = "GET /health HTTP/1.1\r\nHost: llama-server\r\nConnection: close\r\n\r\n";
+const NEXT_REQUEST: &str = "GET /health HTTP/1.1\r\nHost: llama-server\r\nConnection: close\r\n\r\n";
 
 /// Pause between the body and the next request, per attempt: longer if the first attempt was unclear, as on
 /// a busy machine.
-const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+const BODY_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
 /// Time limit for the answer before the body is sent.
-const EARLY: Duration = Duration::from_secs(1);
+const EARLY_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit from the body to the end of the connection.
-const ENDED: Duration = Duration::from_secs(5);
+const CONNECTION_END_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum bytes of answers; each has a few hundred.
-const MOST: usize = 64 * 1024;
+const MAX_ANSWER_BYTES: usize = 64 * 1024;
 
 /// Result of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shown {
+enum BodyOutcome {
     Discarded,
     ReadAsRequest,
     /// The server waits for the body, or sends no valid answer.
@@ -59,17 +59,17 @@ enum Shown {
 }
 
 /// Tests that an unread body is never parsed as a request; `None` if unclear.
-pub(super) async fn discards(door: &Door) -> Option<bool> {
-    let mut all = Vec::with_capacity(HEADS.len());
-    for head in HEADS {
-        let mut seen = Shown::Unclear;
-        for pause in PAUSES {
+pub(super) async fn discards_unread_body(door: &Door) -> Option<bool> {
+    let mut all = Vec::with_capacity(REQUEST_HEADS.len());
+    for head in REQUEST_HEADS {
+        let mut seen = BodyOutcome::Unclear;
+        for pause in BODY_PAUSES {
             let tried = match door {
                 Door::Unix(socket) => shown(UnixStream::connect(socket).await, head, pause).await,
                 Door::Port(port) => shown(TcpStream::connect(("127.0.0.1", *port)).await, head, pause).await,
             };
-            seen = tried.unwrap_or(Shown::Unclear);
-            if seen != Shown::Unclear {
+            seen = tried.unwrap_or(BodyOutcome::Unclear);
+            if seen != BodyOutcome::Unclear {
                 break;
             }
         }
@@ -78,49 +78,49 @@ pub(super) async fn discards(door: &Door) -> Option<bool> {
     judge(&all)
 }
 
-fn judge(all: &[Shown]) -> Option<bool> {
-    if all.contains(&Shown::ReadAsRequest) {
+fn judge(all: &[BodyOutcome]) -> Option<bool> {
+    if all.contains(&BodyOutcome::ReadAsRequest) {
         return Some(false);
     }
-    let sure = all.iter().take(NEEDED).all(|shown| *shown == Shown::Discarded);
-    (sure && all.len() >= NEEDED).then_some(true)
+    let sure = all.iter().take(REQUIRED_HEADS).all(|shown| *shown == BodyOutcome::Discarded);
+    (sure && all.len() >= REQUIRED_HEADS).then_some(true)
 }
 
 async fn shown<S: AsyncRead + AsyncWrite + Unpin>(
     stream: io::Result<S>,
     head: &str,
     pause: Duration,
-) -> io::Result<Shown> {
+) -> io::Result<BodyOutcome> {
     let mut stream = stream?;
-    let head = format!("{head}Host: llama-server\r\nContent-Length: {}\r\n\r\n", BODY.len());
+    let head = format!("{head}Host: llama-server\r\nContent-Length: {}\r\n\r\n", SMUGGLED_REQUEST.len());
     stream.write_all(head.as_bytes()).await?;
     let mut received = Vec::new();
-    let until = Instant::now() + EARLY;
+    let until = Instant::now() + EARLY_ANSWER_TIMEOUT;
     while statuses(&received).is_empty() || !received.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
         match timeout_at(until, stream.read_buf(&mut received)).await {
-            Ok(Ok(read)) if read > 0 && received.len() < MOST => {}
-            _ => return Ok(Shown::Unclear),
+            Ok(Ok(read)) if read > 0 && received.len() < MAX_ANSWER_BYTES => {}
+            _ => return Ok(BodyOutcome::Unclear),
         }
     }
     let early = statuses(&received).len();
-    if stream.write_all(BODY.as_bytes()).await.is_ok() {
+    if stream.write_all(SMUGGLED_REQUEST.as_bytes()).await.is_ok() {
         sleep(pause).await;
         // A server that closes the connection has not parsed the body, which is a valid result.
-        let _closed = stream.write_all(NEXT.as_bytes()).await;
+        let _closed = stream.write_all(NEXT_REQUEST.as_bytes()).await;
     }
-    let until = Instant::now() + ENDED;
+    let until = Instant::now() + CONNECTION_END_TIMEOUT;
     let ended = loop {
         match timeout_at(until, stream.read_buf(&mut received)).await {
-            Ok(Ok(read)) if read > 0 && received.len() < MOST => {}
+            Ok(Ok(read)) if read > 0 && received.len() < MAX_ANSWER_BYTES => {}
             Ok(Ok(0) | Err(_)) => break true,
             _ => break false,
         }
     };
     Ok(match (&statuses(&received)[early..], ended) {
-        ([], true) | ([200], _) => Shown::Discarded,
+        ([], true) | ([200], _) => BodyOutcome::Discarded,
         // 404, or two answers if the server answers every route.
-        ([404, ..] | [_, _, ..], _) => Shown::ReadAsRequest,
-        _ => Shown::Unclear,
+        ([404, ..] | [_, _, ..], _) => BodyOutcome::ReadAsRequest,
+        _ => BodyOutcome::Unclear,
     })
 }
 
@@ -163,7 +163,7 @@ mod tests {
     }
 
     async fn serve(mut stream: DuplexStream, server: Server) {
-        let mut body = vec![0; BODY.len()];
+        let mut body = vec![0; SMUGGLED_REQUEST.len()];
         head(&mut stream).await.unwrap();
         match server {
             Server::Stalls => std::future::pending().await,
@@ -192,27 +192,27 @@ mod tests {
         }
     }
 
-    async fn shows(server: Server) -> Shown {
+    async fn shows(server: Server) -> BodyOutcome {
         let (ours, theirs) = tokio::io::duplex(1024);
         let mut serving = tokio::task::JoinSet::new();
         serving.spawn(serve(theirs, server));
-        shown(Ok(ours), HEADS[0], PAUSES[0]).await.unwrap()
+        shown(Ok(ours), REQUEST_HEADS[0], BODY_PAUSES[0]).await.unwrap()
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_becomes_of_an_unread_body_is_seen_by_the_answers_behind_it() {
-        assert_eq!(shows(Server::Leaves).await, Shown::ReadAsRequest);
-        assert_eq!(shows(Server::LeavesAndHasEveryRoute).await, Shown::ReadAsRequest);
-        assert_eq!(shows(Server::Discards).await, Shown::Discarded);
-        assert_eq!(shows(Server::DiscardsItsBuffer).await, Shown::Discarded);
-        assert_eq!(shows(Server::Closes).await, Shown::Discarded);
-        assert_eq!(shows(Server::ReadsFirst).await, Shown::Unclear, "it answers only with the body");
-        assert_eq!(shows(Server::Stalls).await, Shown::Unclear);
+        assert_eq!(shows(Server::Leaves).await, BodyOutcome::ReadAsRequest);
+        assert_eq!(shows(Server::LeavesAndHasEveryRoute).await, BodyOutcome::ReadAsRequest);
+        assert_eq!(shows(Server::Discards).await, BodyOutcome::Discarded);
+        assert_eq!(shows(Server::DiscardsItsBuffer).await, BodyOutcome::Discarded);
+        assert_eq!(shows(Server::Closes).await, BodyOutcome::Discarded);
+        assert_eq!(shows(Server::ReadsFirst).await, BodyOutcome::Unclear, "it answers only with the body");
+        assert_eq!(shows(Server::Stalls).await, BodyOutcome::Unclear);
     }
 
     #[test]
     fn one_body_that_was_read_as_a_request_is_enough_and_what_is_unclear_is_no_proof() {
-        use Shown::{Discarded, ReadAsRequest, Unclear};
+        use BodyOutcome::{Discarded, ReadAsRequest, Unclear};
         assert_eq!(judge(&[Discarded, Discarded, Discarded, ReadAsRequest]), Some(false));
         assert_eq!(judge(&[Discarded, Discarded, Unclear, Unclear]), Some(true));
         assert_eq!(judge(&[Discarded, Unclear, Discarded, Discarded]), None);

@@ -8,11 +8,11 @@ use reqwest::{Client, ClientBuilder};
 use serde_json::{Value, json};
 
 /// Poll interval while a server loads. A tiny model is ready after some 30 ms.
-const POLL: Duration = Duration::from_millis(20);
+const HEALTH_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Tokens requested per answer; the sample model generates no end token.
-const TOKENS: u64 = 8;
+const ANSWER_TOKENS: u64 = 8;
 /// Characters of an answer that an error shows.
-const SHOWN: usize = 300;
+const MAX_SHOWN_CHARS: usize = 300;
 
 /// Reason for a failed check.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +25,7 @@ impl Fault {
     }
 
     fn answer(what: &str, text: &str) -> Self {
-        let shown: String = text.chars().take(SHOWN).collect();
+        let shown: String = text.chars().take(MAX_SHOWN_CHARS).collect();
         Self(format!("{what}: {shown}"))
     }
 }
@@ -36,7 +36,7 @@ impl From<reqwest::Error> for Fault {
     }
 }
 
-type Outcome = Result<(), Fault>;
+type ServerCheckResult = Result<(), Fault>;
 
 /// Address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Door {
     }
 
     /// A client whose connection stays open until it is dropped.
-    pub(crate) fn lasting_client(&self) -> reqwest::Result<Client> {
+    pub(crate) fn persistent_client(&self) -> reqwest::Result<Client> {
         self.builder().pool_max_idle_per_host(1).pool_idle_timeout(None).build()
     }
 
@@ -78,7 +78,7 @@ impl Door {
 }
 
 /// Waits until `/health` answers 200. The caller limits the time.
-pub(super) async fn health(door: &Door) -> Outcome {
+pub(super) async fn health(door: &Door) -> ServerCheckResult {
     let client = door.client()?;
     loop {
         // The socket does not exist yet, or the server answers 503 while loading.
@@ -87,27 +87,27 @@ pub(super) async fn health(door: &Door) -> Outcome {
         {
             return Ok(());
         }
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(HEALTH_POLL_INTERVAL).await;
     }
 }
 
 /// Checks that `/completion` returns the requested number of tokens.
-pub(super) async fn completion(door: &Door) -> Outcome {
-    let body = json!({ "prompt": "hello", "n_predict": TOKENS, "temperature": 0 });
+pub(super) async fn completion(door: &Door) -> ServerCheckResult {
+    let body = json!({ "prompt": "hello", "n_predict": ANSWER_TOKENS, "temperature": 0 });
     let text = post(door, "/completion", &body).await?;
     let answer: Value = parse(&text)?;
     let words = answer["content"].as_str().unwrap_or_default();
-    if words.trim().is_empty() || answer["tokens_predicted"] != TOKENS {
+    if words.trim().is_empty() || answer["tokens_predicted"] != ANSWER_TOKENS {
         return Err(Fault::answer("a completion without its tokens", &text));
     }
     Ok(())
 }
 
 /// Checks that `/v1/chat/completions` streams text, gives a finish reason, and ends with `[DONE]`.
-pub(super) async fn chat(door: &Door) -> Outcome {
+pub(super) async fn chat(door: &Door) -> ServerCheckResult {
     let body = json!({
         "messages": [{ "role": "user", "content": "hello" }],
-        "max_tokens": TOKENS, "temperature": 0, "stream": true,
+        "max_tokens": ANSWER_TOKENS, "temperature": 0, "stream": true,
     });
     let text = post(door, "/v1/chat/completions", &body).await?;
     let mut words = String::new();
@@ -130,7 +130,7 @@ pub(super) async fn chat(door: &Door) -> Outcome {
 }
 
 /// Checks that `/v1/embeddings` returns a vector that is not all zero.
-pub(super) async fn embedding(door: &Door) -> Outcome {
+pub(super) async fn embedding(door: &Door) -> ServerCheckResult {
     let text = post(door, "/v1/embeddings", &json!({ "input": "hello" })).await?;
     let answer: Value = parse(&text)?;
     let vector = answer["data"][0]["embedding"].as_array();

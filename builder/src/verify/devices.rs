@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::process::{Ended, output};
 
 /// Line before the list in the server's output.
-const HEADING: &str = "Available devices:";
+const DEVICE_LIST_HEADING: &str = "Available devices:";
 
 /// Output of `--list-devices`, one entry per device, such as `CUDA0: NVIDIA H200 (143167 MiB, 142540 MiB
 /// free)`. The list is empty for older servers without this flag, and for a server that cannot start, which
@@ -29,7 +29,7 @@ pub(super) async fn listed(binary: &Path, trial: &Trial, cancel: &CancellationTo
 }
 
 fn entries(text: &str) -> Vec<String> {
-    let after = text.lines().skip_while(|line| line.trim() != HEADING).skip(1);
+    let after = text.lines().skip_while(|line| line.trim() != DEVICE_LIST_HEADING).skip(1);
     // List entries are indented, later lines are not.
     after.take_while(|line| line.starts_with("  ")).map(|line| line.trim().to_owned()).collect()
 }

@@ -16,37 +16,38 @@ use super::bodies;
 use super::checks::Door;
 use crate::sample_model::{FIRST_WORD, WORDS};
 
-use super::measured::{AGREEING, HttpThreads, Measured, StreamHead, Try, stream_head};
+use super::measured::{HttpThreads, Measured, REQUIRED_AGREEMENT, StreamHead, StreamTiming, stream_head};
 
 /// Flags of the measured server. One slot, so that requests run in order; small batches, so that its model
 /// takes some milliseconds for a few tokens.
-pub(super) const FLAGS: [&str; 8] = ["-np", "1", "-b", "64", "-ub", "16", "--threads-http", THREADS];
+pub(super) const FLAGS: [&str; 8] =
+    ["-np", "1", "-b", "64", "-ub", "16", "--threads-http", HTTP_THREADS_FLAG];
 /// Value of `--threads-http`.
-const THREADS: &str = "2";
+const HTTP_THREADS_FLAG: &str = "2";
 /// The same value as a number.
-const FIXED: usize = 2;
+const HTTP_THREAD_COUNT: usize = 2;
 /// Connections opened: if all are served at once, threads are created on demand.
-const CONNECTIONS: usize = 6;
+const TESTED_CONNECTIONS: usize = 6;
 /// Time limit for a connection to be served; mostly this takes less than a millisecond.
-const SERVED: Duration = Duration::from_secs(1);
+const SERVED_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit of the test: llama-server closes a connection after five idle seconds, which frees its
 /// thread, so later observations would be meaningless.
-const IDLE: Duration = Duration::from_secs(4);
+const IDLE_TEST_LIMIT: Duration = Duration::from_secs(4);
 
 /// Tokens of the first prompt.
-const PROMPT: usize = 256;
+const FIRST_PROMPT_TOKENS: usize = 256;
 /// Tokens of the longest prompt; prompt and answer fit into the context.
-const LONGEST: usize = 2000;
+const MAX_PROMPT_TOKENS: usize = 2000;
 /// Context size of the measured server.
 pub(super) const CONTEXT: &str = "4096";
 /// Maximum number of streams.
-const TRIES: usize = 8;
+const MAX_STREAMS: usize = 8;
 
 /// Tests if `/` is a web page. `None`: no answer, or an unexpected one.
 async fn web_page(door: &Door) -> Option<bool> {
     let client = door.client().ok()?;
     let answer = client.get(door.url("/")).header("accept", "text/html").header("accept-encoding", "gzip");
-    let answer = timeout(SERVED * 10, answer.send()).await.ok()?.ok()?;
+    let answer = timeout(SERVED_TIMEOUT * 10, answer.send()).await.ok()?.ok()?;
     match answer.status() {
         status if status.is_success() => Some(true),
         StatusCode::NOT_FOUND => Some(false),
@@ -57,60 +58,60 @@ async fn web_page(door: &Door) -> Option<bool> {
 /// Tests if connections beyond the number of threads are served while the others stay open.
 async fn http_threads(door: &Door) -> Option<HttpThreads> {
     // Repeated: a stalled machine looks like a server with too few threads.
-    let first = connections(door).await?;
-    (first == connections(door).await?).then_some(first)
+    let first = test_connections(door).await?;
+    (first == test_connections(door).await?).then_some(first)
 }
 
-async fn connections(door: &Door) -> Option<HttpThreads> {
+async fn test_connections(door: &Door) -> Option<HttpThreads> {
     let begun = Instant::now();
     // Each client keeps its connection open.
     let mut held = Vec::new();
-    while held.len() < CONNECTIONS {
-        let client = door.lasting_client().ok()?;
+    while held.len() < TESTED_CONNECTIONS {
+        let client = door.persistent_client().ok()?;
         let mut answer = Box::pin(client.get(door.url("/health")).send());
-        match timeout(SERVED, &mut answer).await {
+        match timeout(SERVED_TIMEOUT, &mut answer).await {
             Ok(answer) => {
                 // Read the whole body, else the connection is closed instead of idle.
                 answer.ok()?.bytes().await.ok()?;
                 held.push(client);
             }
-            Err(_) if held.len() == FIXED => {
+            Err(_) if held.len() == HTTP_THREAD_COUNT => {
                 // The waiting connection must be served as soon as another one closes.
                 drop(held.pop());
-                let served = timeout(SERVED, answer).await.is_ok_and(|answer| answer.is_ok());
-                return (served && begun.elapsed() < IDLE).then_some(HttpThreads::Fixed);
+                let served = timeout(SERVED_TIMEOUT, answer).await.is_ok_and(|answer| answer.is_ok());
+                return (served && begun.elapsed() < IDLE_TEST_LIMIT).then_some(HttpThreads::Fixed);
             }
             Err(_) => return None,
         }
     }
-    (begun.elapsed() < IDLE).then_some(HttpThreads::OnDemand)
+    (begun.elapsed() < IDLE_TEST_LIMIT).then_some(HttpThreads::OnDemand)
 }
 
 /// Tests when the head of a streamed answer is sent: repeats with longer prompts until the result is clear.
 async fn head(door: &Door, until: Instant) -> Option<StreamHead> {
     let mut tries = Vec::new();
-    let mut tokens = PROMPT;
-    for number in 0..TRIES {
-        let shown = timeout_at(until, stream(door, tokens, number)).await.ok()??;
+    let mut tokens = FIRST_PROMPT_TOKENS;
+    for number in 0..MAX_STREAMS {
+        let shown = timeout_at(until, stream_answer(door, tokens, number)).await.ok()??;
         if shown.is_long() {
             tries.push(shown);
-            if tries.len() >= AGREEING
+            if tries.len() >= REQUIRED_AGREEMENT
                 && let Some(order) = stream_head(&tries)
             {
                 return Some(order);
             }
-        } else if tokens < LONGEST {
-            tokens = (tokens * 3).min(LONGEST);
+        } else if tokens < MAX_PROMPT_TOKENS {
+            tokens = (tokens * 3).min(MAX_PROMPT_TOKENS);
         }
     }
     stream_head(&tries)
 }
 
 /// Streams one answer. `number` varies the prompt, so that no part of it is cached.
-async fn stream(door: &Door, tokens: usize, number: usize) -> Option<Try> {
+async fn stream_answer(door: &Door, tokens: usize, number: usize) -> Option<StreamTiming> {
     let client = door.client().ok()?;
     // Token ids, so that the prompt's length is exact.
-    let prompt: Vec<usize> = (0..tokens).map(|at| token_of(at, number)).collect();
+    let prompt: Vec<usize> = (0..tokens).map(|at| prompt_token(at, number)).collect();
     let body = json!({
         "prompt": prompt, "n_predict": 2, "temperature": 0, "stream": true, "cache_prompt": false,
     });
@@ -134,11 +135,11 @@ async fn stream(door: &Door, tokens: usize, number: usize) -> Option<Try> {
     let prompt = events.filter_map(|data| serde_json::from_str::<Value>(data).ok());
     let prompt = prompt.filter_map(|event| event["timings"]["prompt_ms"].as_f64()).next_back();
     let prompt = prompt.and_then(|millis| Duration::try_from_secs_f64(millis / 1000.0).ok());
-    Some(Try { head, token: token?, prompt })
+    Some(StreamTiming { head, token: token?, prompt })
 }
 
 /// A pseudo-random word of the sample model.
-const fn token_of(at: usize, number: usize) -> usize {
+const fn prompt_token(at: usize, number: usize) -> usize {
     FIRST_WORD + (at * (2 * number + 1) + 17 * number) % WORDS
 }
 
@@ -148,7 +149,7 @@ pub(super) async fn all(door: &Door, limit: Duration) -> Measured {
     let unix = matches!(door, Door::Unix(_));
     let mut measured = Measured { unix_sockets: Some(unix), ..Measured::default() };
     measured.web_page = timeout_at(until, web_page(door)).await.ok().flatten();
-    measured.discards_bodies = timeout_at(until, bodies::discards(door)).await.ok().flatten();
+    measured.discards_bodies = timeout_at(until, bodies::discards_unread_body(door)).await.ok().flatten();
     measured.http_threads = timeout_at(until, http_threads(door)).await.ok().flatten();
     measured.stream_head = head(door, until).await;
     measured

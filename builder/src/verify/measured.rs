@@ -85,7 +85,7 @@ impl fmt::Display for Measured {
 
 /// Timing of one streamed answer to a long prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Try {
+pub(super) struct StreamTiming {
     /// Time from the request to the head.
     pub(super) head: Duration,
     /// Time from the head to the first token.
@@ -97,9 +97,9 @@ pub(super) struct Try {
 /// Minimum prompt processing time of a usable try: reading the data that arrived may take as long.
 pub(super) const LONG: Duration = Duration::from_millis(150);
 /// Number of tries that have to agree.
-pub(super) const AGREEING: usize = 3;
+pub(super) const REQUIRED_AGREEMENT: usize = 3;
 
-impl Try {
+impl StreamTiming {
     fn whole(&self) -> Duration {
         self.head + self.token
     }
@@ -127,9 +127,9 @@ impl Try {
     }
 }
 
-/// The common result of the tries: `None` unless [`AGREEING`] of them are clear and none contradicts.
-pub(super) fn stream_head(tries: &[Try]) -> Option<StreamHead> {
-    let mut clear = tries.iter().filter_map(Try::shows);
+/// The common result of the tries: `None` unless [`REQUIRED_AGREEMENT`] of them are clear and none contradicts.
+pub(super) fn stream_head(tries: &[StreamTiming]) -> Option<StreamHead> {
+    let mut clear = tries.iter().filter_map(StreamTiming::shows);
     let first = clear.next()?;
     let mut count = 1;
     for other in clear {
@@ -138,16 +138,16 @@ pub(super) fn stream_head(tries: &[Try]) -> Option<StreamHead> {
         }
         count += 1;
     }
-    (count >= AGREEING).then_some(first)
+    (count >= REQUIRED_AGREEMENT).then_some(first)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn tried(head: u64, token: u64, prompt: u64) -> Try {
+    fn tried(head: u64, token: u64, prompt: u64) -> StreamTiming {
         let [head, token, prompt] = [head, token, prompt].map(Duration::from_millis);
-        Try { head, token, prompt: Some(prompt) }
+        StreamTiming { head, token, prompt: Some(prompt) }
     }
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(stream_head(&[tried(390, 10, 380); 3]), Some(StreamHead::AfterFirstToken));
         // A wrong server clock.
         assert_eq!(stream_head(&[tried(10, 300, 5000); 3]), None);
-        let mute = Try { prompt: None, ..tried(2, 400, 0) };
+        let mute = StreamTiming { prompt: None, ..tried(2, 400, 0) };
         assert_eq!(stream_head(&[mute; 3]), None, "the server does not say what the prompt took");
     }
 

@@ -105,10 +105,17 @@ pub(crate) async fn try_out(
     if trial.gpu {
         verified.devices = devices::listed(binary, trial, cancel).await?;
     }
-    let mut run =
-        Run { binary, folder: folder.path(), trial, reporter, cancel, unix: true, verified: &mut verified };
-    let asks = [("completion", Ask::Completion), ("chat", Ask::Chat)];
-    let first = run.with_server("answers", &SMALL, &asks).await;
+    let mut run = VerifyRun {
+        binary,
+        folder: folder.path(),
+        trial,
+        reporter,
+        cancel,
+        unix: true,
+        verified: &mut verified,
+    };
+    let asks = [("completion", CheckRequest::Completion), ("chat", CheckRequest::Chat)];
+    let first = run.with_server("answers", &SMALL_MODEL_FLAGS, &asks).await;
     match first {
         Ok(()) => {}
         // Servers before about b5000, and ik_llama.cpp, have no Unix sockets. Any other cause ends the
@@ -116,7 +123,7 @@ pub(crate) async fn try_out(
         Err(Stopped { error: Error::Verify { .. }, never_ready: true, .. }) if !cancel.is_cancelled() => {
             run.unix = false;
             run.verified.checks.clear();
-            run.with_server("answers", &SMALL, &asks).await.map_err(|stopped| stopped.error)?;
+            run.with_server("answers", &SMALL_MODEL_FLAGS, &asks).await.map_err(|stopped| stopped.error)?;
             reporter.tell(Event::Note(
                 "it does not listen on a Unix socket: verified on a loopback port".to_owned(),
             ));
@@ -126,7 +133,7 @@ pub(crate) async fn try_out(
     run.embeds().await?;
     let unix = run.unix;
     compute(binary, folder.path(), trial, unix, &mut verified, reporter, cancel).await?;
-    verified.measured = measured_in(binary, folder.path(), trial, unix, cancel).await?;
+    verified.measured = start_and_measure(binary, folder.path(), trial, unix, cancel).await?;
     reporter.tell(Event::Note(format!("measured: {}", verified.measured)));
     Ok(verified)
 }
@@ -186,10 +193,10 @@ pub(crate) async fn healthy(door: &Door) -> bool {
 }
 
 /// Flags for the small model. One thread: more would only spin on a machine that just compiled.
-const SMALL: [&str; 6] = ["-m", "sample.gguf", "-t", "1", "-c", "512"];
+const SMALL_MODEL_FLAGS: [&str; 6] = ["-m", "sample.gguf", "-t", "1", "-c", "512"];
 
 /// Pooling types for embeddings, each with the name of its check; the usual one first.
-const POOLINGS: [(&str, &str); 2] = [("mean", "embedding"), ("last", "embedding-last")];
+const POOLING_CHECKS: [(&str, &str); 2] = [("mean", "embedding"), ("last", "embedding-last")];
 
 /// Creates a private folder with a short path.
 fn folder() -> Result<TempDir> {
@@ -202,7 +209,7 @@ fn folder() -> Result<TempDir> {
 }
 
 /// Starts a server for measurements, and measures it. If it does not start, all facts stay unknown.
-async fn measured_in(
+async fn start_and_measure(
     binary: &Path,
     folder: &Path,
     trial: &Trial,
@@ -237,7 +244,7 @@ async fn measured_in(
 
 /// A request to a running server.
 #[derive(Clone, Copy)]
-enum Ask {
+enum CheckRequest {
     Completion,
     Chat,
     Embedding,
@@ -258,7 +265,7 @@ impl From<Error> for Stopped {
     }
 }
 
-struct Run<'a> {
+struct VerifyRun<'a> {
     binary: &'a Path,
     folder: &'a Path,
     trial: &'a Trial,
@@ -269,13 +276,13 @@ struct Run<'a> {
     verified: &'a mut Verified,
 }
 
-impl Run<'_> {
+impl VerifyRun<'_> {
     /// Starts a server, waits until it is healthy, sends the requests, and stops it.
     async fn with_server(
         &mut self,
         name: &str,
         arguments: &[&str],
-        asks: &[(&'static str, Ask)],
+        asks: &[(&'static str, CheckRequest)],
     ) -> std::result::Result<(), Stopped> {
         let passed = self.verified.checks.len();
         let mut server =
@@ -284,7 +291,7 @@ impl Run<'_> {
         let done = tokio::select! {
             biased;
             () = cancel.cancelled() => Err(Error::Cancelled),
-            done = self.ask_all(&mut server, asks) => done,
+            done = self.run_checks(&mut server, asks) => done,
         };
         let dead = server.is_dead();
         // Always stopped; the result of the checks matters more than the server's exit.
@@ -296,14 +303,14 @@ impl Run<'_> {
     /// Requests an embedding, with the first pooling type with which the server becomes ready.
     async fn embeds(&mut self) -> Result<()> {
         let mut first = None;
-        for (pooling, name) in POOLINGS {
-            let flags = [&SMALL[..], &["--embeddings", "--pooling", pooling]].concat();
-            match self.with_server(name, &flags, &[(name, Ask::Embedding)]).await {
+        for (pooling, name) in POOLING_CHECKS {
+            let flags = [&SMALL_MODEL_FLAGS[..], &["--embeddings", "--pooling", pooling]].concat();
+            match self.with_server(name, &flags, &[(name, CheckRequest::Embedding)]).await {
                 Ok(()) => {
                     if first.is_some() {
                         let note = format!(
                             "it does not start with `--embeddings --pooling {}`: verified with `--pooling {pooling}`",
-                            POOLINGS[0].0
+                            POOLING_CHECKS[0].0
                         );
                         self.reporter.tell(Event::Note(note));
                     }
@@ -320,14 +327,14 @@ impl Run<'_> {
         first.map_or(Ok(()), Err)
     }
 
-    async fn ask_all(&mut self, server: &mut Server, asks: &[(&'static str, Ask)]) -> Result<()> {
+    async fn run_checks(&mut self, server: &mut Server, asks: &[(&'static str, CheckRequest)]) -> Result<()> {
         let door = server.door();
         self.timed("health", server, checks::health(&door)).await?;
         for (name, ask) in asks {
             match ask {
-                Ask::Completion => self.timed(name, server, checks::completion(&door)).await?,
-                Ask::Chat => self.timed(name, server, checks::chat(&door)).await?,
-                Ask::Embedding => self.timed(name, server, checks::embedding(&door)).await?,
+                CheckRequest::Completion => self.timed(name, server, checks::completion(&door)).await?,
+                CheckRequest::Chat => self.timed(name, server, checks::chat(&door)).await?,
+                CheckRequest::Embedding => self.timed(name, server, checks::embedding(&door)).await?,
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::measured::Measured;
 use crate::error::{Result, io_error};
-use crate::whole::{self, Loss};
+use crate::whole::{self, LossTolerance};
 
 /// The folder of cached measurements. Only methods access the disk; they block briefly.
 #[derive(Clone, Debug)]
@@ -24,13 +24,13 @@ struct Entry {
     /// Path of the binary, for readers of the file.
     binary: PathBuf,
     measured: Measured,
-    /// Value of [`QUESTIONS`] at the time of the measurement.
+    /// Value of [`FACT_COUNT`] at the time of the measurement.
     #[serde(default)]
     questions: u32,
 }
 
 /// Incremented with each additional fact: an entry with a lower number lacks it because nothing asked for it.
-const QUESTIONS: u32 = 1;
+const FACT_COUNT: u32 = 1;
 
 /// A cached measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl Remembered {
     pub fn read(&self, identity: &str) -> Option<Recalled> {
         let text = fs::read(self.file(identity)).ok()?;
         let Entry { measured, questions, .. } = serde_json::from_slice(&text).ok()?;
-        Some(Recalled { measured, is_complete: questions >= QUESTIONS })
+        Some(Recalled { measured, is_complete: questions >= FACT_COUNT })
     }
 
     /// Writes a measurement.
@@ -77,9 +77,9 @@ impl Remembered {
         let file = self.file(identity);
         let write = || {
             let mut text =
-                serde_json::to_vec(&Entry { binary: binary.to_owned(), measured, questions: QUESTIONS })?;
+                serde_json::to_vec(&Entry { binary: binary.to_owned(), measured, questions: FACT_COUNT })?;
             text.push(b'\n');
-            whole::write(&file, &text, Loss::Bearable)
+            whole::write(&file, &text, LossTolerance::Bearable)
         };
         write().map_err(io_error("writing", &file))
     }

@@ -18,11 +18,11 @@ use crate::error::{Error, Result, io_error};
 use crate::process::Family;
 
 /// Time between TERM and KILL. An idle server exits within a quarter of a second.
-const GRACE: Duration = Duration::from_secs(3);
+const TERM_GRACE: Duration = Duration::from_secs(3);
 /// Time to wait for the exit of a server that closed its connection.
-const DYING: Duration = Duration::from_millis(500);
+const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 /// Lines of output shown in errors.
-const LINES: usize = 12;
+const MAX_SHOWN_LINES: usize = 12;
 
 /// Sets the environment of a server under test.
 pub(super) fn surroundings(command: &mut Command, trial: &Trial) {
@@ -121,7 +121,7 @@ impl Server {
     /// Crash reason of the server, if it has died, and true if the cause was an instruction that the CPU
     /// lacks.
     pub(crate) async fn death(&mut self) -> (Option<String>, bool) {
-        tokio::time::timeout(DYING, self.ended()).await.ok();
+        tokio::time::timeout(EXIT_TIMEOUT, self.ended()).await.ok();
         let Some(status) = self.status else { return (None, false) };
         let illegal = status.signal() == Some(Signal::ILL.as_raw());
         (
@@ -139,13 +139,13 @@ impl Server {
     pub(crate) fn last_lines(&self) -> String {
         let text = self.output();
         let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(LINES)..].join("\n")
+        lines[lines.len().saturating_sub(MAX_SHOWN_LINES)..].join("\n")
     }
 
     /// Sends TERM to a server that runs under a tool, and waits up to `limit` for the tool's exit.
-    pub(crate) async fn end_inside(&mut self, program: &Path, limit: Duration) {
+    pub(crate) async fn terminate_inside(&mut self, program: &Path, limit: Duration) {
         if self.status.is_none() {
-            self.family.tell_inside(program);
+            self.family.terminate_program(program);
             tokio::time::timeout(limit, self.ended()).await.ok();
         }
     }
@@ -153,7 +153,7 @@ impl Server {
     pub(crate) async fn stop(&mut self) {
         if self.status.is_none() {
             // If this fails, dropping the server kills it.
-            self.family.stop(GRACE).await.ok();
+            self.family.stop(TERM_GRACE).await.ok();
         }
     }
 }

@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use warden_experiment::between::{Aim, Ask, Conclusion, Rules, Search, Seen, Step};
+use warden_experiment::between::{Ask, Conclusion, JudgingPolicies, RevisionAim, Search, Seen, Step};
 use warden_experiment::{Ended, Finding, Workload};
 use warden_supervisor::SoloSpec;
 
@@ -21,7 +21,7 @@ use crate::error::DiagnoseError;
 use crate::experiment::{Experiment, without_prompt_cache};
 use crate::lab::Lab;
 use crate::leg::{Progress, run_leg, told};
-use crate::proof::Lengths;
+use crate::proof::TextLengths;
 use crate::proof::visit::{self, Wanted};
 
 /// The server of a revision, or why there is none.
@@ -47,7 +47,7 @@ pub struct RevisionLine<'a, E> {
     /// Ends as soon as it is known that only the older end has the symptom.
     pub newer_only: bool,
     /// Lengths of the requests that time or question a process; the first process sets them.
-    pub lengths: &'a OnceLock<Lengths>,
+    pub lengths: &'a OnceLock<TextLengths>,
     /// The servers. No process of the search runs while the search waits for one.
     pub server: &'a (dyn Fn(usize) -> ServerFuture<'a, E> + Sync),
 }
@@ -71,7 +71,7 @@ pub struct ProcessRecord {
     /// Lengths of its requests, if it was timed or questioned: later processes get requests of the same
     /// lengths.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lengths: Option<Lengths>,
+    pub lengths: Option<TextLengths>,
 }
 
 /// Progress of a search.
@@ -106,7 +106,12 @@ impl ProcessRecord {
 
 /// A search that has used these records, and the number of used ones. Use stops at a record of another
 /// question and at an incomplete round.
-pub fn resumed(rules: Rules<'_>, aim: Aim, last: usize, known: &[ProcessRecord]) -> (Search, usize) {
+pub fn resumed(
+    rules: JudgingPolicies<'_>,
+    aim: RevisionAim,
+    last: usize,
+    known: &[ProcessRecord],
+) -> (Search, usize) {
     let mut search = Search::new(rules, aim, last);
     let (mut used, mut whole) = (0, 0);
     for record in known {
@@ -124,10 +129,10 @@ pub fn resumed(rules: Rules<'_>, aim: Aim, last: usize, known: &[ProcessRecord])
 
 /// Attempts of a process that does not start or is ended from outside: another program may hold the memory
 /// for a moment.
-const TRIES: u32 = 3;
+const MAX_ATTEMPTS: u32 = 3;
 
 /// Result of one attempt.
-enum Attempt {
+enum ProcessAttempt {
     Seen(Seen),
     /// Another attempt may succeed; the reason, and the result if none does.
     Failed(String, Seen),
@@ -152,7 +157,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
                 Step::Done(conclusion) => return Ok(conclusion),
                 Step::Run(ask) => ask,
             };
-            if stop.is_cancelled() || (self.newer_only && search.only_the_older_is_ill()) {
+            if stop.is_cancelled() || (self.newer_only && search.only_older_is_ill()) {
                 return Ok(search.interrupt());
             }
             watch(SearchEvent::Next(ask, search.left()));
@@ -194,10 +199,10 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
                 self.visit(lab, ask, spec, stop).await?
             };
             match attempt {
-                Attempt::Seen(seen) => return Ok(Some(seen)),
-                Attempt::Failed(_, seen) if tried >= TRIES => return Ok(Some(seen)),
-                Attempt::Failed(why, _) => watch(SearchEvent::OnceMore(&why)),
-                Attempt::Interrupted => break,
+                ProcessAttempt::Seen(seen) => return Ok(Some(seen)),
+                ProcessAttempt::Failed(_, seen) if tried >= MAX_ATTEMPTS => return Ok(Some(seen)),
+                ProcessAttempt::Failed(why, _) => watch(SearchEvent::OnceMore(&why)),
+                ProcessAttempt::Interrupted => break,
             }
         }
         Ok(None)
@@ -211,7 +216,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         spec: SoloSpec,
         show: &mut (dyn FnMut(Progress<'_>) + Send),
         stop: &CancellationToken,
-    ) -> Result<Attempt, DiagnoseError> {
+    ) -> Result<ProcessAttempt, DiagnoseError> {
         let found = if ask.is_end {
             let experiment = Experiment { spec, ..self.base.clone() };
             let done = Box::pin(experiment.run(lab, show, stop)).await;
@@ -224,22 +229,24 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
                 .map(|done| vec![Finding { control: ask.control, ..done.finding }])
         };
         if stop.is_cancelled() {
-            return Ok(Attempt::Interrupted);
+            return Ok(ProcessAttempt::Interrupted);
         }
         match found {
             Ok(findings) if findings.is_empty() => {
-                Ok(Attempt::Seen(Seen::Cannot("it can do none of these workloads".to_owned())))
+                Ok(ProcessAttempt::Seen(Seen::Cannot("it can do none of these workloads".to_owned())))
             }
             Ok(findings) => Ok(match ended_from_outside(&findings) {
-                Some(why) => Attempt::Failed(why, Seen::Findings(findings)),
-                None => Attempt::Seen(Seen::Findings(findings)),
+                Some(why) => ProcessAttempt::Failed(why, Seen::Findings(findings)),
+                None => ProcessAttempt::Seen(Seen::Findings(findings)),
             }),
             Err(DiagnoseError::Start(failure)) => {
                 let why = format!("it did not start: {}", told(&failure));
-                Ok(Attempt::Failed(why.clone(), Seen::Cannot(why)))
+                Ok(ProcessAttempt::Failed(why.clone(), Seen::Cannot(why)))
             }
-            Err(error @ DiagnoseError::CannotDo { .. }) => Ok(Attempt::Seen(Seen::Cannot(error.to_string()))),
-            Err(DiagnoseError::Interrupted) => Ok(Attempt::Interrupted),
+            Err(error @ DiagnoseError::CannotDo { .. }) => {
+                Ok(ProcessAttempt::Seen(Seen::Cannot(error.to_string())))
+            }
+            Err(DiagnoseError::Interrupted) => Ok(ProcessAttempt::Interrupted),
             Err(error) => Err(error),
         }
     }
@@ -251,20 +258,20 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         ask: Ask,
         spec: &SoloSpec,
         stop: &CancellationToken,
-    ) -> Result<Attempt, DiagnoseError> {
-        let (answers, pace) = (ask.aim == Aim::Answers, ask.aim == Aim::Slowdown);
+    ) -> Result<ProcessAttempt, DiagnoseError> {
+        let (answers, pace) = (ask.aim == RevisionAim::Answers, ask.aim == RevisionAim::Slowdown);
         let wanted = Wanted { answers, pace, lengths: self.lengths.get().copied(), ..Wanted::default() };
         let seen = tokio::select! {
             biased;
-            () = stop.cancelled() => return Ok(Attempt::Interrupted),
+            () = stop.cancelled() => return Ok(ProcessAttempt::Interrupted),
             seen = visit::run(lab, spec, wanted) => seen?,
         };
         Ok(match seen {
             Ok(visited) => {
                 self.lengths.get_or_init(|| visited.lengths);
-                Attempt::Seen(Seen::Visit(visited.visit))
+                ProcessAttempt::Seen(Seen::Visit(visited.visit))
             }
-            Err(why) => Attempt::Failed(why.clone(), Seen::Cannot(why)),
+            Err(why) => ProcessAttempt::Failed(why.clone(), Seen::Cannot(why)),
         })
     }
 }
@@ -283,9 +290,10 @@ mod tests {
     use warden_experiment::proof::{Metric, Visit};
 
     /// All records of a search, in order; `seen` answers its questions until it returns `None`.
-    fn told(aim: Aim, last: usize, seen: &mut dyn FnMut(Ask) -> Option<Seen>) -> Vec<ProcessRecord> {
+    fn told(aim: RevisionAim, last: usize, seen: &mut dyn FnMut(Ask) -> Option<Seen>) -> Vec<ProcessRecord> {
         let all = warden_policies::defaults();
-        let rules = Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };
+        let rules =
+            JudgingPolicies { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };
         let mut search = Search::new(rules, aim, last);
         let mut told = Vec::new();
         while let Step::Run(ask) = search.next()
@@ -297,9 +305,10 @@ mod tests {
         told
     }
 
-    fn again(aim: Aim, last: usize, known: &[ProcessRecord]) -> (Search, usize) {
+    fn again(aim: RevisionAim, last: usize, known: &[ProcessRecord]) -> (Search, usize) {
         let all = warden_policies::defaults();
-        let rules = Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };
+        let rules =
+            JudgingPolicies { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };
         resumed(rules, aim, last, known)
     }
 
@@ -313,7 +322,7 @@ mod tests {
     #[test]
     fn an_end_that_could_not_be_run_for_a_while_does_not_end_the_search_for_ever() {
         let (mut count, mut left) = (0, 4);
-        let all = told(Aim::Slowdown, 16, &mut |ask| {
+        let all = told(RevisionAim::Slowdown, 16, &mut |ask| {
             count += 1;
             if !ask.is_end && ask.revision == 16 {
                 left -= 1;
@@ -325,7 +334,7 @@ mod tests {
         let (passing, kept) = (&all[all.len() - 3..], &all[..all.len() - 3]);
         assert!(passing.iter().all(|record| matches!(record.seen, Seen::Cannot(_))), "{all:?}");
         assert!(passing.iter().all(|record| record.is_passing(16)), "none of it is written");
-        let (mut search, used) = again(Aim::Slowdown, 16, kept);
+        let (mut search, used) = again(RevisionAim::Slowdown, 16, kept);
         assert!(used > 0 && used <= kept.len());
         assert!(matches!(search.next(), Step::Run(ask) if !ask.is_end), "{:?}", search.next());
         // The same result of another revision is kept.
@@ -336,14 +345,14 @@ mod tests {
     #[test]
     fn a_round_of_which_a_process_is_missing_is_run_anew() {
         let mut count = 0;
-        let all = told(Aim::Slowdown, 16, &mut |ask| {
+        let all = told(RevisionAim::Slowdown, 16, &mut |ask| {
             count += 1;
             Some(timed(ask, count))
         });
         let first = all.iter().position(|told| !told.ask.is_end).unwrap();
         assert!(first.is_multiple_of(2) && all.len() > first + 6);
         for known in 0..first + 6 {
-            let (mut search, used) = again(Aim::Slowdown, 16, &all[..known]);
+            let (mut search, used) = again(RevisionAim::Slowdown, 16, &all[..known]);
             let round = if known < first { 2 } else { 3 };
             let begun = if known < first { 0 } else { first };
             assert_eq!(used, known - (known - begun) % round, "{known} known");

@@ -51,7 +51,7 @@ pub(crate) struct Answer {
 
 /// Why there is no whole answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AskError {
+pub(crate) enum LabRequestError {
     /// The server refused.
     #[error("{status}: {message}")]
     Refused { status: u16, message: String },
@@ -92,26 +92,26 @@ impl Client {
     }
 
     /// Sends a request and reads its answer to the end. Dropping the future closes the connection.
-    pub(crate) async fn send(&self, ask: &Ask, limit: Duration) -> Result<Answer, AskError> {
+    pub(crate) async fn send(&self, ask: &Ask, limit: Duration) -> Result<Answer, LabRequestError> {
         match tokio::time::timeout(limit, self.exchange(ask)).await {
             Ok(answer) => answer,
-            Err(_) => Err(AskError::Late(limit)),
+            Err(_) => Err(LabRequestError::Late(limit)),
         }
     }
 
     /// Sends a request whose answer is one JSON value.
-    pub(crate) async fn json(&self, ask: &Ask, limit: Duration) -> Result<Value, AskError> {
+    pub(crate) async fn json(&self, ask: &Ask, limit: Duration) -> Result<Value, LabRequestError> {
         let exchange = async {
             let response = self.accepted(ask).await?;
-            response.json().await.map_err(|error| AskError::Broken(chain(&error)))
+            response.json().await.map_err(|error| LabRequestError::Broken(chain(&error)))
         };
-        tokio::time::timeout(limit, exchange).await.unwrap_or(Err(AskError::Late(limit)))
+        tokio::time::timeout(limit, exchange).await.unwrap_or(Err(LabRequestError::Late(limit)))
     }
 
     /// Sends a request and reads only the head of its answer.
-    pub(crate) async fn head(&self, ask: &Ask, limit: Duration) -> Result<(), AskError> {
+    pub(crate) async fn head(&self, ask: &Ask, limit: Duration) -> Result<(), LabRequestError> {
         let accepted = tokio::time::timeout(limit, self.accepted(ask)).await;
-        accepted.unwrap_or(Err(AskError::Late(limit))).map(drop)
+        accepted.unwrap_or(Err(LabRequestError::Late(limit))).map(drop)
     }
 
     /// Number of tokens of a text; `None` if the server does not report it.
@@ -120,7 +120,7 @@ impl Client {
     }
 
     /// Number of tokens of a text, or the error; 0 if the answer has no tokens.
-    pub(crate) async fn count(&self, text: &str, limit: Duration) -> Result<u32, AskError> {
+    pub(crate) async fn count(&self, text: &str, limit: Duration) -> Result<u32, LabRequestError> {
         let body = serde_json::json!({ "content": text });
         let json = self.json(&Ask::post("/tokenize", body), limit).await?;
         let tokens = json["tokens"].as_array().map_or(0, Vec::len);
@@ -141,19 +141,20 @@ impl Client {
     }
 
     /// Sends a request; a refusal is an error.
-    async fn accepted(&self, ask: &Ask) -> Result<reqwest::Response, AskError> {
-        let response = self.request(ask).send().await.map_err(|error| AskError::Broken(chain(&error)))?;
+    async fn accepted(&self, ask: &Ask) -> Result<reqwest::Response, LabRequestError> {
+        let response =
+            self.request(ask).send().await.map_err(|error| LabRequestError::Broken(chain(&error)))?;
         let status = response.status();
         if !status.is_success() {
             let text = response.text().await.unwrap_or_default();
-            return Err(AskError::Refused { status: status.as_u16(), message: message(&text) });
+            return Err(LabRequestError::Refused { status: status.as_u16(), message: message(&text) });
         }
         Ok(response)
     }
 
-    async fn exchange(&self, ask: &Ask) -> Result<Answer, AskError> {
+    async fn exchange(&self, ask: &Ask) -> Result<Answer, LabRequestError> {
         let sent = Instant::now();
-        let broken = |error: reqwest::Error| AskError::Broken(chain(&error));
+        let broken = |error: reqwest::Error| LabRequestError::Broken(chain(&error));
         let mut response = self.accepted(ask).await?;
         let kind = response.headers().get(reqwest::header::CONTENT_TYPE);
         let streams = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
@@ -165,13 +166,13 @@ impl Client {
             }
             return Ok(answer);
         }
-        let mut events = Events::default();
+        let mut events = EventParser::default();
         let mut answer = Answer::default();
         while let Some(piece) = response.chunk().await.map_err(broken)? {
             for event in events.feed(&piece) {
                 if let Some(error) = event.get("error") {
                     let message = error["message"].as_str().unwrap_or("an error without a message");
-                    return Err(AskError::Refused { status: 200, message: message.to_owned() });
+                    return Err(LabRequestError::Refused { status: 200, message: message.to_owned() });
                 }
                 if answer.take(&event) && answer.first_token.is_none() {
                     answer.first_token = Some(sent.elapsed());
@@ -179,7 +180,7 @@ impl Client {
             }
         }
         if !events.done {
-            return Err(AskError::Broken("the answer ended before its end".to_owned()));
+            return Err(LabRequestError::Broken("the answer ended before its end".to_owned()));
         }
         Ok(answer)
     }
@@ -238,13 +239,13 @@ impl Answer {
 
 /// Parses server-sent events from pieces of a body.
 #[derive(Debug, Default)]
-struct Events {
+struct EventParser {
     rest: Vec<u8>,
     /// True if the end was announced: `[DONE]`, or the last event of a native completion.
     done: bool,
 }
 
-impl Events {
+impl EventParser {
     fn feed(&mut self, piece: &[u8]) -> Vec<Value> {
         self.rest.extend_from_slice(piece);
         let mut events = Vec::new();
@@ -294,7 +295,7 @@ mod tests {
     fn events_are_found_wherever_the_pieces_are_cut() {
         let text = b"data: {\"a\":1}\n\n: ping\n\ndata: {\"a\":2}\r\n\r\ndata: [DONE]\n\n";
         for cut in 0..text.len() {
-            let mut events = Events::default();
+            let mut events = EventParser::default();
             let mut found = events.feed(&text[..cut]);
             found.extend(events.feed(&text[cut..]));
             let numbers: Vec<u64> = found.iter().filter_map(|event| event["a"].as_u64()).collect();

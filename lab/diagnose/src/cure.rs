@@ -8,7 +8,7 @@
 //! The caller turns a switch into flags and variables.
 
 use tokio_util::sync::CancellationToken;
-use warden_experiment::bisect::{self, Arm, Planner};
+use warden_experiment::bisect::{self, Arm, CurePlanner};
 use warden_experiment::crash::Crash;
 use warden_experiment::survive::{self, Search, Seen};
 use warden_experiment::{Ended, Finding, Workload};
@@ -42,7 +42,7 @@ impl std::fmt::Debug for SwitchTrials<'_> {
 
 /// Progress of the trials.
 #[derive(Clone, Copy, Debug)]
-pub enum Trying<'a> {
+pub enum TrialProgress<'a> {
     /// A process with these switches follows.
     Next {
         /// The switches.
@@ -68,10 +68,10 @@ impl SwitchTrials<'_> {
         &self,
         lab: &Lab,
         known: &[Finding],
-        watch: &mut (dyn FnMut(Trying<'_>) + Send),
+        watch: &mut (dyn FnMut(TrialProgress<'_>) + Send),
         stop: &CancellationToken,
     ) -> Result<bisect::Conclusion, DiagnoseError> {
-        let mut planner = Planner::new(&lab.numbers.cure, self.switches, self.clashes.clone());
+        let mut planner = CurePlanner::new(&lab.numbers.cure, self.switches, self.clashes.clone());
         if !known.is_empty() {
             planner.observe(&Arm::default(), known);
         }
@@ -98,7 +98,7 @@ impl SwitchTrials<'_> {
         lab: &Lab,
         workload: Workload,
         crash: &Crash,
-        watch: &mut (dyn FnMut(Trying<'_>) + Send),
+        watch: &mut (dyn FnMut(TrialProgress<'_>) + Send),
         stop: &CancellationToken,
     ) -> Result<survive::Conclusion, DiagnoseError> {
         let mut search = Search::new(&lab.numbers.crash, self.switches, self.clashes.clone(), &crash.runs);
@@ -108,7 +108,7 @@ impl SwitchTrials<'_> {
                 survive::Step::Run(arm) => arm,
             };
             match self.run(lab, &arm, search.progress(), Some(workload), watch, stop).await? {
-                Some(shown) => search.observe(&arm, survival(shown)),
+                Some(shown) => search.observe(&arm, survival_result(shown)),
                 None => return Ok(search.interrupt()),
             }
         }
@@ -122,18 +122,18 @@ impl SwitchTrials<'_> {
         arm: &Arm,
         (done, of): (usize, usize),
         alone: Option<Workload>,
-        watch: &mut (dyn FnMut(Trying<'_>) + Send),
+        watch: &mut (dyn FnMut(TrialProgress<'_>) + Send),
         stop: &CancellationToken,
     ) -> Result<Option<Result<Vec<Finding>, String>>, DiagnoseError> {
         if stop.is_cancelled() {
             return Ok(None);
         }
-        watch(Trying::Next { arm, done, of });
+        watch(TrialProgress::Next { arm, done, of });
         let spec = match (self.with)(arm) {
             Ok(spec) => spec,
             Err(why) => return Ok(Some(Err(why))),
         };
-        let mut show = |progress: Progress<'_>| watch(Trying::Leg(progress));
+        let mut show = |progress: Progress<'_>| watch(TrialProgress::Leg(progress));
         let found = if let Some(workload) = alone {
             let leg = self.base.leg(spec, workload, false);
             run_leg(lab, &leg, &mut show, stop).await.map(|done| vec![done.finding])
@@ -158,7 +158,7 @@ impl SwitchTrials<'_> {
 }
 
 /// Classifies a process by its survival of the workload that crashes.
-fn survival(shown: Result<Vec<Finding>, String>) -> Seen {
+fn survival_result(shown: Result<Vec<Finding>, String>) -> Seen {
     let finding = match shown.map(|findings| findings.into_iter().next()) {
         Ok(Some(finding)) => finding,
         Ok(None) => return Seen::Nothing("the leg was cut short".to_owned()),

@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 use warden_experiment::crash::{self, Again, Crash};
 use warden_experiment::{Ended, Reading, Workload, blame_across};
 use warden_policies::MemoryKind;
-use warden_policies::growth::{Blame, Verdict};
+use warden_policies::growth::{GrowthBlame, Verdict};
 use warden_supervisor::SoloSpec;
 
 use crate::error::{DiagnoseError, Kind};
@@ -124,7 +124,7 @@ impl Experiment {
                     outcome.interrupted |= result.finding.ended == Ended::Interrupted;
                     let mut result = result;
                     if let Some(crash) = &mut result.finding.crash {
-                        repeat(lab, &leg, crash, watch, stop).await;
+                        repeat_crash(lab, &leg, crash, watch, stop).await;
                         outcome.interrupted |= stop.is_cancelled();
                     }
                     outcome.legs.push(result);
@@ -155,7 +155,7 @@ impl Experiment {
 }
 
 /// Repeats a leg in fresh processes until it is known whether it crashes again.
-async fn repeat(
+async fn repeat_crash(
     lab: &Lab,
     leg: &Leg,
     crash: &mut Crash,
@@ -214,7 +214,7 @@ fn blame(legs: &mut [LegResult], lab: &Lab) {
         }
         let readings: Vec<&[Reading]> = legs.iter().map(|leg| leg.readings.as_slice()).collect();
         let together = blame_across(series, &readings, &lab.growth);
-        let clear = matches!(together, Blame::Pays { .. });
+        let clear = matches!(together, GrowthBlame::Pays { .. });
         for leg in legs.iter_mut().filter(|leg| suspected(leg, series)) {
             let found = leg.finding.series.iter_mut().find(|found| found.series == series);
             if let Some(found) = found.filter(|found| clear || found.blame.is_none()) {

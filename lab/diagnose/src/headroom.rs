@@ -15,11 +15,11 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use warden_experiment::headroom::{Curve, Peak, Setup};
 use warden_policies::MemoryKind;
-use warden_policies::sample::{Edge, Sample, Work};
+use warden_policies::sample::{Sample, SampleEdge, Work};
 use warden_policies::units::scale;
 use warden_supervisor::{Solo, SoloReading, SoloSpec};
 
-use crate::client::{Answer, Ask, AskError, Client};
+use crate::client::{Answer, Ask, Client, LabRequestError};
 use crate::error::DiagnoseError;
 use crate::lab::Lab;
 use crate::leg::stays;
@@ -27,11 +27,11 @@ use crate::workload::{SAMPLE_WORDS, Words};
 
 mod context;
 
-pub use self::context::{LessContext, less_context};
+pub use self::context::{SmallerContext, less_context};
 
 /// Server and prompts to measure.
 #[derive(Clone, Debug)]
-pub struct Touch {
+pub struct HeadroomRun {
     /// The server.
     pub spec: SoloSpec,
     /// The given `-c`, if any.
@@ -48,19 +48,19 @@ pub struct Touched {
     /// Slots, contexts and micro-batch of the server.
     pub setup: Setup,
     /// Measurements by memory, the host first.
-    pub series: Vec<TouchedSeries>,
+    pub series: Vec<MeasuredMemory>,
     /// Why the longest prompts are missing, if they are: the server ended, or refused them.
-    pub broke: Option<Broke>,
+    pub broke: Option<PromptFailure>,
     /// True if the user interrupted it before all was measured.
     pub interrupted: bool,
     /// Idle memory with a smaller context, measured where the worst case did not fit.
     #[serde(default)]
-    pub less_context: Option<LessContext>,
+    pub less_context: Option<SmallerContext>,
 }
 
 /// Measurements of one memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TouchedSeries {
+pub struct MeasuredMemory {
     /// The memory.
     pub series: MemoryKind,
     /// Bytes of the process when it was ready, before any prompt.
@@ -73,7 +73,7 @@ pub struct TouchedSeries {
 
 /// Prompts that were not answered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Broke {
+pub struct PromptFailure {
     /// Tokens of each prompt.
     pub tokens: u64,
     /// Concurrent prompts.
@@ -84,7 +84,7 @@ pub struct Broke {
 
 /// Progress of a measurement.
 #[derive(Clone, Copy, Debug)]
-pub enum Touching<'a> {
+pub enum HeadroomProgress<'a> {
     /// A process starts.
     Starting,
     /// Prompts are sent.
@@ -105,7 +105,7 @@ pub enum Touching<'a> {
     },
 }
 
-impl TouchedSeries {
+impl MeasuredMemory {
     /// The curve through the measurements; `None` without any prompt.
     pub fn curve(&self, setup: &Setup) -> Option<Curve> {
         Curve::of(self.series, self.idle, &self.peaks, setup)
@@ -123,33 +123,33 @@ impl TouchedSeries {
 /// The server does not start, or does not complete texts.
 pub async fn touch(
     lab: &Lab,
-    what: &Touch,
-    watch: &mut (dyn FnMut(Touching<'_>) + Send),
+    what: &HeadroomRun,
+    watch: &mut (dyn FnMut(HeadroomProgress<'_>) + Send),
     stop: &CancellationToken,
 ) -> Result<Touched, DiagnoseError> {
-    watch(Touching::Starting);
+    watch(HeadroomProgress::Starting);
     let solo = tokio::select! {
         biased;
         () = stop.cancelled() => return Err(DiagnoseError::Interrupted),
         started = lab.starter.start(&what.spec) => started.map_err(DiagnoseError::Start)?,
     };
-    let touched = drive(lab, what, &solo, watch, stop).await;
+    let touched = send_prompts(lab, what, &solo, watch, stop).await;
     solo.stop().await;
     touched
 }
 
-async fn drive(
+async fn send_prompts(
     lab: &Lab,
-    what: &Touch,
+    what: &HeadroomRun,
     solo: &Solo,
-    watch: &mut (dyn FnMut(Touching<'_>) + Send),
+    watch: &mut (dyn FnMut(HeadroomProgress<'_>) + Send),
     stop: &CancellationToken,
 ) -> Result<Touched, DiagnoseError> {
     let client = Client::new(solo)?;
     let setup = setup(what, solo);
     let first = async {
         tokio::time::sleep(lab.numbers.settle).await;
-        let idle = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
+        let idle = solo.sample(SampleEdge::Idle, Work::default(), 0, 0).await;
         (idle, client.tokens(&Words::sample(), lab.numbers.question_limit).await)
     };
     let (idle, tokens) = tokio::select! {
@@ -160,7 +160,7 @@ async fn drive(
     let mut touched =
         Touched { setup, series: series(&idle), broke: None, interrupted: false, less_context: None };
     let per_word = tokens.map_or(0.0, |tokens| f64::from(tokens) / f64::from(SAMPLE_WORDS));
-    let mut sender = Sender {
+    let mut sender = PromptSender {
         lab,
         solo,
         client,
@@ -179,7 +179,7 @@ async fn drive(
         lengths.push((setup.full_slot().saturating_sub(spare).max(1), setup.slots));
     }
     for (tokens, together) in lengths {
-        watch(Touching::Sending { tokens, together });
+        watch(HeadroomProgress::Sending { tokens, together });
         let sent = tokio::select! {
             biased;
             () = stop.cancelled() => {
@@ -190,7 +190,7 @@ async fn drive(
         };
         match sent {
             Ok((tokens, peaks)) => {
-                watch(Touching::Took { tokens, together, peaks: &peaks });
+                watch(HeadroomProgress::Took { tokens, together, peaks: &peaks });
                 for (series, bytes) in peaks {
                     if let Some(of) = touched.series.iter_mut().find(|of| of.series == series) {
                         of.peaks.push(Peak { tokens, together, bytes });
@@ -198,7 +198,7 @@ async fn drive(
                 }
             }
             Err(why) => {
-                touched.broke = Some(Broke { tokens, together, why });
+                touched.broke = Some(PromptFailure { tokens, together, why });
                 break;
             }
         }
@@ -207,18 +207,18 @@ async fn drive(
 }
 
 /// llama-server's default micro-batch.
-const UBATCH: u64 = 512;
+const DEFAULT_UBATCH: u64 = 512;
 /// llama-server's context where the real one is unknown.
-const CONTEXT: u64 = 4096;
+const DEFAULT_CONTEXT: u64 = 4096;
 
 /// Setup of the server: as it logs at the start, else as configured.
-fn setup(what: &Touch, solo: &Solo) -> Setup {
+fn setup(what: &HeadroomRun, solo: &Solo) -> Setup {
     let props = solo.props();
     let slots = props.slots.unwrap_or(1).max(1);
     let lines = solo.lines();
     let said = |name: &str| lines.iter().rev().find_map(|line| number_of(line, name));
     let given = what.context.filter(|context| *context > 0);
-    let slot = props.n_ctx.or(given).unwrap_or(CONTEXT);
+    let slot = props.n_ctx.or(given).unwrap_or(DEFAULT_CONTEXT);
     let all = said("n_ctx").or(given).unwrap_or_else(|| slot.saturating_mul(u64::from(slots)));
     Setup {
         context: all.max(slot),
@@ -226,7 +226,7 @@ fn setup(what: &Touch, solo: &Solo) -> Setup {
         slot_context: slot,
         // Older builds log it under the second name.
         sequence_context: said("n_ctx_seq").or_else(|| said("n_ctx_per_seq")),
-        ubatch: said("n_ubatch").or(what.ubatch).unwrap_or(UBATCH),
+        ubatch: said("n_ubatch").or(what.ubatch).unwrap_or(DEFAULT_UBATCH),
     }
 }
 
@@ -238,7 +238,7 @@ fn number_of(line: &str, name: &str) -> Option<u64> {
 }
 
 /// The readable memories, with the bytes that are free.
-fn series(idle: &SoloReading) -> Vec<TouchedSeries> {
+fn series(idle: &SoloReading) -> Vec<MeasuredMemory> {
     let mut all = Vec::new();
     for (series, bytes) in charged(&idle.sample) {
         let free = match series {
@@ -247,7 +247,7 @@ fn series(idle: &SoloReading) -> Vec<TouchedSeries> {
                 idle.devices.iter().find(|device| device.gpu == gpu).and_then(|device| device.free)
             }
         };
-        all.push(TouchedSeries { series, idle: bytes, free, peaks: Vec::new() });
+        all.push(MeasuredMemory { series, idle: bytes, free, peaks: Vec::new() });
     }
     all
 }
@@ -263,7 +263,7 @@ fn charged(sample: &Sample) -> Vec<(MemoryKind, u64)> {
 }
 
 /// Sends prompts and watches the memory.
-struct Sender<'a> {
+struct PromptSender<'a> {
     lab: &'a Lab,
     solo: &'a Solo,
     client: Client,
@@ -274,7 +274,7 @@ struct Sender<'a> {
     work: Work,
 }
 
-impl Sender<'_> {
+impl PromptSender<'_> {
     /// Sends concurrent prompts. Returns the length as the server counted it, and the most bytes held.
     async fn send(&mut self, tokens: u64, together: u32) -> Result<(u64, Vec<(MemoryKind, u64)>), String> {
         let mut tokens = tokens;
@@ -286,11 +286,11 @@ impl Sender<'_> {
             let sent = tokio::select! {
                 biased;
                 sent = self.once(tokens, together, &mut peaks) => sent,
-                line = solo.crashed_and_stays() => return Err(stays(&line)),
+                line = solo.until_crash_hang() => return Err(stays(&line)),
             };
             match sent {
                 Ok(counted) => return Ok((counted, peaks)),
-                Err(AskError::Refused { status, message }) => {
+                Err(LabRequestError::Refused { status, message }) => {
                     refused = format!("{message} (status {status})");
                     tokens = scale(tokens, numbers.headroom.shorter).max(1);
                 }
@@ -309,7 +309,7 @@ impl Sender<'_> {
         tokens: u64,
         together: u32,
         peaks: &mut Vec<(MemoryKind, u64)>,
-    ) -> Result<u64, AskError> {
+    ) -> Result<u64, LabRequestError> {
         let asks: Vec<Ask> = (0..together)
             .map(|_| {
                 self.which += 1;
@@ -321,12 +321,12 @@ impl Sender<'_> {
         let limit = self.lab.numbers.request_limit;
         let mut answers = std::pin::pin!(join_all(asks.iter().map(|ask| self.client.send(ask, limit))));
         let pause = self.lab.numbers.headroom.interval;
-        let answers: Vec<Result<Answer, AskError>> = loop {
+        let answers: Vec<Result<Answer, LabRequestError>> = loop {
             tokio::select! {
                 answers = &mut answers => break answers,
                 () = tokio::time::sleep(pause) => {
-                    let reading = self.solo.sample(Edge::Tick, self.work, together, self.largest).await;
-                    raise(peaks, &reading.sample);
+                    let reading = self.solo.sample(SampleEdge::Tick, self.work, together, self.largest).await;
+                    raise_peaks(peaks, &reading.sample);
                 }
             }
         };
@@ -342,13 +342,13 @@ impl Sender<'_> {
             };
         }
         self.largest = self.largest.max(counted);
-        let reading = self.solo.sample(Edge::Idle, self.work, 0, self.largest).await;
-        raise(peaks, &reading.sample);
+        let reading = self.solo.sample(SampleEdge::Idle, self.work, 0, self.largest).await;
+        raise_peaks(peaks, &reading.sample);
         Ok(if counted == 0 { tokens } else { counted })
     }
 }
 
-fn raise(peaks: &mut Vec<(MemoryKind, u64)>, sample: &Sample) {
+fn raise_peaks(peaks: &mut Vec<(MemoryKind, u64)>, sample: &Sample) {
     for (series, bytes) in charged(sample) {
         match peaks.iter_mut().find(|(of, _)| *of == series) {
             Some((_, most)) => *most = bytes.max(*most),
@@ -375,7 +375,7 @@ mod tests {
         let gpu = warden_policies::sample::GpuIndex(0);
         let sample = Sample {
             at: std::time::Duration::ZERO,
-            edge: Edge::Tick,
+            edge: SampleEdge::Tick,
             host: Some(warden_policies::sample::HostMemory { anon: 500, ..Default::default() }),
             vram: vec![warden_policies::sample::Vram {
                 gpu,

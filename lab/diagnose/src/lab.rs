@@ -1,6 +1,6 @@
 //! Everything that legs share: the starter of processes, and the numbers for verdicts.
 
-use warden_experiment::between::Rules;
+use warden_experiment::between::JudgingPolicies;
 use warden_policies::defaults::{Diagnose, Proof};
 use warden_policies::growth::GrowthPolicy;
 use warden_supervisor::Starter;
@@ -26,7 +26,7 @@ impl Lab {
     }
 
     /// The numbers for a search in a line of revisions.
-    pub const fn rules(&self) -> Rules<'_> {
-        Rules { cure: &self.numbers.cure, crash: &self.numbers.crash, proof: &self.proof }
+    pub const fn rules(&self) -> JudgingPolicies<'_> {
+        JudgingPolicies { cure: &self.numbers.cure, crash: &self.numbers.crash, proof: &self.proof }
     }
 }

@@ -20,11 +20,11 @@ use tokio_util::sync::CancellationToken;
 use warden_experiment::crash::{Again, Crash};
 use warden_experiment::{Ended, Finding, Judge, Next, Reading, Speed, Workload};
 use warden_policies::growth::Growth;
-use warden_policies::sample::{Edge, Sample, Work};
+use warden_policies::sample::{Sample, SampleEdge, Work};
 use warden_policies::units::{exact, scale};
 use warden_supervisor::{DeviceView, Exit, Failure, Solo, SoloProps, SoloReading, SoloSpec};
 
-use crate::client::{Answer, Ask, AskError, Client};
+use crate::client::{Answer, Ask, Client, LabRequestError};
 use crate::error::{DiagnoseError, Kind};
 use crate::lab::Lab;
 use crate::replay::Recording;
@@ -141,7 +141,7 @@ pub(crate) async fn run_leg(
         judge: Judge::new(leg.workload, leg.steps, &lab.growth, &lab.numbers),
         work: Work::default(),
         largest: 0,
-        times: Times::default(),
+        times: AnswerTimes::default(),
         last: None,
         refused: None,
         tokens_per_word: 0.0,
@@ -152,7 +152,7 @@ pub(crate) async fn run_leg(
         Ok(Ended::Complete | Ended::Early) => tokio::select! {
             biased;
             () = stop.cancelled() => None,
-            known = embeds(&solo, lab.numbers.question_limit) => known,
+            known = check_embeddings(&solo, lab.numbers.question_limit) => known,
         },
         _ => None,
     };
@@ -201,7 +201,7 @@ struct Run<'a> {
     judge: Judge,
     work: Work,
     largest: u64,
-    times: Times,
+    times: AnswerTimes,
     last: Option<SoloReading>,
     refused: Option<Refused>,
     tokens_per_word: f64,
@@ -219,12 +219,12 @@ enum Step {
 impl Run<'_> {
     async fn drive(&mut self, solo: &Solo, stop: &CancellationToken) -> Result<Ended, DiagnoseError> {
         let workload = self.leg.workload;
-        cannot(workload, &solo.props())?;
+        check_capability(workload, &solo.props())?;
         let client = Client::new(solo)?;
         let deadline = Instant::now() + self.lab.numbers.leg_limit;
         let facts = tokio::select! {
             biased;
-            ended = cut(solo, stop, deadline) => return Ok(ended),
+            ended = wait_cut(solo, stop, deadline) => return Ok(ended),
             facts = facts(solo, &client, self.lab.numbers.question_limit) => facts,
         };
         self.tokens_per_word = facts.tokens_per_word;
@@ -240,7 +240,7 @@ impl Run<'_> {
         while self.taken() < self.most() {
             let sent = tokio::select! {
                 biased;
-                ended = cut(solo, stop, deadline) => return Ok(ended),
+                ended = wait_cut(solo, stop, deadline) => return Ok(ended),
                 sent = self.step(&client, &mut script) => sent,
             };
             match sent {
@@ -267,7 +267,7 @@ impl Run<'_> {
             }
             tokio::select! {
                 biased;
-                ended = cut(solo, stop, deadline) => return Ok(ended),
+                ended = wait_cut(solo, stop, deadline) => return Ok(ended),
                 () = tokio::time::sleep(self.lab.numbers.settle) => {}
             }
             if let Some(ended) = self.read(solo).await {
@@ -286,7 +286,7 @@ impl Run<'_> {
     }
 
     /// Sends the requests of one step concurrently and waits for all.
-    async fn step(&mut self, client: &Client, script: &mut Script) -> Result<Step, AskError> {
+    async fn step(&mut self, client: &Client, script: &mut Script) -> Result<Step, LabRequestError> {
         let asks = script.next();
         let limit = self.lab.numbers.request_limit;
         let answers = join_all(asks.iter().map(|ask| client.send(ask, limit))).await;
@@ -298,7 +298,7 @@ impl Run<'_> {
                     self.count(ask, &answer);
                     taken.push(Some(answer));
                 }
-                Err(AskError::Refused { status, message }) => {
+                Err(LabRequestError::Refused { status, message }) => {
                     let why = format!("{message} (status {status})");
                     let refused = self.refused.get_or_insert_default();
                     refused.requests += 1;
@@ -333,7 +333,7 @@ impl Run<'_> {
 
     /// Reads the memory; returns an end if there is a reason for one.
     async fn read(&mut self, solo: &Solo) -> Option<Ended> {
-        let reading = solo.sample(Edge::Idle, self.work, 0, self.largest).await;
+        let reading = solo.sample(SampleEdge::Idle, self.work, 0, self.largest).await;
         let graphs = reading.graphs();
         let next = self.judge.observe(reading.sample.clone(), reading.allowed, graphs);
         let (done, most) = (self.taken(), self.most());
@@ -361,12 +361,12 @@ impl Run<'_> {
 }
 
 /// Waits for a reason to cut a leg short.
-async fn cut(solo: &Solo, stop: &CancellationToken, deadline: Instant) -> Ended {
+async fn wait_cut(solo: &Solo, stop: &CancellationToken, deadline: Instant) -> Ended {
     tokio::select! {
         biased;
         () = stop.cancelled() => Ended::Interrupted,
-        (exit, failure) = solo.exited() => death(exit, &failure),
-        line = solo.crashed_and_stays() => Ended::Crashed { why: stays(&line) },
+        (exit, failure) = solo.exited() => end_kind(exit, &failure),
+        line = solo.until_crash_hang() => Ended::Crashed { why: stays(&line) },
         () = tokio::time::sleep_until(deadline) => Ended::OutOfTime,
     }
 }
@@ -380,15 +380,15 @@ pub(crate) async fn facts(solo: &Solo, client: &Client, limit: Duration) -> Fact
 }
 
 /// A broken connection mostly means that the server has ended, which is noticed a moment later.
-async fn broken(solo: &Solo, error: &AskError, noticed: Duration) -> Ended {
+async fn broken(solo: &Solo, error: &LabRequestError, noticed: Duration) -> Ended {
     match tokio::time::timeout(noticed, solo.exited()).await {
-        Ok((exit, failure)) => death(exit, &failure),
+        Ok((exit, failure)) => end_kind(exit, &failure),
         Err(_) => Ended::Failed { why: format!("a request failed: {error}") },
     }
 }
 
 /// Distinguishes a crash from an end that was caused from outside.
-fn death(exit: Exit, failure: &Failure) -> Ended {
+fn end_kind(exit: Exit, failure: &Failure) -> Ended {
     let why = told(failure);
     if exit.is_from_outside() { Ended::Killed { why } } else { Ended::Crashed { why } }
 }
@@ -407,7 +407,7 @@ pub(crate) fn told(failure: &Failure) -> String {
 }
 
 /// Fails if the server's properties show that it cannot do this workload.
-fn cannot(workload: Workload, props: &SoloProps) -> Result<(), DiagnoseError> {
+fn check_capability(workload: Workload, props: &SoloProps) -> Result<(), DiagnoseError> {
     let Some(modalities) = props.modalities else { return Ok(()) };
     let kind = Kind::of(workload);
     let has = match kind {
@@ -420,23 +420,23 @@ fn cannot(workload: Workload, props: &SoloProps) -> Result<(), DiagnoseError> {
 
 /// Why a server computes no embeddings; `None` if it does. Asked at the end of a leg, which saves a process
 /// for that question.
-async fn embeds(solo: &Solo, limit: Duration) -> Option<String> {
+async fn check_embeddings(solo: &Solo, limit: Duration) -> Option<String> {
     let client = Client::new(solo).ok()?;
     match client.send(&Ask::post("/v1/embeddings", json!({ "input": "one" })), limit).await {
-        Err(AskError::Refused { message, .. }) => Some(message),
+        Err(LabRequestError::Refused { message, .. }) => Some(message),
         _ => None,
     }
 }
 
 #[derive(Debug, Default)]
-struct Times {
+struct AnswerTimes {
     first: Vec<Duration>,
     tokens: u64,
     ms: f64,
     requests: u64,
 }
 
-impl Times {
+impl AnswerTimes {
     fn take(&mut self, answer: &Answer) {
         self.requests += 1;
         self.first.extend(answer.first_token);

@@ -101,7 +101,7 @@ impl Attribution {
 
     /// Turns a suspected leak into a certain one if handles or allocations grow with every request and the
     /// memory rises with them. The detector itself sees only bytes.
-    pub fn testifies(&self, verdict: Verdict) -> Verdict {
+    pub fn confirm_verdict(&self, verdict: Verdict) -> Verdict {
         let proven = self.along.is_some() || self.retained;
         if verdict == Verdict::Suspected && proven { Verdict::Leaking } else { verdict }
     }
@@ -201,22 +201,22 @@ mod tests {
     fn handles_that_become_more_with_every_request_settle_what_bytes_leave_in_doubt() {
         let found = Attribution::of(&leg(900_000, 899_000, [3.0, 0.0])).unwrap();
         assert!(found.is_explained() && found.along.is_some_and(|along| along.kind == 0));
-        assert_eq!(found.testifies(Verdict::Suspected), Verdict::Leaking);
+        assert_eq!(found.confirm_verdict(Verdict::Suspected), Verdict::Leaking);
         // Declared caches and constant memories stay unchanged.
         for verdict in [Verdict::Warming, Verdict::Steady, Verdict::Bounded, Verdict::Leaking] {
-            assert_eq!(found.testifies(verdict), verdict);
+            assert_eq!(found.confirm_verdict(verdict), verdict);
         }
         // Allocations kept by each request are equal evidence, if they make up the growth and continue to
         // the end.
         let kept = Attribution::of(&leg(900_000, 890_000, [0.0; 2])).unwrap();
-        assert!(kept.retained && kept.testifies(Verdict::Suspected) == Verdict::Leaking, "{kept:?}");
+        assert!(kept.retained && kept.confirm_verdict(Verdict::Suspected) == Verdict::Leaking, "{kept:?}");
         let mut fills = leg(900_000, 890_000, [0.0; 2]);
         for reading in &mut fills[20..] {
             reading.counted = 50 * MIB.cast_signed() + 20 * 890_000;
         }
         let part = Attribution::of(&leg(900_000, 500_000, [0.0; 2])).unwrap();
         for found in [Attribution::of(&fills).unwrap(), part] {
-            assert_eq!(found.testifies(Verdict::Suspected), Verdict::Suspected, "{found:?}");
+            assert_eq!(found.confirm_verdict(Verdict::Suspected), Verdict::Suspected, "{found:?}");
         }
         // Constant handles, or memory that does not follow them, are no evidence.
         let still = Attribution::of(&leg(900_000, 0, [0.0; 2])).unwrap();
@@ -226,7 +226,7 @@ mod tests {
         }
         let apart = Attribution::of(&apart).unwrap();
         for found in [still, apart] {
-            assert_eq!(found.testifies(Verdict::Suspected), Verdict::Suspected, "{found:?}");
+            assert_eq!(found.confirm_verdict(Verdict::Suspected), Verdict::Suspected, "{found:?}");
         }
     }
 

@@ -21,8 +21,8 @@
 //! less, and two switches together do at most the sum of their effects. Where the second one fails,
 //! removing switches one by one still finds a minimal set.
 //!
-//! The planner runs nothing: the caller calls [`Planner::next`], runs the process, and reports to
-//! [`Planner::observe`].
+//! The planner runs nothing: the caller calls [`CurePlanner::next`], runs the process, and reports to
+//! [`CurePlanner::observe`].
 
 use super::sequential::CurePolicy;
 use super::trial::{Leg, Trial};
@@ -60,7 +60,7 @@ enum Phase {
 
 /// State machine of the bisection.
 #[derive(Clone, Debug)]
-pub struct Planner {
+pub struct CurePlanner {
     policy: CurePolicy,
     switches: usize,
     clashes: Vec<[usize; 2]>,
@@ -79,7 +79,7 @@ pub struct Planner {
     legs: usize,
 }
 
-impl Planner {
+impl CurePlanner {
     /// Creates a planner for switches ordered by cost and likelihood, best first. `clashes` lists pairs
     /// that cannot be combined.
     pub fn new(policy: &CurePolicy, switches: usize, clashes: Vec<[usize; 2]>) -> Self {

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::sequential::Does;
-use crate::{SeriesFinding, Settles, Speed, Workload};
-use warden_policies::growth::{Interval, Verdict};
+use crate::{GrowthEnd, SeriesFinding, Speed, Workload};
+use warden_policies::growth::{IntervalEstimate, Verdict};
 use warden_policies::sample::{GpuIndex, MemoryKind, Work};
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -83,7 +83,7 @@ impl Server {
 }
 
 fn found(series: MemoryKind, rate: f64) -> SeriesFinding {
-    let interval = Interval { value: rate, low: rate * 0.98 - 100.0, high: rate * 1.02 + 100.0 };
+    let interval = IntervalEstimate { value: rate, low: rate * 0.98 - 100.0, high: rate * 1.02 + 100.0 };
     SeriesFinding {
         series,
         verdict: if rate > 0.0 { Verdict::Leaking } else { Verdict::Steady },
@@ -92,7 +92,7 @@ fn found(series: MemoryKind, rate: f64) -> SeriesFinding {
         per_prompt_token: None,
         per_output_token: None,
         per_image: None,
-        settles: Settles::Unknown,
+        settles: GrowthEnd::Unknown,
         blame: None,
         first: 0,
         last: 0,
@@ -127,7 +127,7 @@ fn numbers() -> CurePolicy {
 
 /// Returns the conclusion, and the sets in running order.
 fn cure(server: &Server, policy: &CurePolicy) -> (Conclusion, Vec<Arm>) {
-    let mut planner = Planner::new(policy, server.switches, server.clashes.clone());
+    let mut planner = CurePlanner::new(policy, server.switches, server.clashes.clone());
     let mut arms = Vec::new();
     loop {
         match planner.next() {
@@ -248,7 +248,7 @@ fn a_switch_with_which_the_server_does_not_start_is_told_and_never_used_again() 
 #[test]
 fn a_server_that_fails_by_itself_ends_the_experiment() {
     let policy = numbers();
-    let mut planner = Planner::new(&policy, 2, Vec::new());
+    let mut planner = CurePlanner::new(&policy, 2, Vec::new());
     let crash = finding(Vec::new(), 1.0, Ended::Crashed { why: "no model".into() });
     for _ in 0..policy.baseline_failures {
         assert_eq!(planner.next(), Step::Run(Arm::default()));
@@ -265,7 +265,7 @@ fn a_suspicion_is_looked_at_twice() {
         let series = SeriesFinding { verdict: Verdict::Suspected, ..found(MemoryKind::Host, rate) };
         finding(vec![series], 100.0, Ended::Complete)
     };
-    let mut planner = Planner::new(&policy, 1, Vec::new());
+    let mut planner = CurePlanner::new(&policy, 1, Vec::new());
     planner.observe(&Arm::default(), &[suspected(MIB)]);
     assert_eq!(planner.next(), Step::Run(Arm::default()));
     let mut again = planner.clone();
@@ -293,7 +293,7 @@ fn leg(verdicts: &[(MemoryKind, Verdict)]) -> Finding {
 #[test]
 fn a_suspicion_beside_a_clear_leak_is_looked_at_twice_and_has_to_be_cured_too() {
     let [host, vram] = [SERIES[0], SERIES[1]];
-    let mut planner = Planner::new(&numbers(), 2, Vec::new());
+    let mut planner = CurePlanner::new(&numbers(), 2, Vec::new());
     let both = leg(&[(host, Verdict::Leaking), (vram, Verdict::Suspected)]);
     planner.observe(&Arm::default(), std::slice::from_ref(&both));
     assert_eq!(planner.next(), Step::Run(Arm::default()));
@@ -311,7 +311,7 @@ fn a_suspicion_beside_a_clear_leak_is_looked_at_twice_and_has_to_be_cured_too() 
 
 #[test]
 fn too_few_readings_are_no_proof_that_nothing_leaks() {
-    let mut planner = Planner::new(&numbers(), 1, Vec::new());
+    let mut planner = CurePlanner::new(&numbers(), 1, Vec::new());
     while let Step::Run(arm) = planner.next() {
         planner.observe(&arm, &[leg(&[(MemoryKind::Host, Verdict::Warming)])]);
     }
@@ -322,7 +322,7 @@ fn too_few_readings_are_no_proof_that_nothing_leaks() {
 #[test]
 fn what_the_detector_still_calls_a_leak_is_not_stopped() {
     let policy = numbers();
-    let mut planner = Planner::new(&policy, 1, Vec::new());
+    let mut planner = CurePlanner::new(&policy, 1, Vec::new());
     while let Step::Run(arm) = planner.next() {
         let rate = if arm.is_baseline() { 10.0 * MIB } else { 0.5 * MIB };
         planner.observe(&arm, &[finding(vec![found(MemoryKind::Host, rate)], 100.0, Ended::Complete)]);
@@ -335,7 +335,7 @@ fn what_the_detector_still_calls_a_leak_is_not_stopped() {
 #[test]
 fn an_interruption_tells_what_is_known() {
     let server = Server { switches: 3, leaks: vec![leak(0, &[2])], ..Server::default() };
-    let mut planner = Planner::new(&numbers(), 3, Vec::new());
+    let mut planner = CurePlanner::new(&numbers(), 3, Vec::new());
     for _ in 0..5 {
         let Step::Run(arm) = planner.next() else { panic!("it ended") };
         planner.observe(&arm, &[server.finding(&arm)]);

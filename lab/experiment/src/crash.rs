@@ -112,7 +112,7 @@ pub fn doubt(without: &[Run], with: &[Run]) -> f64 {
     let per_process = (1..1000_u32)
         .map(|share| {
             let chance = f64::from(share) / 1000.0;
-            at_least(died, without.len(), chance) * (1.0 - chance).powf(size(with.len()))
+            binomial_tail(died, without.len(), chance) * (1.0 - chance).powf(size(with.len()))
         })
         .fold(0.0, f64::max);
     let requests = |runs: &[Run]| exact(runs.iter().map(|run| run.requests).sum());
@@ -122,7 +122,7 @@ pub fn doubt(without: &[Run], with: &[Run]) -> f64 {
 }
 
 /// Binomial probability of at least `hits` in `tries`.
-fn at_least(hits: usize, tries: usize, chance: f64) -> f64 {
+fn binomial_tail(hits: usize, tries: usize, chance: f64) -> f64 {
     let mut all = 0.0;
     // Probability of exactly `count` hits, starting with 0.
     let mut one = (1.0 - chance).powf(size(tries));

@@ -125,7 +125,7 @@ impl Curve {
 
     /// Returns the curve without prompts longer than `tokens`, to check a prediction against measurements.
     #[must_use]
-    pub fn up_to(&self, tokens: u64) -> Option<Self> {
+    pub fn truncated_at(&self, tokens: u64) -> Option<Self> {
         let points: Vec<_> = self.points.iter().copied().filter(|(own, _)| *own <= tokens).collect();
         let beyond = beyond(&points, self.ubatch)?;
         Some(Self { points, more: None, beyond, ..self.clone() })

@@ -66,7 +66,7 @@ fn the_peak_of_a_hoarding_pool_is_predicted_within_five_percent_from_half_of_its
                 idle + tokens * 100 + hoard(tokens, ubatch, per_token).next_multiple_of(2 * MIB)
             };
             let whole = Curve::of(VRAM, idle, &alone(&all, real), &setup).unwrap();
-            let half = whole.up_to(context / 2).unwrap();
+            let half = whole.truncated_at(context / 2).unwrap();
             let (predicted, came) = (half.at(context, 1), whole.at(context, 1));
             assert_eq!(came, real(context));
             let off = predicted.abs_diff(came);

@@ -1,9 +1,11 @@
 //! Judges one leg: turns readings into a finding, and decides if more readings would help.
 
-use crate::{Attribution, Ended, Finding, Follows, Reading, SeriesFinding, Settles, Speed, Trace, Workload};
+use crate::{
+    Attribution, Ended, Finding, Follows, GrowthEnd, Reading, SeriesFinding, Speed, Trace, Workload,
+};
 use warden_policies::defaults::Diagnose;
 use warden_policies::growth::stats::median;
-use warden_policies::growth::{Growth, GrowthPolicy, Interval, Level, Monitor, Verdict, slope};
+use warden_policies::growth::{Growth, GrowthPolicy, IntervalEstimate, Level, Monitor, Verdict, slope};
 use warden_policies::sample::{MemoryKind, Sample, Work};
 use warden_policies::units::{exact, scale};
 
@@ -164,7 +166,7 @@ impl Judge {
             (Some(first), Some(last)) => last.work - first.work,
             _ => Work::default(),
         };
-        let (verdict, graphs) = self.testified(growth.series, self.doubted(growth, &levels));
+        let (verdict, graphs) = self.apply_graphs(growth.series, self.doubted(growth, &levels));
         let per = |units: u64| {
             let rise = per_request?.value * exact(work.requests);
             (units > 0).then(|| rise / exact(units))
@@ -191,7 +193,7 @@ impl Judge {
 
     /// Applies the memory report's graph counts to a verdict. Graphs that grow with every request, together
     /// with the memory, confirm a suspected leak.
-    fn testified(&self, series: MemoryKind, verdict: Verdict) -> (Verdict, Option<Follows>) {
+    fn apply_graphs(&self, series: MemoryKind, verdict: Verdict) -> (Verdict, Option<Follows>) {
         let trace = |reading: &Reading| {
             let sample = &reading.sample;
             // Measured pools do not belong to graphs.
@@ -201,7 +203,7 @@ impl Judge {
         };
         let traces: Option<Vec<Trace>> = self.readings.iter().map(trace).collect();
         let Some(found) = traces.as_deref().and_then(Attribution::of) else { return (verdict, None) };
-        let verdict = found.testifies(verdict);
+        let verdict = found.confirm_verdict(verdict);
         (verdict, found.along.filter(|_| verdict.grows()))
     }
 
@@ -223,7 +225,7 @@ impl Judge {
         let verdict = self.verdict(growth, levels);
         let per_request = slope(after_start(levels), &self.policy);
         let settles = self.settles(levels, growth.series, verdict, per_request);
-        let rises = settles == Settles::No && per_request.is_some_and(|slope| slope.low > 0.0);
+        let rises = settles == GrowthEnd::No && per_request.is_some_and(|slope| slope.low > 0.0);
         if verdict == Verdict::Steady && rises { Verdict::Suspected } else { verdict }
     }
 
@@ -232,11 +234,11 @@ impl Judge {
         levels: &[Level],
         series: MemoryKind,
         verdict: Verdict,
-        whole: Option<Interval>,
-    ) -> Settles {
+        whole: Option<IntervalEstimate>,
+    ) -> GrowthEnd {
         let third = levels.len() / 3;
         if third < self.policy.baseline_floors || whole.is_none() {
-            return Settles::Unknown;
+            return GrowthEnd::Unknown;
         }
         let step = scale(self.effect(levels, series), NEAR_SHARE);
         let end = &levels[levels.len() - third..];
@@ -244,7 +246,7 @@ impl Judge {
             .is_some_and(|slope| slope.low > 0.0 && slope.value > exact(still_bytes(series)));
         if rises || verdict.grows() {
             let unbounded = matches!(verdict, Verdict::Steady | Verdict::Suspected | Verdict::Leaking);
-            return if unbounded { Settles::No } else { Settles::Unknown };
+            return if unbounded { GrowthEnd::No } else { GrowthEnd::Unknown };
         }
         let mut last: Vec<f64> = end.iter().map(|level| exact(level.bytes)).collect();
         let settled = median(&mut last).unwrap_or(0.0) - exact(step);
@@ -252,9 +254,9 @@ impl Judge {
         let from = below.map_or(0, |index| index + 1);
         // Movement within the last third leaves no time to see it stop.
         if from > levels.len() - third {
-            return Settles::Unknown;
+            return GrowthEnd::Unknown;
         }
-        Settles::Yes { at_request: levels[from].work.requests }
+        GrowthEnd::Yes { at_request: levels[from].work.requests }
     }
 
     /// Returns the smallest slope, in bytes per request, that the detector can call a leak after these

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use warden_policies::growth::{Blame, Interval, Verdict};
+use warden_policies::growth::{GrowthBlame, IntervalEstimate, Verdict};
 use warden_policies::sample::{MemoryKind, Sample, Work};
 
 mod across;
@@ -65,7 +65,7 @@ pub struct Speed {
 /// End of a memory's growth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "settles")]
-pub enum Settles {
+pub enum GrowthEnd {
     /// Growth has stopped.
     Yes {
         /// Last request at which memory grew.
@@ -85,7 +85,7 @@ pub struct SeriesFinding {
     /// Verdict of the detector.
     pub verdict: Verdict,
     /// Bytes per request after the start of the leg, with a 95 % interval; `None` with too few readings.
-    pub per_request: Option<Interval>,
+    pub per_request: Option<IntervalEstimate>,
     /// Bytes per request that went into measured pools, which the server keeps on purpose.
     pub pooled_per_request: Option<f64>,
     /// The same growth per evaluated prompt token; `None` without any.
@@ -95,9 +95,9 @@ pub struct SeriesFinding {
     /// The same growth per image.
     pub per_image: Option<f64>,
     /// End of the growth.
-    pub settles: Settles,
+    pub settles: GrowthEnd,
     /// Unit of work that pays; only for a leak or a suspected one.
-    pub blame: Option<Blame>,
+    pub blame: Option<GrowthBlame>,
     /// Bytes at the first reading after the warm-up.
     pub first: u64,
     /// Bytes at the last reading.
@@ -112,12 +112,12 @@ pub struct SeriesFinding {
 }
 
 /// Detection limit in bytes per request above which a leg was too short to detect anything.
-const MOST_SEEN: f64 = 1e15;
+const DETECTION_LIMIT_MOST: f64 = 1e15;
 
 impl SeriesFinding {
     /// Returns true if there were too few readings for any statement.
     pub fn is_too_short(&self) -> bool {
-        !self.verdict.is_known() || self.sees > MOST_SEEN
+        !self.verdict.is_known() || self.sees > DETECTION_LIMIT_MOST
     }
 }
 
@@ -200,7 +200,7 @@ impl Finding {
         host.is_some_and(|host| {
             host.verdict == Verdict::Bounded
                 && host.pooled_per_request.is_none()
-                && !matches!(host.settles, Settles::Yes { .. })
+                && !matches!(host.settles, GrowthEnd::Yes { .. })
         })
     }
 

@@ -2,7 +2,7 @@
 
 use crate::Reading;
 use crate::judge::{after_start, levels};
-use warden_policies::growth::Interval;
+use warden_policies::growth::IntervalEstimate;
 use warden_policies::growth::stats::{median, scatter};
 use warden_policies::sample::MemoryKind;
 use warden_policies::units::exact;
@@ -15,7 +15,7 @@ pub struct Line {
     /// Last request of the fit.
     pub to: f64,
     /// Bytes per request.
-    slope: Interval,
+    slope: IntervalEstimate,
     /// Centre point, where the slope's uncertainty has no effect.
     middle: (f64, f64),
     /// Scatter of the readings about the line: a standard deviation in bytes.
@@ -24,7 +24,7 @@ pub struct Line {
 
 impl Line {
     /// Fits the line of a finding's growth through its readings; `None` with fewer than two.
-    pub fn through(series: MemoryKind, readings: &[Reading], per_request: Interval) -> Option<Self> {
+    pub fn through(series: MemoryKind, readings: &[Reading], per_request: IntervalEstimate) -> Option<Self> {
         let levels = levels(series, readings, true);
         let (xs, ys): (Vec<f64>, Vec<f64>) =
             after_start(&levels).iter().map(|level| (exact(level.work.requests), exact(level.bytes))).unzip();
@@ -41,12 +41,12 @@ impl Line {
 
     /// Returns the line's bytes at a number of answered requests. The range covers the slope's uncertainty
     /// and the scatter.
-    pub fn at(&self, requests: f64) -> Interval {
+    pub fn at(&self, requests: f64) -> IntervalEstimate {
         let away = requests - self.middle.0;
         let value = self.middle.1 + self.slope.value * away;
         let ends = [self.slope.low, self.slope.high].map(|slope| self.middle.1 + slope * away);
         let (low, high) = (ends[0].min(ends[1]).min(value), ends[0].max(ends[1]).max(value));
-        Interval { value, low: low - self.scatter, high: high + self.scatter }
+        IntervalEstimate { value, low: low - self.scatter, high: high + self.scatter }
     }
 }
 
@@ -54,7 +54,7 @@ impl Line {
 mod tests {
     use super::*;
     use std::time::Duration;
-    use warden_policies::sample::{Edge, HostMemory, Sample, Work};
+    use warden_policies::sample::{HostMemory, Sample, SampleEdge, Work};
 
     fn readings(bytes: impl Fn(u64) -> u64) -> Vec<Reading> {
         let reading = |n: u64| {
@@ -62,7 +62,7 @@ mod tests {
             let work = Work { requests: n, ..Work::default() };
             let sample = Sample {
                 at: Duration::from_secs(n),
-                edge: Edge::Idle,
+                edge: SampleEdge::Idle,
                 host: Some(host),
                 vram: Vec::new(),
                 pools: Vec::new(),
@@ -81,7 +81,7 @@ mod tests {
         // A steep start, which the line excludes.
         let bytes = |n: u64| if n < 20 { 10_000 * n } else { 200_000 + 1000 * n + n * 7919 % 300 };
         let readings = readings(bytes);
-        let slope = Interval { value: 1000.0, low: 990.0, high: 1010.0 };
+        let slope = IntervalEstimate { value: 1000.0, low: 990.0, high: 1010.0 };
         let line = Line::through(MemoryKind::Host, &readings, slope).unwrap();
         assert!((line.from, line.to) == (21.0, 60.0), "{line:?}");
         let inside = (21..=60_u32).filter(|n| {
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn nothing_is_said_of_too_few_readings_or_of_a_memory_that_was_not_read() {
-        let slope = Interval { value: 1.0, low: 0.0, high: 2.0 };
+        let slope = IntervalEstimate { value: 1.0, low: 0.0, high: 2.0 };
         let all = readings(|_| 5);
         assert_eq!(Line::through(MemoryKind::Host, &all[..1], slope), None);
         assert_eq!(Line::through(MemoryKind::Vram(warden_policies::GpuIndex(0)), &all, slope), None);

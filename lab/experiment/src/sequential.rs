@@ -25,7 +25,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::student;
-use warden_policies::growth::Interval;
+use warden_policies::growth::IntervalEstimate;
 
 /// Settings of the cure test. `defaults.toml`, section `[diagnose.cure]`, gives the reasons.
 pub type CurePolicy = warden_policies::defaults::Cure;
@@ -66,7 +66,7 @@ pub struct Judgement {
     pub does: Does,
     /// Share of the growth that remains with it, 0 to 1 and beyond, with the test's interval. `None` if
     /// either side was not measured, or there may be no growth without the switch.
-    pub share: Option<Interval>,
+    pub share: Option<IntervalEstimate>,
     /// Bytes per request without it.
     pub without: Option<f64>,
     /// Bytes per request with it.
@@ -75,7 +75,7 @@ pub struct Judgement {
 
 /// Mean growth per request over legs of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Mean {
+struct MeanGrowth {
     value: f64,
     /// Variance of the value.
     var: f64,
@@ -86,13 +86,13 @@ struct Mean {
     legs: usize,
 }
 
-impl Mean {
+impl MeanGrowth {
     /// Averages legs, each with a 95 % interval; `None` without legs. A single leg is assumed to scatter by
     /// as large a share as the legs of `like`.
-    fn of(legs: &[Interval], like: Option<&Self>, policy: &CurePolicy) -> Option<Self> {
+    fn of(legs: &[IntervalEstimate], like: Option<&Self>, policy: &CurePolicy) -> Option<Self> {
         let count = u32::try_from(legs.len()).ok().filter(|count| *count > 0).map(f64::from)?;
         let value = legs.iter().map(|leg| leg.value).sum::<f64>() / count;
-        let own = |leg: &Interval| {
+        let own = |leg: &IntervalEstimate| {
             let half = (leg.high - leg.value).max(leg.value - leg.low);
             (policy.widen * half / INTERVAL_Z).max(policy.least_noise).powi(2)
         };
@@ -112,15 +112,15 @@ impl Mean {
 
 /// Distance of the growth with a switch from a share of the growth without it.
 #[derive(Clone, Copy, Debug)]
-struct Distance {
+struct ShareDistance {
     value: f64,
     error: f64,
     /// Welch's degrees of freedom.
     freedom: f64,
 }
 
-impl Distance {
-    fn from(share: f64, base: &Mean, new: &Mean) -> Self {
+impl ShareDistance {
+    fn from(share: f64, base: &MeanGrowth, new: &MeanGrowth) -> Self {
         let (one, other) = (new.var, share * share * base.var);
         let parts = one * one / new.freedom + other * other / base.freedom;
         let freedom = if parts > 0.0 { (one + other).powi(2) / parts } else { 1.0 };
@@ -136,9 +136,9 @@ impl Distance {
 }
 
 /// Judges a switch by the growth per request of legs without and with it. Needs two legs without it.
-pub fn judge(policy: &CurePolicy, without: &[Interval], with: &[Interval]) -> Judgement {
-    let base = Mean::of(without, None, policy);
-    let new = Mean::of(with, base.as_ref(), policy);
+pub fn judge(policy: &CurePolicy, without: &[IntervalEstimate], with: &[IntervalEstimate]) -> Judgement {
+    let base = MeanGrowth::of(without, None, policy);
+    let new = MeanGrowth::of(with, base.as_ref(), policy);
     let mut judgement = Judgement {
         does: Does::Undecided,
         share: None,
@@ -147,16 +147,17 @@ pub fn judge(policy: &CurePolicy, without: &[Interval], with: &[Interval]) -> Ju
     };
     let Some((base, new)) = base.zip(new) else { return judgement };
     let (wrong, missed) = (each(policy.false_cure, policy), each(policy.missed_cure, policy));
-    let grows = Distance { value: base.value, error: base.var.sqrt(), freedom: base.freedom };
+    let grows = ShareDistance { value: base.value, error: base.var.sqrt(), freedom: base.freedom };
     if base.legs < 2 || grows.chance(false) > wrong {
         return judgement;
     }
     let ratio = new.value / base.value;
-    let at = Distance::from(ratio, &base, &new);
+    let at = ShareDistance::from(ratio, &base, &new);
     let wide = |chance: f64| student::quantile(chance, at.freedom) * at.error / base.value;
-    judgement.share = Some(Interval { value: ratio, low: ratio - wide(missed), high: ratio + wide(wrong) });
-    let below = |share: f64| Distance::from(share, &base, &new).chance(true) <= wrong;
-    let above = |share: f64| Distance::from(share, &base, &new).chance(false) <= missed;
+    judgement.share =
+        Some(IntervalEstimate { value: ratio, low: ratio - wide(missed), high: ratio + wide(wrong) });
+    let below = |share: f64| ShareDistance::from(share, &base, &new).chance(true) <= wrong;
+    let above = |share: f64| ShareDistance::from(share, &base, &new).chance(false) <= missed;
     // Legs with a switch may scatter more than those without, so two are needed close to a limit.
     let own = new.legs > 1;
     judgement.does = if own && below(policy.stops_share) {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{Ended, Judge, Next, Speed, Workload};
 use warden_policies::growth::Unit;
-use warden_policies::world::{Background, Leak, Load, Noise, SplitMix, World};
+use warden_policies::world::{Leak, Load, MemoryBackground, Noise, SplitMix, World};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -11,13 +11,16 @@ fn policy() -> CurePolicy {
     warden_policies::defaults().diagnose.cure.clone()
 }
 
-fn tight(value: f64) -> Interval {
-    Interval { value, low: value * 0.99 - 1.0, high: value * 1.01 + 1.0 }
+fn tight(value: f64) -> IntervalEstimate {
+    IntervalEstimate { value, low: value * 0.99 - 1.0, high: value * 1.01 + 1.0 }
 }
 
 /// Runs alternating legs with and without a switch, like the planner. Returns the effect and the number of
 /// processes.
-fn run(without: &mut dyn FnMut() -> Interval, with: &mut dyn FnMut() -> Interval) -> (Does, usize) {
+fn run(
+    without: &mut dyn FnMut() -> IntervalEstimate,
+    with: &mut dyn FnMut() -> IntervalEstimate,
+) -> (Does, usize) {
     let policy = policy();
     let (mut base, mut new) = ((0..policy.baseline_least).map(|_| without()).collect::<Vec<_>>(), Vec::new());
     loop {
@@ -36,7 +39,7 @@ fn run(without: &mut dyn FnMut() -> Interval, with: &mut dyn FnMut() -> Interval
 }
 
 /// Measures a leg on a simulated server like an experiment.
-fn leg(world: &World) -> Interval {
+fn leg(world: &World) -> IntervalEstimate {
     let defaults = warden_policies::defaults();
     let numbers = &defaults.diagnose;
     let mut judge = Judge::new(Workload::SameImage, numbers.requests, &defaults.growth, numbers);
@@ -74,7 +77,7 @@ fn heap(seed: u64, bytes: f64) -> World {
 
 /// A fresh heap that fills its arenas ever more slowly.
 fn settling(seed: u64, bytes: f64) -> World {
-    let ratchet = Background::Ratchet { first: 2.0 * MIB, half: 6.0 };
+    let ratchet = MemoryBackground::Ratchet { first: 2.0 * MIB, half: 6.0 };
     World { backgrounds: vec![ratchet], ..quiet(seed, bytes) }
 }
 
@@ -93,7 +96,7 @@ struct Rates {
 }
 
 /// Tests many switches; `legs` creates legs without and with the switch from a seed.
-fn rates(runs: u64, legs: impl Fn(u64, bool) -> Interval) -> Rates {
+fn rates(runs: u64, legs: impl Fn(u64, bool) -> IntervalEstimate) -> Rates {
     let (mut counts, mut taken) = ([0_u32; 4], 0);
     for number in 0..runs {
         let (mut one, mut other) = (number * 1000, number * 1000 + 500);
@@ -129,13 +132,13 @@ const KINDS: [(&str, Kind); 4] =
     [("quiet", quiet), ("heap", heap), ("settling", settling), ("uneven", uneven)];
 
 /// A leg with an error as large as its interval says, of a process that differs from others of its kind.
-fn ideal(seed: u64, rate: f64, noise: f64, scatter: f64) -> Interval {
+fn ideal(seed: u64, rate: f64, noise: f64, scatter: f64) -> IntervalEstimate {
     let mut random = SplitMix::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let rate = rate * (1.0 + scatter * random.normal());
     let value = rate + noise * random.normal();
     // The interval itself is estimated from some thirty floors.
     let half = INTERVAL_Z * noise * (1.0 + 0.15 * random.normal()).max(0.4);
-    Interval { value, low: value - half, high: value + half }
+    IntervalEstimate { value, low: value - half, high: value + half }
 }
 
 #[test]
@@ -263,7 +266,7 @@ fn the_bands_are_where_they_are_declared() {
 fn a_leg_that_jumps_is_not_believed_alone() {
     let policy = policy();
     let base = vec![tight(1.0 * MIB), tight(1.0 * MIB)];
-    let jump = Interval { value: 1.0 * MIB, low: 0.2 * MIB, high: 3.0 * MIB };
+    let jump = IntervalEstimate { value: 1.0 * MIB, low: 0.2 * MIB, high: 3.0 * MIB };
     assert_eq!(judge(&policy, &base, &[jump]).does, Does::Undecided);
     // Legs of one kind that differ widen the interval accordingly, however narrow their own intervals are.
     let apart = judge(&policy, &base, &[tight(0.0), tight(0.5 * MIB)]);
@@ -276,9 +279,9 @@ fn without_growth_or_without_legs_nothing_is_said() {
     let legs = [tight(MIB)];
     assert_eq!(judge(&policy, &[], &legs).does, Does::Undecided);
     assert_eq!(judge(&policy, &legs, &[]).does, Does::Undecided);
-    let flat = [Interval { value: 0.0, low: -MIB, high: MIB }];
+    let flat = [IntervalEstimate { value: 0.0, low: -MIB, high: MIB }];
     let found = judge(&policy, &flat, &legs);
     assert_eq!((found.does, found.share), (Does::Undecided, None));
-    let blind = [Interval { value: 0.0, low: -f64::MAX, high: f64::MAX }];
+    let blind = [IntervalEstimate { value: 0.0, low: -f64::MAX, high: f64::MAX }];
     assert_eq!(judge(&policy, &legs, &blind).does, Does::Undecided);
 }

@@ -10,7 +10,7 @@ pub(super) fn tail(t: f64, freedom: f64) -> f64 {
     if t.is_nan() {
         return 1.0;
     }
-    let half = 0.5 * beta(freedom / 2.0, 0.5, freedom / (freedom + t * t));
+    let half = 0.5 * incomplete_beta(freedom / 2.0, 0.5, freedom / (freedom + t * t));
     if t >= 0.0 { half } else { 1.0 - half }
 }
 
@@ -31,7 +31,7 @@ pub(super) fn quantile(chance: f64, freedom: f64) -> f64 {
 
 /// The regularised incomplete beta function. Source: *Numerical Recipes*, 6.4: a continued fraction, after
 /// Lentz.
-fn beta(a: f64, b: f64, x: f64) -> f64 {
+fn incomplete_beta(a: f64, b: f64, x: f64) -> f64 {
     if x <= 0.0 {
         return 0.0;
     }
@@ -40,13 +40,13 @@ fn beta(a: f64, b: f64, x: f64) -> f64 {
     }
     let front = (ln_gamma(a + b) - ln_gamma(a) - ln_gamma(b) + a * x.ln() + b * (1.0 - x).ln()).exp();
     if x < (a + 1.0) / (a + b + 2.0) {
-        front * fraction(a, b, x) / a
+        front * beta_fraction(a, b, x) / a
     } else {
-        1.0 - front * fraction(b, a, 1.0 - x) / b
+        1.0 - front * beta_fraction(b, a, 1.0 - x) / b
     }
 }
 
-fn fraction(a: f64, b: f64, x: f64) -> f64 {
+fn beta_fraction(a: f64, b: f64, x: f64) -> f64 {
     let safe = |value: f64| if value.abs() < 1e-300 { 1e-300 } else { value };
     let mut top = 1.0;
     let mut bottom = 1.0 / safe(1.0 - (a + b) * x / (a + 1.0));

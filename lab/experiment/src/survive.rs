@@ -326,21 +326,21 @@ impl Search {
         let own = self.trials.iter().find(|trial| !self.cure.is_empty() && trial.switches == self.cure);
         let mut trials = self.trials.clone();
         for trial in &mut trials {
-            trial.tokens_per_second = middle(&trial.speeds);
+            trial.tokens_per_second = median_of(&trial.speeds);
         }
         Conclusion {
             outcome,
             cure: self.cure.clone(),
             doubt: own.map(|trial| doubt(&self.without, &trial.runs)),
             without: self.without.clone(),
-            tokens_per_second: middle(&self.speeds),
+            tokens_per_second: median_of(&self.speeds),
             trials,
             legs: self.legs,
         }
     }
 }
 
-fn middle(values: &[f64]) -> Option<f64> {
+fn median_of(values: &[f64]) -> Option<f64> {
     warden_policies::growth::stats::median(&mut values.to_vec())
 }
 

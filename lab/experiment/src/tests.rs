@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use warden_policies::defaults;
-use warden_policies::sample::{Edge, GpuIndex, HostMemory, Vram, VramSource};
+use warden_policies::sample::{GpuIndex, HostMemory, SampleEdge, Vram, VramSource};
 
 const MIB: u64 = 1 << 20;
 
@@ -40,7 +40,7 @@ fn leg(
         let bytes = 3000 * MIB + vram(work) / (2 * MIB) * (2 * MIB);
         let sample = Sample {
             at: Duration::from_millis(step * 300),
-            edge: Edge::Idle,
+            edge: SampleEdge::Idle,
             host: Some(HostMemory { anon, ..HostMemory::default() }),
             vram: vec![Vram { gpu: GpuIndex(0), bytes, source: VramSource::Process }],
             pools: pool.iter().map(|pool| (MemoryKind::Host, pool(work))).collect(),
@@ -71,7 +71,7 @@ fn a_leak_is_found_measured_and_ends_the_leg_early() {
     assert!(found.leaks() && found.steps < limit(), "{found:?}");
     for (series, rate) in [(MemoryKind::Host, 4630.0 * 1024.0), (VRAM, 940.0 * 1024.0)] {
         let series = found.of(series).unwrap();
-        assert_eq!((series.verdict, series.settles), (Verdict::Leaking, Settles::No));
+        assert_eq!((series.verdict, series.settles), (Verdict::Leaking, GrowthEnd::No));
         let slope = series.per_request.unwrap();
         assert!((slope.value / rate - 1.0).abs() < 0.02, "{slope:?}");
         assert!((series.per_image.unwrap() / rate - 1.0).abs() < 0.02);
@@ -82,7 +82,7 @@ fn a_leak_is_found_measured_and_ends_the_leg_early() {
 fn what_does_not_grow_is_steady_and_ends_the_leg_early() {
     let found = leg(Workload::ShortText, limit(), |_| 0, |_| 0, None).0;
     assert_eq!((found.worst(), &found.ended), (Some(Verdict::Steady), &Ended::Early));
-    assert!(found.series.iter().all(|series| matches!(series.settles, Settles::Yes { .. })), "{found:?}");
+    assert!(found.series.iter().all(|series| matches!(series.settles, GrowthEnd::Yes { .. })), "{found:?}");
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn the_growth_of_the_start_is_no_leak_and_is_told() {
     let found = leg(Workload::ShortText, limit(), start, |_| 0, None).0;
     let host = found.of(MemoryKind::Host).unwrap();
     assert_eq!(host.verdict, Verdict::Steady, "{host:?}");
-    assert!(matches!(host.settles, Settles::Yes { at_request: 10..=14 }), "{host:?}");
+    assert!(matches!(host.settles, GrowthEnd::Yes { at_request: 10..=14 }), "{host:?}");
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn what_still_moves_in_the_last_third_is_not_said_to_have_stopped() {
     let breathes = |work: Work| if work.requests.is_multiple_of(12) { 0 } else { 100 * MIB };
     let (finding, _) = leg(Workload::ShortText, limit(), breathes, |_| 0, None);
     let host = finding.of(MemoryKind::Host).unwrap();
-    assert_eq!((host.verdict, host.settles), (Verdict::Steady, Settles::Unknown), "{host:?}");
+    assert_eq!((host.verdict, host.settles), (Verdict::Steady, GrowthEnd::Unknown), "{host:?}");
 }
 
 #[test]
@@ -111,9 +111,9 @@ fn a_measured_cache_is_bounded_and_settles_when_it_is_full() {
     };
     let full = run(700 * MIB);
     assert_eq!(full.verdict, Verdict::Bounded, "{full:?}");
-    assert!(matches!(full.settles, Settles::Yes { at_request: 29..=32 }), "{full:?}");
+    assert!(matches!(full.settles, GrowthEnd::Yes { at_request: 29..=32 }), "{full:?}");
     let filling = run(8192 * MIB);
-    assert_eq!((filling.verdict, filling.settles), (Verdict::Bounded, Settles::Unknown), "{filling:?}");
+    assert_eq!((filling.verdict, filling.settles), (Verdict::Bounded, GrowthEnd::Unknown), "{filling:?}");
     assert!((filling.pooled_per_request.unwrap() / 24_117_248.0 - 1.0).abs() < 0.01);
 }
 
@@ -121,7 +121,7 @@ fn a_measured_cache_is_bounded_and_settles_when_it_is_full() {
 fn slower_growth_than_a_leg_of_this_length_can_judge_is_shown_as_such() {
     let found = leg(Workload::ShortText, 100, |w| w.requests * 300 * 1024, |_| 0, None).0;
     let host = found.of(MemoryKind::Host).unwrap();
-    assert_eq!(host.settles, Settles::No, "{host:?}");
+    assert_eq!(host.settles, GrowthEnd::No, "{host:?}");
     assert!(host.verdict < Verdict::Leaking);
     assert!(host.sees > host.per_request.unwrap().value);
 }
@@ -131,7 +131,7 @@ fn a_straight_line_to_the_end_of_a_leg_is_never_said_to_be_steady() {
     for (steps, rate) in [(64, 470), (100, 470), (100, 300), (184, 200)] {
         let found = leg(Workload::ShortText, steps, |w| w.requests * rate * 1024, |_| 0, None).0;
         let host = found.of(MemoryKind::Host).unwrap();
-        assert!(host.verdict.grows() && host.settles == Settles::No, "{steps} {rate}: {host:?}");
+        assert!(host.verdict.grows() && host.settles == GrowthEnd::No, "{steps} {rate}: {host:?}");
     }
 }
 
@@ -169,7 +169,10 @@ fn legs_of_different_work_tell_together_who_pays() {
             legs.iter().map(|workload| leg(*workload, limit(), leak, |_| 0, None).1).collect();
         let legs: Vec<&[Reading]> = run.iter().map(Vec::as_slice).collect();
         let blame = blame_across(MemoryKind::Host, &legs, &defaults().growth);
-        assert!(matches!(&blame, Blame::Pays { unit: found, .. } if *found == unit), "{unit:?}: {blame:?}");
+        assert!(
+            matches!(&blame, GrowthBlame::Pays { unit: found, .. } if *found == unit),
+            "{unit:?}: {blame:?}"
+        );
     }
 }
 
@@ -182,7 +185,7 @@ fn growth_by_pieces_larger_than_a_request_takes_is_blamed_as_any_other() {
         legs.iter().map(|workload| leg(*workload, limit(), |_| 0, leak, None).1).collect();
     let legs: Vec<&[Reading]> = run.iter().map(Vec::as_slice).collect();
     let blame = blame_across(VRAM, &legs, &defaults().growth);
-    let Blame::Pays { unit: warden_policies::growth::Unit::Image, bytes_per_unit, .. } = blame else {
+    let GrowthBlame::Pays { unit: warden_policies::growth::Unit::Image, bytes_per_unit, .. } = blame else {
         panic!("{blame:?}")
     };
     assert!((bytes_per_unit / (940.0 * 1024.0) - 1.0).abs() < 0.1, "{bytes_per_unit}");
@@ -213,7 +216,7 @@ fn sixty_images(graphs: impl Fn(u64) -> Option<u64>) -> Finding {
         anon += [2, 11, 5, 7, 3, 9, 6][usize::try_from(step % 7).unwrap()] * MIB;
         let sample = Sample {
             at: Duration::from_millis(step * 300),
-            edge: Edge::Idle,
+            edge: SampleEdge::Idle,
             host: Some(HostMemory { anon: anon + (step * 7919) % 61 * (320 << 10), ..HostMemory::default() }),
             vram: vec![Vram {
                 gpu: GpuIndex(0),

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sequential::{CurePolicy, Does, Judgement, judge, partly};
 use super::{Finding, Workload};
-use warden_policies::growth::{Interval, Verdict};
+use warden_policies::growth::{IntervalEstimate, Verdict};
 use warden_policies::sample::MemoryKind;
 
 /// A memory under a workload.
@@ -34,15 +34,15 @@ impl Arm {
 #[derive(Clone, Debug)]
 pub(super) struct Leg {
     /// Growth per request and verdict, where memory could be read.
-    pub(super) tracks: Vec<(Track, Interval, Verdict)>,
+    pub(super) tracks: Vec<(Track, IntervalEstimate, Verdict)>,
     /// Some memory has too few readings, or none.
     pub(super) short: bool,
-    speeds: Vec<(Workload, Pace)>,
+    speeds: Vec<(Workload, LegPace)>,
 }
 
 /// Speed under one workload.
 #[derive(Clone, Copy, Debug)]
-struct Pace {
+struct LegPace {
     tokens_per_second: Option<f64>,
     first_token: Option<f64>,
 }
@@ -59,16 +59,19 @@ impl Leg {
         for finding in findings.iter().filter(|finding| !again(finding)) {
             for found in &finding.series {
                 // A leg without a fit did not grow, within its detection limit.
-                let flat = Interval { value: 0.0, low: -found.sees, high: found.sees };
+                let flat = IntervalEstimate { value: 0.0, low: -found.sees, high: found.sees };
                 let track = Track { workload: finding.workload, series: found.series };
                 // Growth into measured pools is no leak.
                 let pooled = found.pooled_per_request.unwrap_or(0.0);
                 let all = found.per_request.unwrap_or(flat);
-                let rest =
-                    Interval { value: all.value - pooled, low: all.low - pooled, high: all.high - pooled };
+                let rest = IntervalEstimate {
+                    value: all.value - pooled,
+                    low: all.low - pooled,
+                    high: all.high - pooled,
+                };
                 tracks.push((track, rest, found.verdict));
             }
-            let pace = Pace {
+            let pace = LegPace {
                 tokens_per_second: finding.speed.tokens_per_second,
                 first_token: finding.speed.first_token.map(|time| time.as_secs_f64()),
             };
@@ -78,7 +81,7 @@ impl Leg {
         Self { tracks, short, speeds }
     }
 
-    pub(super) fn of_track(&self, track: Track) -> Option<(Interval, Verdict)> {
+    pub(super) fn of_track(&self, track: Track) -> Option<(IntervalEstimate, Verdict)> {
         self.tracks.iter().find(|(own, ..)| *own == track).map(|(_, rate, verdict)| (*rate, *verdict))
     }
 }
@@ -159,7 +162,7 @@ impl Trial {
         }
         let kept = baseline.len().saturating_sub(policy.baseline_kept);
         for track in leaking {
-            let rates = |legs: &[Leg]| -> Vec<Interval> {
+            let rates = |legs: &[Leg]| -> Vec<IntervalEstimate> {
                 legs.iter().filter_map(|leg| leg.of_track(*track).map(|(rate, _)| rate)).collect()
             };
             let mut found = judge(policy, &rates(&baseline[kept..]), &rates(&self.legs));
@@ -227,7 +230,7 @@ impl Trial {
 
 /// Medians over legs with and without the switches; of several workloads, the one that lost most. `more`:
 /// larger is better.
-fn beside(without: &[Leg], with: &[Leg], more: bool, of: impl Fn(&Pace) -> Option<f64>) -> Option<Beside> {
+fn beside(without: &[Leg], with: &[Leg], more: bool, of: impl Fn(&LegPace) -> Option<f64>) -> Option<Beside> {
     let mut kinds: Vec<Workload> = Vec::new();
     for (kind, _) in with.iter().flat_map(|leg| &leg.speeds) {
         if !kinds.contains(kind) {

@@ -9,26 +9,26 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Size of the arena in bytes.
-const ARENA: usize = 64 * 1024;
+const ARENA_SIZE: usize = 64 * 1024;
 /// Bytes before each block: its size, and padding for malloc's alignment.
-const HEAD: usize = 16;
+const BLOCK_HEAD_BYTES: usize = 16;
 
 #[repr(C, align(16))]
-struct Arena(core::cell::UnsafeCell<[u8; ARENA]>);
+struct ArenaBytes(core::cell::UnsafeCell<[u8; ARENA_SIZE]>);
 
 // SAFETY: parts of it are handed out once each, by an atomic counter, and nobody else touches them.
-unsafe impl Sync for Arena {}
+unsafe impl Sync for ArenaBytes {}
 
-static ARENA_BYTES: Arena = Arena(core::cell::UnsafeCell::new([0; ARENA]));
+static ARENA_BYTES: ArenaBytes = ArenaBytes(core::cell::UnsafeCell::new([0; ARENA_SIZE]));
 static ARENA_USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Allocates zeroed bytes in the arena; returns null when it is full.
 #[cold]
 pub(crate) fn from_arena(bytes: usize) -> *mut c_void {
-    let wanted = (bytes.max(1).saturating_add(15) & !15).saturating_add(HEAD);
+    let wanted = (bytes.max(1).saturating_add(15) & !15).saturating_add(BLOCK_HEAD_BYTES);
     let mut at = ARENA_USED.load(Ordering::Relaxed);
     loop {
-        let Some(end) = at.checked_add(wanted).filter(|end| *end <= ARENA) else {
+        let Some(end) = at.checked_add(wanted).filter(|end| *end <= ARENA_SIZE) else {
             return core::ptr::null_mut();
         };
         match ARENA_USED.compare_exchange_weak(at, end, Ordering::Relaxed, Ordering::Relaxed) {
@@ -40,14 +40,14 @@ pub(crate) fn from_arena(bytes: usize) -> *mut c_void {
     unsafe {
         let head = ARENA_BYTES.0.get().cast::<c_void>().byte_add(at);
         head.cast::<usize>().write(bytes);
-        head.byte_add(HEAD)
+        head.byte_add(BLOCK_HEAD_BYTES)
     }
 }
 
 /// Returns true for a block of the arena.
 #[inline]
 pub(crate) fn is_of_arena(block: *mut c_void) -> bool {
-    block.addr().wrapping_sub(ARENA_BYTES.0.get().addr()) < ARENA
+    block.addr().wrapping_sub(ARENA_BYTES.0.get().addr()) < ARENA_SIZE
 }
 
 /// Copies the content of an arena block to a new block of `bytes` bytes, if `new` is not null.
@@ -60,7 +60,7 @@ pub(crate) unsafe fn moved(block: *mut c_void, new: *mut c_void, bytes: usize) -
         // SAFETY: the head of a block was written before anybody got the block. Two blocks share no byte, also not two of the
         // arena, and both have the bytes that are copied.
         unsafe {
-            let size = block.byte_sub(HEAD).cast::<usize>().read();
+            let size = block.byte_sub(BLOCK_HEAD_BYTES).cast::<usize>().read();
             core::ptr::copy_nonoverlapping(block.cast::<u8>(), new.cast::<u8>(), size.min(bytes));
         }
     }
@@ -101,6 +101,8 @@ mod tests {
                 }
             }
         }
-        assert!([usize::MAX, usize::MAX - 15, ARENA].map(from_arena).iter().all(|block| block.is_null()));
+        assert!(
+            [usize::MAX, usize::MAX - 15, ARENA_SIZE].map(from_arena).iter().all(|block| block.is_null())
+        );
     }
 }

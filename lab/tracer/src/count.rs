@@ -17,8 +17,8 @@ use crate::walk::Walk;
 use crate::{sites, sys};
 
 /// One allocation, in units of the counters.
-const ONE: u32 = 256;
-const _: () = assert!(ONE as u64 == COUNT_UNIT, "the same unit in both widths");
+const ONE_ALLOCATION: u32 = 256;
+const _: () = assert!(ONE_ALLOCATION as u64 == COUNT_UNIT, "the same unit in both widths");
 
 /// Records an allocated heap block.
 #[inline]
@@ -37,18 +37,18 @@ pub(crate) fn allocated(block: *mut c_void, bytes: usize, function: u32) {
             return;
         }
     }
-    sampled(local, block, bytes, function);
+    record_sample(local, block, bytes, function);
 }
 
 #[cold]
 #[inline(never)]
-fn sampled(local: &'static Local, block: *mut c_void, bytes: usize, function: u32) {
+fn record_sample(local: &'static Local, block: *mut c_void, bytes: usize, function: u32) {
     let Some(_busy) = Busy::enter(local) else { return };
     let entry = if bytes >= large() {
-        Entry { site: 0, bytes: bytes as u64, count: ONE }
+        Entry { site: 0, bytes: bytes as u64, count: ONE_ALLOCATION }
     } else {
         if local.random.get() == 0 {
-            begin(local);
+            seed_random(local);
             let left = local.until.get() - bytes.cast_signed() as i64;
             local.until.set(left);
             if left >= 0 {
@@ -56,9 +56,9 @@ fn sampled(local: &'static Local, block: *mut c_void, bytes: usize, function: u3
             }
         }
         local.until.set(gap(local));
-        stands_for(bytes, interval())
+        sample_weight(bytes, interval())
     };
-    let Some(site) = site_here(local, function) else { return };
+    let Some(site) = current_site(local, function) else { return };
     let entry = Entry { site, ..entry };
     let key = key(Kind::Heap, block.addr());
     // An entry of an earlier block at this address: its free was not seen.
@@ -76,7 +76,7 @@ fn sampled(local: &'static Local, block: *mut c_void, bytes: usize, function: u3
     clippy::cast_sign_loss,
     reason = "an estimate of positive numbers far below 2^53"
 )]
-fn stands_for(bytes: usize, interval: usize) -> Entry {
+fn sample_weight(bytes: usize, interval: usize) -> Entry {
     let bytes = bytes.max(1) as f64;
     let probability = -(-bytes / interval.max(1) as f64).exp_m1();
     let count = COUNT_UNIT as f64 / probability;
@@ -84,7 +84,7 @@ fn stands_for(bytes: usize, interval: usize) -> Entry {
 }
 
 /// Seeds the thread's random numbers from the address of its state and the time.
-fn begin(local: &Local) {
+fn seed_random(local: &Local) {
     let mut now = sys::Timespec { seconds: 0, nanoseconds: 0 };
     // SAFETY: writes to `now`.
     unsafe { sys::clock_gettime(sys::CLOCK_REALTIME, &raw mut now) };
@@ -109,7 +109,7 @@ fn gap(local: &Local) -> i64 {
 }
 
 /// The call site of this thread: the enclosing counted CUDA call, if any, else its stack.
-fn site_here(local: &Local, function: u32) -> Option<u32> {
+fn current_site(local: &Local, function: u32) -> Option<u32> {
     match local.inside_site.get() {
         0 => sites::of(function, 0, Walk::here().addresses()),
         parent => sites::of(function, parent, &[]),
@@ -150,7 +150,7 @@ pub(crate) fn mapped_here(start: usize, bytes: usize, function: u32) {
     if local().inside_kind.get() == Kind::Pinned as u8 {
         return;
     }
-    if let Some(site) = site_here(local(), function) {
+    if let Some(site) = current_site(local(), function) {
         add_range(List::Host, start, bytes, site);
     }
 }
@@ -190,7 +190,7 @@ pub(crate) fn call_site(function: u32, kind: Kind) -> Option<u32> {
     if local.inside_kind.get() == kind as u8 {
         return None;
     }
-    site_here(local, function)
+    current_site(local, function)
 }
 
 /// Runs a call and attributes its allocations to its site.
@@ -208,7 +208,7 @@ pub(crate) fn within<R>(site: Option<u32>, kind: Kind, call: impl FnOnce() -> R)
 /// Records a new CUDA handle: device memory, a graph, ….
 pub(crate) fn made(kind: Kind, handle: usize, bytes: usize, site: u32) {
     let Some(_busy) = entered() else { return };
-    let entry = Entry { site, bytes: bytes as u64, count: ONE };
+    let entry = Entry { site, bytes: bytes as u64, count: ONE_ALLOCATION };
     let key = key(kind, handle);
     if let Some(stale) = live::take(key) {
         sites::remove(stale.site, stale.bytes, u64::from(stale.count));

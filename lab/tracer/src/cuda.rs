@@ -16,18 +16,18 @@ use core::ffi::{CStr, c_int, c_void};
 use crate::count::{call_site, giving_up, kept, made, mapped, unmapped, unmapping, within};
 use crate::layout::{Kind, number_of};
 use crate::ranges::List;
-use crate::real::Real;
+use crate::real::RealFunction;
 
 /// Result if the real function is missing: "initialization error" of the runtime, "not initialized" of the
 /// driver, "allocation failed" of cuBLAS.
-pub(crate) const NOT_THERE: c_int = 3;
+pub(crate) const MISSING_FUNCTION_ERROR: c_int = 3;
 
 /// A CUDA function with its arguments in registers.
-type Call = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
+type CudaFn = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
 
 /// Effect of a successful call.
 #[derive(Clone, Copy)]
-enum Effect {
+enum CallEffect {
     /// Writes an address or handle to the first argument's target; the second argument is the size, if
     /// `sized`.
     Makes {
@@ -46,8 +46,8 @@ enum Effect {
 
 /// An intercepted function of the driver or runtime.
 pub(crate) struct Hook {
-    pub(crate) real: &'static Real,
-    ours: Call,
+    pub(crate) real: &'static RealFunction,
+    ours: CudaFn,
     /// Its names for `cuGetProcAddress`; empty if it is not looked up this way.
     asked: &'static [Asked],
     /// `Some` for functions on a stream; true in the variant for per-thread default streams.
@@ -64,11 +64,11 @@ struct Asked {
 }
 
 /// First unknown interface version: from there on, names may mean forms with other parameters.
-const UNKNOWN: c_int = 14_000;
+const FIRST_UNKNOWN_VERSION: c_int = 14_000;
 
 /// From this interface version to the last known one.
 const fn since(name: &'static [u8], from: c_int) -> Asked {
-    Asked { name, from, below: UNKNOWN }
+    Asked { name, from, below: FIRST_UNKNOWN_VERSION }
 }
 
 const fn until(name: &'static [u8], from: c_int, below: c_int) -> Asked {
@@ -82,7 +82,7 @@ impl Hook {
 
     /// `Some` if this name and version mean this function; true in the variant for per-thread default
     /// streams.
-    pub(crate) fn asked_as(&self, name: &[u8], version: c_int) -> Option<bool> {
+    pub(crate) fn match_lookup(&self, name: &[u8], version: c_int) -> Option<bool> {
         let means = |asked: &Asked| asked.name == name && (asked.from..asked.below).contains(&version);
         self.asked.iter().any(means).then_some(self.stream.unwrap_or(false))
     }
@@ -94,18 +94,18 @@ impl Hook {
 
 /// # Safety
 /// `real` and `effect` are those of one function, which the caller calls as in CUDA.
-unsafe fn call(real: &Real, effect: Effect, registers: [usize; 5]) -> c_int {
+unsafe fn call(real: &RealFunction, effect: CallEffect, registers: [usize; 5]) -> c_int {
     let real = real.get();
     if real.is_null() {
-        return NOT_THERE;
+        return MISSING_FUNCTION_ERROR;
     }
     // SAFETY: the function behind ours; see the module about the arguments.
-    let real = unsafe { core::mem::transmute::<*mut c_void, Call>(real) };
+    let real = unsafe { core::mem::transmute::<*mut c_void, CudaFn>(real) };
     let [first, second, third, fourth, fifth] = registers;
     // SAFETY: the arguments are the caller's.
     let run = || unsafe { real(first, second, third, fourth, fifth) };
     match effect {
-        Effect::Makes { function, kind, sized } => {
+        CallEffect::Makes { function, kind, sized } => {
             let site = call_site(function, kind);
             let error = within(site, kind, run);
             let out = core::ptr::with_exposed_provenance::<usize>(first);
@@ -115,7 +115,7 @@ unsafe fn call(real: &Real, effect: Effect, registers: [usize; 5]) -> c_int {
             }
             error
         }
-        Effect::Ends(kinds) => {
+        CallEffect::Ends(kinds) => {
             let ended = kinds.iter().find_map(|kind| Some((*kind, giving_up(*kind, first)?)));
             let error = run();
             if let (Some((kind, entry)), true) = (ended, error != 0) {
@@ -123,7 +123,7 @@ unsafe fn call(real: &Real, effect: Effect, registers: [usize; 5]) -> c_int {
             }
             error
         }
-        Effect::Maps { function } => {
+        CallEffect::Maps { function } => {
             let site = call_site(function, Kind::DeviceMapped);
             let error = within(site, Kind::DeviceMapped, run);
             if let (Some(site), 0) = (site, error) {
@@ -131,7 +131,7 @@ unsafe fn call(real: &Real, effect: Effect, registers: [usize; 5]) -> c_int {
             }
             error
         }
-        Effect::Unmaps => {
+        CallEffect::Unmaps => {
             let leaving = unmapping(List::Device, first, second);
             let error = run();
             unmapped(leaving, error == 0);
@@ -140,8 +140,8 @@ unsafe fn call(real: &Real, effect: Effect, registers: [usize; 5]) -> c_int {
     }
 }
 
-const fn makes(name: &str, kind: Kind, sized: bool) -> Effect {
-    Effect::Makes { function: number_of(name), kind, sized }
+const fn makes(name: &str, kind: Kind, sized: bool) -> CallEffect {
+    CallEffect::Makes { function: number_of(name), kind, sized }
 }
 
 macro_rules! hooks {
@@ -161,7 +161,7 @@ macro_rules! hooks {
         #[expect(non_upper_case_globals, reason = "named after the functions")]
         mod real {
             use super::*;
-            $(pub(super) static $symbol: Real = Real::anywhere(name(concat!(stringify!($symbol), "\0")));)*
+            $(pub(super) static $symbol: RealFunction = RealFunction::anywhere(name(concat!(stringify!($symbol), "\0")));)*
         }
 
         /// All functions that may be looked up by name.
@@ -191,62 +191,63 @@ const fn name(with_end: &'static str) -> &'static CStr {
 }
 
 /// The driver's own lookup function, which `dynamic.rs` replaces.
-pub(crate) static REAL_GET_PROC_ADDRESS: Real = Real::anywhere(c"cuGetProcAddress");
+pub(crate) static REAL_GET_PROC_ADDRESS: RealFunction = RealFunction::anywhere(c"cuGetProcAddress");
 /// The lookup function since CUDA 12.
-pub(crate) static REAL_GET_PROC_ADDRESS_V2: Real = Real::anywhere(c"cuGetProcAddress_v2");
+pub(crate) static REAL_GET_PROC_ADDRESS_V2: RealFunction = RealFunction::anywhere(c"cuGetProcAddress_v2");
 
-type GetProcAddress =
+type UntypedLookupFn =
     unsafe extern "C" fn(*const core::ffi::c_char, *mut *mut c_void, c_int, u64, *mut c_void) -> c_int;
 // SAFETY: only the address is used, never called as this type.
-const OURS: Call = unsafe { core::mem::transmute::<GetProcAddress, Call>(crate::dynamic::cuGetProcAddress) };
+const OURS: CudaFn =
+    unsafe { core::mem::transmute::<UntypedLookupFn, CudaFn>(crate::dynamic::cuGetProcAddress) };
 // SAFETY: as above.
-const OURS_V2: Call =
-    unsafe { core::mem::transmute::<GetProcAddress, Call>(crate::dynamic::cuGetProcAddress_v2) };
+const OURS_V2: CudaFn =
+    unsafe { core::mem::transmute::<UntypedLookupFn, CudaFn>(crate::dynamic::cuGetProcAddress_v2) };
 
 /// Kinds that `cudaFree` and the like release.
-const MEMORY: &[Kind] = &[Kind::Device, Kind::Pool];
+const FREEABLE_KINDS: &[Kind] = &[Kind::Device, Kind::Pool];
 
 hooks! {
     cudaMalloc = makes("cudaMalloc", Kind::Device, true), asked &[], None;
     cudaMallocManaged = makes("cudaMallocManaged", Kind::Device, true), asked &[], None;
-    cudaFree = Effect::Ends(MEMORY), asked &[], None;
+    cudaFree = CallEffect::Ends(FREEABLE_KINDS), asked &[], None;
     cudaMallocAsync = makes("cudaMallocAsync", Kind::Pool, true), asked &[], None;
     cudaMallocAsync_ptsz = makes("cudaMallocAsync", Kind::Pool, true), asked &[], None;
     cudaMallocFromPoolAsync = makes("cudaMallocFromPoolAsync", Kind::Pool, true), asked &[], None;
     cudaMallocFromPoolAsync_ptsz = makes("cudaMallocFromPoolAsync", Kind::Pool, true), asked &[], None;
-    cudaFreeAsync = Effect::Ends(MEMORY), asked &[], None;
-    cudaFreeAsync_ptsz = Effect::Ends(MEMORY), asked &[], None;
+    cudaFreeAsync = CallEffect::Ends(FREEABLE_KINDS), asked &[], None;
+    cudaFreeAsync_ptsz = CallEffect::Ends(FREEABLE_KINDS), asked &[], None;
     cudaHostAlloc = makes("cudaHostAlloc", Kind::Pinned, true), asked &[], None;
     cudaMallocHost = makes("cudaMallocHost", Kind::Pinned, true), asked &[], None;
-    cudaFreeHost = Effect::Ends(&[Kind::Pinned]), asked &[], None;
+    cudaFreeHost = CallEffect::Ends(&[Kind::Pinned]), asked &[], None;
     cudaGraphInstantiate = makes("cudaGraphInstantiate", Kind::GraphExec, false), asked &[], None;
     cudaGraphInstantiateWithFlags = makes("cudaGraphInstantiateWithFlags", Kind::GraphExec, false), asked &[], None;
     cudaGraphInstantiateWithParams = makes("cudaGraphInstantiateWithParams", Kind::GraphExec, false), asked &[], None;
-    cudaGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), asked &[], None;
+    cudaGraphExecDestroy = CallEffect::Ends(&[Kind::GraphExec]), asked &[], None;
     cublasCreate_v2 = makes("cublasCreate", Kind::Cublas, false), asked &[], None;
-    cublasDestroy_v2 = Effect::Ends(&[Kind::Cublas]), asked &[], None;
+    cublasDestroy_v2 = CallEffect::Ends(&[Kind::Cublas]), asked &[], None;
 
     cuMemAlloc_v2 = makes("cuMemAlloc", Kind::Device, true), asked &[since(b"cuMemAlloc", 3_020)], None;
     cuMemAllocManaged = makes("cuMemAllocManaged", Kind::Device, true), asked &[since(b"cuMemAllocManaged", 6_000)], None;
-    cuMemFree_v2 = Effect::Ends(MEMORY), asked &[since(b"cuMemFree", 3_020)], None;
+    cuMemFree_v2 = CallEffect::Ends(FREEABLE_KINDS), asked &[since(b"cuMemFree", 3_020)], None;
     cuMemAllocAsync = makes("cuMemAllocAsync", Kind::Pool, true), asked &[since(b"cuMemAllocAsync", 11_020)], Some(false);
     cuMemAllocAsync_ptsz = makes("cuMemAllocAsync", Kind::Pool, true), asked &[since(b"cuMemAllocAsync", 11_020)], Some(true);
     cuMemAllocFromPoolAsync = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), asked &[since(b"cuMemAllocFromPoolAsync", 11_020)], Some(false);
     cuMemAllocFromPoolAsync_ptsz = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), asked &[since(b"cuMemAllocFromPoolAsync", 11_020)], Some(true);
-    cuMemFreeAsync = Effect::Ends(MEMORY), asked &[since(b"cuMemFreeAsync", 11_020)], Some(false);
-    cuMemFreeAsync_ptsz = Effect::Ends(MEMORY), asked &[since(b"cuMemFreeAsync", 11_020)], Some(true);
+    cuMemFreeAsync = CallEffect::Ends(FREEABLE_KINDS), asked &[since(b"cuMemFreeAsync", 11_020)], Some(false);
+    cuMemFreeAsync_ptsz = CallEffect::Ends(FREEABLE_KINDS), asked &[since(b"cuMemFreeAsync", 11_020)], Some(true);
     cuMemHostAlloc = makes("cuMemHostAlloc", Kind::Pinned, true), asked &[since(b"cuMemHostAlloc", 2_020)], None;
     cuMemAllocHost_v2 = makes("cuMemAllocHost", Kind::Pinned, true), asked &[since(b"cuMemAllocHost", 3_020)], None;
-    cuMemFreeHost = Effect::Ends(&[Kind::Pinned]), asked &[since(b"cuMemFreeHost", 2_000)], None;
+    cuMemFreeHost = CallEffect::Ends(&[Kind::Pinned]), asked &[since(b"cuMemFreeHost", 2_000)], None;
     cuMemCreate = makes("cuMemCreate", Kind::Handle, true), asked &[since(b"cuMemCreate", 10_020)], None;
-    cuMemRelease = Effect::Ends(&[Kind::Handle]), asked &[since(b"cuMemRelease", 10_020)], None;
-    cuMemMap = Effect::Maps { function: number_of("cuMemMap") }, asked &[since(b"cuMemMap", 10_020)], None;
-    cuMemUnmap = Effect::Unmaps, asked &[since(b"cuMemUnmap", 10_020)], None;
+    cuMemRelease = CallEffect::Ends(&[Kind::Handle]), asked &[since(b"cuMemRelease", 10_020)], None;
+    cuMemMap = CallEffect::Maps { function: number_of("cuMemMap") }, asked &[since(b"cuMemMap", 10_020)], None;
+    cuMemUnmap = CallEffect::Unmaps, asked &[since(b"cuMemUnmap", 10_020)], None;
     cuGraphInstantiate = makes("cuGraphInstantiate", Kind::GraphExec, false), asked &[until(b"cuGraphInstantiate", 10_000, 11_000)], None;
     cuGraphInstantiate_v2 = makes("cuGraphInstantiate", Kind::GraphExec, false), asked &[until(b"cuGraphInstantiate", 11_000, 12_000)], None;
     cuGraphInstantiateWithFlags = makes("cuGraphInstantiateWithFlags", Kind::GraphExec, false), asked &[since(b"cuGraphInstantiateWithFlags", 11_040), since(b"cuGraphInstantiate", 12_000)], None;
     cuGraphInstantiateWithParams = makes("cuGraphInstantiateWithParams", Kind::GraphExec, false), asked &[since(b"cuGraphInstantiateWithParams", 12_000)], None;
-    cuGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), asked &[since(b"cuGraphExecDestroy", 10_000)], None;
+    cuGraphExecDestroy = CallEffect::Ends(&[Kind::GraphExec]), asked &[since(b"cuGraphExecDestroy", 10_000)], None;
 }
 
 #[cfg(test)]
@@ -256,7 +257,7 @@ mod tests {
     #[test]
     fn a_name_means_a_form_in_the_versions_that_have_it_and_in_none_that_is_not_known() {
         let meant = |name: &[u8], version: c_int| {
-            let hook = HOOKS.iter().find(|hook| hook.asked_as(name, version) == Some(false));
+            let hook = HOOKS.iter().find(|hook| hook.match_lookup(name, version) == Some(false));
             hook.map(|hook| hook.real.name())
         };
         assert_eq!(meant(b"cuMemAlloc", 3_020), Some(c"cuMemAlloc_v2"));

@@ -8,14 +8,14 @@
 //! Because we export CUDA's names, a search over all libraries finds them. If no library has the real
 //! function, our `dlsym` returns null, as without us. Other look-ups differ: a weak reference to such a
 //! name is not null, and `dlvsym` finds ours. So does a search over all libraries for a function that only
-//! a locally opened library has. A call then fails as if CUDA did not work (`cuda::NOT_THERE`), or reaches
+//! a locally opened library has. A call then fails as if CUDA did not work (`cuda::MISSING_FUNCTION_ERROR`), or reaches
 //! the real function.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::count::entered;
 use crate::cuda::{HOOKS, Hook, REAL_GET_PROC_ADDRESS, REAL_GET_PROC_ADDRESS_V2};
-use crate::real::{self, Real};
+use crate::real::{self, RealFunction};
 use crate::{registered, sys};
 
 // About the assembly of both. Functions are called with the stack pointer at a multiple of 16 bytes. On
@@ -82,13 +82,13 @@ pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) 
 
 /// Result of `choose`, in the two return registers.
 #[repr(C)]
-struct Choice {
+struct LookupChoice {
     address: *mut c_void,
     /// Nonzero if `address` is the answer; 0 if the real `dlsym` shall answer.
     is_answer: usize,
 }
 
-impl Choice {
+impl LookupChoice {
     const REAL: Self = Self { address: core::ptr::null_mut(), is_answer: 0 };
 
     fn answer(address: *mut c_void) -> Self {
@@ -100,18 +100,18 @@ impl Choice {
 ///
 /// # Safety
 /// As for `dlsym` in the C library.
-unsafe extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> Choice {
+unsafe extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> LookupChoice {
     real::find_dlsym();
     if name.is_null() {
-        return Choice::REAL;
+        return LookupChoice::REAL;
     }
     // SAFETY: a name is a C string.
     let name = unsafe { CStr::from_ptr(name) };
     registered::looked_up(name);
     if !name.to_bytes().starts_with(b"cu") {
-        return Choice::REAL;
+        return LookupChoice::REAL;
     }
-    let Some(hook) = HOOKS.iter().find(|hook| hook.real.name() == name) else { return Choice::REAL };
+    let Some(hook) = HOOKS.iter().find(|hook| hook.real.name() == name) else { return LookupChoice::REAL };
     let busy = entered();
     let found = if handle == sys::RTLD_NEXT {
         // The library after the caller cannot be determined here; it may be ours, which is not replaced.
@@ -122,10 +122,10 @@ unsafe extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> Choice 
     };
     if found == hook.ours() && hook.real.get().is_null() {
         // SAFETY: a handle that is always valid; nothing after us has it, and `dlerror` says so.
-        return Choice::answer(unsafe { real::dlsym(sys::RTLD_NEXT, name) });
+        return LookupChoice::answer(unsafe { real::dlsym(sys::RTLD_NEXT, name) });
     }
     let ours = if busy.is_some() { stand_in(hook, found) } else { None };
-    ours.map_or(Choice::REAL, Choice::answer)
+    ours.map_or(LookupChoice::REAL, LookupChoice::answer)
 }
 
 /// Returns our function instead of the found one, if ours can call it.
@@ -134,10 +134,11 @@ fn stand_in(hook: &Hook, found: *mut c_void) -> Option<*mut c_void> {
     (!found.is_null() && found != ours && hook.real.adopt(found)).then_some(ours)
 }
 
-type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_void) -> c_int;
+type GetProcAddressFn =
+    unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_void) -> c_int;
 
 /// Flag of `cuGetProcAddress` for per-thread default streams.
-const PER_THREAD: u64 = 2;
+const PER_THREAD_STREAM_FLAG: u64 = 2;
 
 /// As in the driver.
 ///
@@ -174,7 +175,7 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
 /// # Safety
 /// `real` is that of one of the two above, which the caller calls as in the driver.
 unsafe fn get(
-    real: &Real,
+    real: &RealFunction,
     name: *const c_char,
     out: *mut *mut c_void,
     version: c_int,
@@ -183,11 +184,12 @@ unsafe fn get(
 ) -> c_int {
     let real = real.get();
     if real.is_null() {
-        return crate::cuda::NOT_THERE;
+        return crate::cuda::MISSING_FUNCTION_ERROR;
     }
     // SAFETY: the function behind ours; the older one has an argument less, which is then in a register that nobody reads.
-    let error =
-        unsafe { core::mem::transmute::<*mut c_void, GetProcAddress>(real)(name, out, version, flags, rest) };
+    let error = unsafe {
+        core::mem::transmute::<*mut c_void, GetProcAddressFn>(real)(name, out, version, flags, rest)
+    };
     if error != 0 || name.is_null() || out.is_null() {
         return error;
     }
@@ -195,8 +197,8 @@ unsafe fn get(
     // SAFETY: a name is a C string, and the function has just written to `out`.
     let (name, found) = unsafe { (CStr::from_ptr(name).to_bytes(), *out) };
     let hook = HOOKS.iter().find(|hook| {
-        let per_thread = flags & PER_THREAD != 0 && hook.is_stream_ordered();
-        hook.asked_as(name, version) == Some(per_thread)
+        let per_thread = flags & PER_THREAD_STREAM_FLAG != 0 && hook.is_stream_ordered();
+        hook.match_lookup(name, version) == Some(per_thread)
     });
     if let Some(ours) = hook.and_then(|hook| stand_in(hook, found)) {
         // SAFETY: as above.

@@ -12,7 +12,7 @@ use core::ffi::{c_int, c_void};
 use crate::arena::{from_arena, is_of_arena, moved};
 use crate::count::{allocated, freeing, kept};
 use crate::layout::{Kind, number_of};
-use crate::real::Real;
+use crate::real::RealFunction;
 use crate::sys;
 
 const MALLOC: u32 = number_of("malloc");
@@ -22,21 +22,21 @@ const MEMALIGN: u32 = number_of("memalign");
 const ALIGNED_ALLOC: u32 = number_of("aligned_alloc");
 const POSIX_MEMALIGN: u32 = number_of("posix_memalign");
 
-static REAL_MALLOC: Real = Real::new(c"malloc");
-static REAL_CALLOC: Real = Real::new(c"calloc");
-static REAL_REALLOC: Real = Real::new(c"realloc");
-static REAL_FREE: Real = Real::new(c"free");
-static REAL_MEMALIGN: Real = Real::new(c"memalign");
-static REAL_ALIGNED_ALLOC: Real = Real::new(c"aligned_alloc");
-static REAL_POSIX_MEMALIGN: Real = Real::new(c"posix_memalign");
-static REAL_VALLOC: Real = Real::new(c"valloc");
-static REAL_PVALLOC: Real = Real::new(c"pvalloc");
+static REAL_MALLOC: RealFunction = RealFunction::new(c"malloc");
+static REAL_CALLOC: RealFunction = RealFunction::new(c"calloc");
+static REAL_REALLOC: RealFunction = RealFunction::new(c"realloc");
+static REAL_FREE: RealFunction = RealFunction::new(c"free");
+static REAL_MEMALIGN: RealFunction = RealFunction::new(c"memalign");
+static REAL_ALIGNED_ALLOC: RealFunction = RealFunction::new(c"aligned_alloc");
+static REAL_POSIX_MEMALIGN: RealFunction = RealFunction::new(c"posix_memalign");
+static REAL_VALLOC: RealFunction = RealFunction::new(c"valloc");
+static REAL_PVALLOC: RealFunction = RealFunction::new(c"pvalloc");
 
-type One = unsafe extern "C" fn(usize) -> *mut c_void;
-type Two = unsafe extern "C" fn(usize, usize) -> *mut c_void;
-type Resize = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
-type Free = unsafe extern "C" fn(*mut c_void);
-type Aligned = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_int;
+type SizeFn = unsafe extern "C" fn(usize) -> *mut c_void;
+type TwoSizesFn = unsafe extern "C" fn(usize, usize) -> *mut c_void;
+type ReallocFn = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+type FreeFn = unsafe extern "C" fn(*mut c_void);
+type PosixMemalignFn = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_int;
 
 /// Looks up the real functions early: the first call may come while the dynamic loader's locks are held.
 pub(crate) fn prepare() {
@@ -58,7 +58,7 @@ pub(crate) unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
         return from_arena(bytes);
     }
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
-    let block = unsafe { core::mem::transmute::<*mut c_void, One>(real)(bytes) };
+    let block = unsafe { core::mem::transmute::<*mut c_void, SizeFn>(real)(bytes) };
     allocated(block, bytes, MALLOC);
     block
 }
@@ -74,7 +74,7 @@ pub(crate) unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_voi
         return count.checked_mul(bytes).map_or(core::ptr::null_mut(), from_arena);
     }
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
-    let block = unsafe { core::mem::transmute::<*mut c_void, Two>(real)(count, bytes) };
+    let block = unsafe { core::mem::transmute::<*mut c_void, TwoSizesFn>(real)(count, bytes) };
     allocated(block, count.wrapping_mul(bytes), CALLOC);
     block
 }
@@ -97,7 +97,7 @@ pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mu
     // Before the call: another thread may get the same address as soon as the block is freed.
     let before = freeing(block);
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
-    let new = unsafe { core::mem::transmute::<*mut c_void, Resize>(real)(block, bytes) };
+    let new = unsafe { core::mem::transmute::<*mut c_void, ReallocFn>(real)(block, bytes) };
     if !new.is_null() {
         allocated(new, bytes, REALLOC);
     } else if bytes != 0
@@ -124,7 +124,7 @@ pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
     }
     freeing(block);
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
-    unsafe { core::mem::transmute::<*mut c_void, Free>(real)(block) }
+    unsafe { core::mem::transmute::<*mut c_void, FreeFn>(real)(block) }
 }
 
 /// As in the C library.
@@ -134,7 +134,7 @@ pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn memalign(alignment: usize, bytes: usize) -> *mut c_void {
     // SAFETY: the caller's promise.
-    unsafe { aligned(&REAL_MEMALIGN, alignment, bytes, MEMALIGN) }
+    unsafe { alloc_aligned(&REAL_MEMALIGN, alignment, bytes, MEMALIGN) }
 }
 
 /// As in the C library.
@@ -144,18 +144,18 @@ pub(crate) unsafe extern "C" fn memalign(alignment: usize, bytes: usize) -> *mut
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn aligned_alloc(alignment: usize, bytes: usize) -> *mut c_void {
     // SAFETY: the caller's promise.
-    unsafe { aligned(&REAL_ALIGNED_ALLOC, alignment, bytes, ALIGNED_ALLOC) }
+    unsafe { alloc_aligned(&REAL_ALIGNED_ALLOC, alignment, bytes, ALIGNED_ALLOC) }
 }
 
 /// # Safety
 /// `real` is for a function of this signature, and the caller calls it as in the C library.
-unsafe fn aligned(real: &Real, alignment: usize, bytes: usize, function: u32) -> *mut c_void {
+unsafe fn alloc_aligned(real: &RealFunction, alignment: usize, bytes: usize, function: u32) -> *mut c_void {
     let real = real.get();
     if real.is_null() {
         return core::ptr::null_mut();
     }
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
-    let block = unsafe { core::mem::transmute::<*mut c_void, Two>(real)(alignment, bytes) };
+    let block = unsafe { core::mem::transmute::<*mut c_void, TwoSizesFn>(real)(alignment, bytes) };
     allocated(block, bytes, function);
     block
 }
@@ -175,7 +175,7 @@ pub(crate) unsafe extern "C" fn posix_memalign(
         return sys::ENOMEM;
     }
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
-    let error = unsafe { core::mem::transmute::<*mut c_void, Aligned>(real)(out, alignment, bytes) };
+    let error = unsafe { core::mem::transmute::<*mut c_void, PosixMemalignFn>(real)(out, alignment, bytes) };
     if error == 0 {
         // SAFETY: it has just been written there.
         allocated(unsafe { *out }, bytes, POSIX_MEMALIGN);
@@ -190,7 +190,7 @@ pub(crate) unsafe extern "C" fn posix_memalign(
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn valloc(bytes: usize) -> *mut c_void {
     // SAFETY: the caller's promise.
-    unsafe { paged(&REAL_VALLOC, bytes) }
+    unsafe { alloc_paged(&REAL_VALLOC, bytes) }
 }
 
 /// As in the C library.
@@ -200,18 +200,18 @@ pub(crate) unsafe extern "C" fn valloc(bytes: usize) -> *mut c_void {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn pvalloc(bytes: usize) -> *mut c_void {
     // SAFETY: the caller's promise.
-    unsafe { paged(&REAL_PVALLOC, bytes) }
+    unsafe { alloc_paged(&REAL_PVALLOC, bytes) }
 }
 
 /// # Safety
 /// See [`aligned`].
-unsafe fn paged(real: &Real, bytes: usize) -> *mut c_void {
+unsafe fn alloc_paged(real: &RealFunction, bytes: usize) -> *mut c_void {
     let real = real.get();
     if real.is_null() {
         return core::ptr::null_mut();
     }
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
-    let block = unsafe { core::mem::transmute::<*mut c_void, One>(real)(bytes) };
+    let block = unsafe { core::mem::transmute::<*mut c_void, SizeFn>(real)(bytes) };
     allocated(block, bytes, MEMALIGN);
     block
 }

@@ -21,9 +21,9 @@ pub const HEADER: usize = 4096;
 /// Size of a record in bytes.
 pub const RECORD: usize = 256;
 /// Records in the file; a serving process has some hundreds of allocating call sites.
-pub const SITES: usize = 16_384;
+pub const MAX_SITES: usize = 16_384;
 /// Size of the file in bytes.
-pub const FILE: usize = HEADER + SITES * RECORD;
+pub const FILE: usize = HEADER + MAX_SITES * RECORD;
 /// Maximum return addresses in a record.
 pub const FRAMES: usize = 24;
 /// Counters of allocations are in 256ths, because the weight of a sampled allocation is no integer.

@@ -15,18 +15,18 @@ use crate::layout::Kind;
 use crate::state::private;
 
 /// Keys per bucket: a cache line.
-const WAYS: usize = 8;
+const BUCKET_KEYS: usize = 8;
 /// Number of buckets; a heap of 16 GiB at the default interval fills half of the slots.
-const BUCKETS: usize = 1 << 16;
-const KEYS: usize = BUCKETS * WAYS * 8;
-const VALUES: usize = KEYS * 2;
+const BUCKET_COUNT: usize = 1 << 16;
+const KEY_BYTES: usize = BUCKET_COUNT * BUCKET_KEYS * 8;
+const VALUE_BYTES: usize = KEY_BYTES * 2;
 /// Size of the private mapping in bytes.
-pub(crate) const BYTES: usize = KEYS + VALUES + crate::ranges::BYTES;
+pub(crate) const BYTES: usize = KEY_BYTES + VALUE_BYTES + crate::ranges::BYTES;
 /// Offset of the lists of ranges.
-pub(crate) const RANGES_AT: usize = KEYS + VALUES;
+pub(crate) const RANGES_OFFSET: usize = KEY_BYTES + VALUE_BYTES;
 
 /// Key of a slot that is being written.
-const TAKEN: u64 = 1;
+const CLAIMED_KEY: u64 = 1;
 
 /// Counted weight of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,31 +47,31 @@ pub(crate) fn key(kind: Kind, handle: usize) -> u64 {
 #[inline]
 fn bucket(key: u64) -> usize {
     let mixed = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> 48) as usize & (BUCKETS - 1)
+    (mixed >> 48) as usize & (BUCKET_COUNT - 1)
 }
 
 /// Keys per pair of buckets, at most 16. Never too low, because a key is counted before it is inserted.
-static PRESENT: [AtomicU8; BUCKETS / 2] = [const { AtomicU8::new(0) }; BUCKETS / 2];
+static PRESENT_KEYS: [AtomicU8; BUCKET_COUNT / 2] = [const { AtomicU8::new(0) }; BUCKET_COUNT / 2];
 
 #[inline]
 fn present(bucket: usize) -> &'static AtomicU8 {
-    PRESENT.get(bucket / 2).unwrap_or(&PRESENT[0])
+    PRESENT_KEYS.get(bucket / 2).unwrap_or(&PRESENT_KEYS[0])
 }
 
 /// Inserts a key; returns false if its bucket is full.
 pub(crate) fn insert(key: u64, entry: Entry) -> bool {
-    if key <= TAKEN {
+    if key <= CLAIMED_KEY {
         return false;
     }
     let bucket = bucket(key);
-    for way in bucket * WAYS..(bucket + 1) * WAYS {
+    for way in bucket * BUCKET_KEYS..(bucket + 1) * BUCKET_KEYS {
         let Some(place) = private(way * 8) else { return false };
         if place.load(Ordering::Relaxed) != 0
-            || place.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err()
+            || place.compare_exchange(0, CLAIMED_KEY, Ordering::Acquire, Ordering::Relaxed).is_err()
         {
             continue;
         }
-        let value = KEYS + way * 16;
+        let value = KEY_BYTES + way * 16;
         let (Some(bytes), Some(rest)) = (private(value), private(value + 8)) else { return false };
         bytes.store(entry.bytes, Ordering::Relaxed);
         rest.store(u64::from(entry.site) << 32 | u64::from(entry.count), Ordering::Relaxed);
@@ -86,34 +86,34 @@ pub(crate) fn insert(key: u64, entry: Entry) -> bool {
 #[inline]
 pub(crate) fn take(key: u64) -> Option<Entry> {
     let bucket = bucket(key);
-    if present(bucket).load(Ordering::Relaxed) == 0 { None } else { looked_up(key, bucket) }
+    if present(bucket).load(Ordering::Relaxed) == 0 { None } else { take_from_bucket(key, bucket) }
 }
 
-fn looked_up(key: u64, bucket: usize) -> Option<Entry> {
-    if key <= TAKEN {
+fn take_from_bucket(key: u64, bucket: usize) -> Option<Entry> {
+    if key <= CLAIMED_KEY {
         return None;
     }
-    for way in bucket * WAYS..(bucket + 1) * WAYS {
+    for way in bucket * BUCKET_KEYS..(bucket + 1) * BUCKET_KEYS {
         let place = private(way * 8)?;
         if place.load(Ordering::Relaxed) == key {
-            return taken(way, key);
+            return take_slot(way, key);
         }
     }
     None
 }
 
 #[cold]
-fn taken(way: usize, key: u64) -> Option<Entry> {
+fn take_slot(way: usize, key: u64) -> Option<Entry> {
     let place = private(way * 8)?;
     if place.load(Ordering::Acquire) != key {
         return None;
     }
-    let value = KEYS + way * 16;
+    let value = KEY_BYTES + way * 16;
     let (bytes, rest) =
         (private(value)?.load(Ordering::Relaxed), private(value + 8)?.load(Ordering::Relaxed));
     // A concurrent double free is a bug of the program; only one of the two is counted.
     place.compare_exchange(key, 0, Ordering::Release, Ordering::Relaxed).ok()?;
-    present(way / WAYS).fetch_sub(1, Ordering::Relaxed);
+    present(way / BUCKET_KEYS).fetch_sub(1, Ordering::Relaxed);
     #[expect(clippy::cast_possible_truncation, reason = "two halves of a word")]
     Some(Entry { site: (rest >> 32) as u32, bytes, count: rest as u32 })
 }

@@ -4,20 +4,20 @@
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
-use crate::sys::{self, Dynamic, LoadedObject, Segment, Symbol};
+use crate::sys::{self, DynamicEntry, ElfSymbol, LoadedObject, Segment};
 
-const PATH: usize = 4096;
+const MAX_PATH: usize = 4096;
 
 /// A search by function name, with its result.
-struct Search<'a> {
+struct FunctionSearch<'a> {
     name: &'a CStr,
     found: usize,
-    path: [u8; PATH],
+    path: [u8; MAX_PATH],
 }
 
 /// Finds a function in any library but ours, and keeps that library loaded; null if none has it.
 pub(crate) fn find(name: &CStr) -> *mut c_void {
-    let mut search = Search { name, found: 0, path: [0; PATH] };
+    let mut search = FunctionSearch { name, found: 0, path: [0; MAX_PATH] };
     // SAFETY: `look` gets what it expects, and writes only to the search, which outlives the call.
     unsafe { sys::dl_iterate_phdr(look, (&raw mut search).cast()) };
     let first = search.path.first().copied().unwrap_or_default();
@@ -43,7 +43,7 @@ pub(crate) fn keep(address: *mut c_void) -> bool {
     struct Question {
         address: usize,
         known: bool,
-        path: [u8; PATH],
+        path: [u8; MAX_PATH],
     }
     /// # Safety
     /// The loader's own description, and a question that nobody else has.
@@ -51,7 +51,7 @@ pub(crate) fn keep(address: *mut c_void) -> bool {
         // SAFETY: the caller's promise.
         let (object, question) = unsafe { (&*object, &mut *question.cast::<Question>()) };
         // SAFETY: as above.
-        if unsafe { !has(object, question.address) } {
+        if unsafe { !contains_address(object, question.address) } {
             return 0;
         }
         question.known = true;
@@ -64,7 +64,7 @@ pub(crate) fn keep(address: *mut c_void) -> bool {
         }
         1
     }
-    let mut question = Question { address: address.addr(), known: false, path: [0; PATH] };
+    let mut question = Question { address: address.addr(), known: false, path: [0; MAX_PATH] };
     // SAFETY: as in `find`.
     unsafe { sys::dl_iterate_phdr(ask, (&raw mut question).cast()) };
     // The program itself has no name and stays loaded; an address outside of any library needs nothing.
@@ -89,11 +89,11 @@ pub(crate) fn is_ours(address: *mut c_void) -> bool {
         // SAFETY: the caller's promise.
         let (object, question) = unsafe { (&*object, &mut *question.cast::<Question>()) };
         // SAFETY: as above.
-        if unsafe { !has(object, question.address) } {
+        if unsafe { !contains_address(object, question.address) } {
             return 0;
         }
         // SAFETY: as above.
-        question.ours = unsafe { has(object, here()) };
+        question.ours = unsafe { contains_address(object, here()) };
         1
     }
     let mut question = Question { address: address.addr(), ours: false };
@@ -113,9 +113,11 @@ fn here() -> usize {
 /// The loader's own description, which stays as long as this call, and a search that nobody else has.
 unsafe extern "C" fn look(object: *const LoadedObject, _: usize, search: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
-    let (object, search) = unsafe { (&*object, &mut *search.cast::<Search<'_>>()) };
+    let (object, search) = unsafe { (&*object, &mut *search.cast::<FunctionSearch<'_>>()) };
     // SAFETY: as above.
-    let found = unsafe { if has(object, here()) { None } else { function(object, search.name) } };
+    let found = unsafe {
+        if contains_address(object, here()) { None } else { exported_function(object, search.name) }
+    };
     let Some(found) = found else { return 0 };
     let path = if object.name.is_null() {
         c""
@@ -143,7 +145,7 @@ unsafe fn segments(object: &LoadedObject) -> &[Segment] {
 }
 
 /// Returns true if the object contains an address.
-unsafe fn has(object: &LoadedObject, address: usize) -> bool {
+unsafe fn contains_address(object: &LoadedObject, address: usize) -> bool {
     // SAFETY: the caller's promise.
     unsafe { segments(object) }.iter().any(|segment| {
         let start = object.base.wrapping_add(segment.address);
@@ -152,14 +154,15 @@ unsafe fn has(object: &LoadedObject, address: usize) -> bool {
 }
 
 /// The address of an exported function.
-unsafe fn function(object: &LoadedObject, name: &CStr) -> Option<usize> {
+unsafe fn exported_function(object: &LoadedObject, name: &CStr) -> Option<usize> {
     // SAFETY: the caller's promise.
     let dynamic = unsafe { segments(object) }.iter().find(|segment| segment.kind == sys::PT_DYNAMIC)?;
-    let mut entry = core::ptr::with_exposed_provenance::<Dynamic>(object.base.wrapping_add(dynamic.address));
+    let mut entry =
+        core::ptr::with_exposed_provenance::<DynamicEntry>(object.base.wrapping_add(dynamic.address));
     let (mut symbols, mut strings, mut gnu, mut old) = (0, 0, 0, 0);
     loop {
         // SAFETY: the table of a loaded object, which ends in a zero.
-        let Dynamic { tag, value } = unsafe { *entry };
+        let DynamicEntry { tag, value } = unsafe { *entry };
         // The loader has relocated these to addresses, except for the vDSO.
         let address = if value < object.base { value.wrapping_add(object.base) } else { value };
         match tag {
@@ -176,7 +179,7 @@ unsafe fn function(object: &LoadedObject, name: &CStr) -> Option<usize> {
     if symbols == 0 || strings == 0 {
         return None;
     }
-    let symbols = core::ptr::with_exposed_provenance::<Symbol>(symbols);
+    let symbols = core::ptr::with_exposed_provenance::<ElfSymbol>(symbols);
     let is_it = |index: u32| {
         // SAFETY: an index out of the table's own hash table, and a name out of its own strings.
         unsafe {
@@ -190,15 +193,15 @@ unsafe fn function(object: &LoadedObject, name: &CStr) -> Option<usize> {
     unsafe {
         match (gnu, old) {
             (0, 0) => None,
-            (0, old) => by_old_hash(old, name, is_it),
-            (gnu, _) => by_gnu_hash(gnu, name, is_it),
+            (0, old) => look_up_sysv_hash(old, name, is_it),
+            (gnu, _) => look_up_gnu_hash(gnu, name, is_it),
         }
     }
 }
 
 /// Looks a name up in a GNU hash table: header (buckets, first symbol, filter words, shift), filter,
 /// buckets, and for each symbol its hash, whose lowest bit marks the end of a bucket.
-unsafe fn by_gnu_hash(table: usize, name: &CStr, is_it: impl Fn(u32) -> Option<usize>) -> Option<usize> {
+unsafe fn look_up_gnu_hash(table: usize, name: &CStr, is_it: impl Fn(u32) -> Option<usize>) -> Option<usize> {
     let words = core::ptr::with_exposed_provenance::<u32>(table);
     let hash = name
         .to_bytes()
@@ -233,7 +236,11 @@ unsafe fn by_gnu_hash(table: usize, name: &CStr, is_it: impl Fn(u32) -> Option<u
 
 /// Looks a name up in a System V hash table: number of buckets and symbols, buckets, and for each symbol
 /// the next one.
-unsafe fn by_old_hash(table: usize, name: &CStr, is_it: impl Fn(u32) -> Option<usize>) -> Option<usize> {
+unsafe fn look_up_sysv_hash(
+    table: usize,
+    name: &CStr,
+    is_it: impl Fn(u32) -> Option<usize>,
+) -> Option<usize> {
     let words = core::ptr::with_exposed_provenance::<u32>(table);
     let hash = name.to_bytes().iter().fold(0_u32, |hash, byte| {
         let hash = (hash << 4).wrapping_add(u32::from(*byte));

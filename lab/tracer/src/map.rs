@@ -8,27 +8,27 @@ use core::ffi::{c_int, c_long, c_void};
 use crate::count::{mapped_here, unmapped, unmapping};
 use crate::layout::number_of;
 use crate::ranges::{Leaving, List};
-use crate::real::Real;
+use crate::real::RealFunction;
 use crate::state::paged;
 use crate::sys;
 
 const MMAP: u32 = number_of("mmap");
 const MREMAP: u32 = number_of("mremap");
 
-static REAL_MMAP: Real = Real::new(c"mmap");
-static REAL_MMAP64: Real = Real::new(c"mmap64");
-static REAL_MUNMAP: Real = Real::new(c"munmap");
-static REAL_MREMAP: Real = Real::new(c"mremap");
+static REAL_MMAP: RealFunction = RealFunction::new(c"mmap");
+static REAL_MMAP64: RealFunction = RealFunction::new(c"mmap64");
+static REAL_MUNMAP: RealFunction = RealFunction::new(c"munmap");
+static REAL_MREMAP: RealFunction = RealFunction::new(c"mremap");
 
-pub(crate) type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, c_long) -> *mut c_void;
-type Munmap = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
-type Mremap = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
+pub(crate) type MmapFn = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, c_long) -> *mut c_void;
+type MunmapFn = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
+type MremapFn = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
 
 /// The real `mmap`.
-pub(crate) fn real_mmap() -> Option<Mmap> {
+pub(crate) fn real_mmap() -> Option<MmapFn> {
     let real = REAL_MMAP.get();
     // SAFETY: the function behind ours, of this signature.
-    if real.is_null() { None } else { Some(unsafe { core::mem::transmute::<*mut c_void, Mmap>(real) }) }
+    if real.is_null() { None } else { Some(unsafe { core::mem::transmute::<*mut c_void, MmapFn>(real) }) }
 }
 
 /// As in the C library.
@@ -45,7 +45,7 @@ pub(crate) unsafe extern "C" fn mmap(
     offset: c_long,
 ) -> *mut c_void {
     // SAFETY: the caller's promise.
-    unsafe { map(&REAL_MMAP, address, bytes, access, flags, file, offset) }
+    unsafe { map_counted(&REAL_MMAP, address, bytes, access, flags, file, offset) }
 }
 
 /// As in the C library.
@@ -62,13 +62,13 @@ pub(crate) unsafe extern "C" fn mmap64(
     offset: c_long,
 ) -> *mut c_void {
     // SAFETY: the caller's promise.
-    unsafe { map(&REAL_MMAP64, address, bytes, access, flags, file, offset) }
+    unsafe { map_counted(&REAL_MMAP64, address, bytes, access, flags, file, offset) }
 }
 
 /// # Safety
 /// `real` is for a function of this signature, and the caller calls it as in the C library.
-unsafe fn map(
-    real: &Real,
+unsafe fn map_counted(
+    real: &RealFunction,
     address: *mut c_void,
     bytes: usize,
     access: c_int,
@@ -78,14 +78,14 @@ unsafe fn map(
 ) -> *mut c_void {
     let real = real.get();
     if real.is_null() {
-        refused();
+        set_no_memory();
         return sys::MAP_FAILED;
     }
     // A fixed mapping replaces existing ones.
     let leaving = if flags & sys::MAP_FIXED != 0 { leaving(address, bytes) } else { None };
     // SAFETY: the function behind ours, of this signature; the arguments are the caller's.
     let at = unsafe {
-        core::mem::transmute::<*mut c_void, Mmap>(real)(address, bytes, access, flags, file, offset)
+        core::mem::transmute::<*mut c_void, MmapFn>(real)(address, bytes, access, flags, file, offset)
     };
     let done = at != sys::MAP_FAILED;
     unmapped(leaving, done);
@@ -100,7 +100,7 @@ fn leaving(address: *mut c_void, bytes: usize) -> Option<Leaving> {
 }
 
 /// Sets `errno` to `ENOMEM`.
-fn refused() {
+fn set_no_memory() {
     // SAFETY: the C library's own place for this thread's error.
     unsafe { *sys::__errno_location() = sys::ENOMEM };
 }
@@ -120,12 +120,12 @@ pub(crate) fn prepare() {
 pub(crate) unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> c_int {
     let real = REAL_MUNMAP.get();
     if real.is_null() {
-        refused();
+        set_no_memory();
         return -1;
     }
     let leaving = leaving(address, bytes);
     // SAFETY: the function behind ours, of this signature.
-    let error = unsafe { core::mem::transmute::<*mut c_void, Munmap>(real)(address, bytes) };
+    let error = unsafe { core::mem::transmute::<*mut c_void, MunmapFn>(real)(address, bytes) };
     unmapped(leaving, error == 0);
     error
 }
@@ -145,14 +145,14 @@ pub(crate) unsafe extern "C" fn mremap(
 ) -> *mut c_void {
     let real = REAL_MREMAP.get();
     if real.is_null() {
-        refused();
+        set_no_memory();
         return sys::MAP_FAILED;
     }
     let moved = leaving(address, bytes);
     let replaced = if flags & sys::MREMAP_FIXED != 0 { leaving(new_address, new_bytes) } else { None };
     // SAFETY: the function behind ours, of this signature; the arguments are the caller's.
     let at = unsafe {
-        core::mem::transmute::<*mut c_void, Mremap>(real)(address, bytes, new_bytes, flags, new_address)
+        core::mem::transmute::<*mut c_void, MremapFn>(real)(address, bytes, new_bytes, flags, new_address)
     };
     let done = at != sys::MAP_FAILED;
     unmapped(moved, done);

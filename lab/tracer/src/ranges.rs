@@ -10,22 +10,22 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::layout::{COUNT_UNIT, header};
-use crate::live::RANGES_AT;
+use crate::live::RANGES_OFFSET;
 use crate::state::{self, private};
 use crate::sys;
 
-const RANGES: usize = 8192;
+const MAX_RANGES: usize = 8192;
 /// Size of a list in bytes: lock, length, and three words per range.
-const LIST: usize = 16 + RANGES * 24;
+const LIST_BYTES: usize = 16 + MAX_RANGES * 24;
 /// Size of both lists in bytes.
-pub(crate) const BYTES: usize = 2 * LIST;
+pub(crate) const BYTES: usize = 2 * LIST_BYTES;
 /// Spins on the lock before the first yield.
-const SPINS: u32 = 256;
+const LOCK_SPINS: u32 = 256;
 /// Yields before giving up and leaving something uncounted: the lock's holder may be stopped for good, by a
 /// signal or a debugger.
-const YIELDS: u32 = 20_000;
+const LOCK_YIELDS: u32 = 20_000;
 /// Yields before giving up, once that has happened.
-const FEWER_YIELDS: u32 = 4;
+const LOCK_YIELDS_AFTER_TIMEOUT: u32 = 4;
 
 #[derive(Clone, Copy)]
 pub(crate) enum List {
@@ -46,7 +46,7 @@ struct Range {
 }
 
 /// Bit of [`Range::whole`] in the third word of a range, between record and mark.
-const WHOLE: u64 = 1 << 31;
+const WHOLE_BIT: u64 = 1 << 31;
 
 impl Range {
     fn count(&self) -> u64 {
@@ -64,15 +64,16 @@ struct Held(usize);
 impl Held {
     fn lock(list: List) -> Option<Self> {
         static WAITED_IN_VAIN: AtomicBool = AtomicBool::new(false);
-        let base = RANGES_AT + list as usize * LIST;
+        let base = RANGES_OFFSET + list as usize * LIST_BYTES;
         let lock = private(base)?;
-        let yields = if WAITED_IN_VAIN.load(Ordering::Relaxed) { FEWER_YIELDS } else { YIELDS };
-        for turn in 0..SPINS + yields {
+        let yields =
+            if WAITED_IN_VAIN.load(Ordering::Relaxed) { LOCK_YIELDS_AFTER_TIMEOUT } else { LOCK_YIELDS };
+        for turn in 0..LOCK_SPINS + yields {
             if lock.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 WAITED_IN_VAIN.store(false, Ordering::Relaxed);
                 return Some(Self(base));
             }
-            if turn < SPINS {
+            if turn < LOCK_SPINS {
                 core::hint::spin_loop();
             } else {
                 // SAFETY: takes nothing and keeps nothing.
@@ -94,7 +95,7 @@ impl Held {
     }
 
     fn len(&self) -> usize {
-        usize::try_from(self.word(1)).unwrap_or(0).min(RANGES)
+        usize::try_from(self.word(1)).unwrap_or(0).min(MAX_RANGES)
     }
 
     fn get(&self, index: usize) -> Range {
@@ -103,8 +104,8 @@ impl Held {
         Range {
             start: self.word(at),
             end: self.word(at + 1),
-            site: (rest & (WHOLE - 1)) as u32,
-            whole: rest & WHOLE != 0,
+            site: (rest & (WHOLE_BIT - 1)) as u32,
+            whole: rest & WHOLE_BIT != 0,
             mark: (rest >> 32) as u32,
         }
     }
@@ -113,13 +114,13 @@ impl Held {
         let at = 2 + index * 3;
         self.put(at, range.start);
         self.put(at + 1, range.end);
-        let whole = if range.whole { WHOLE } else { 0 };
+        let whole = if range.whole { WHOLE_BIT } else { 0 };
         self.put(at + 2, u64::from(range.mark) << 32 | whole | u64::from(range.site));
     }
 
     fn push(&self, range: Range) -> bool {
         let len = self.len();
-        if len == RANGES {
+        if len == MAX_RANGES {
             return false;
         }
         self.set(len, range);
@@ -146,7 +147,7 @@ impl Held {
                 let alone = before.bytes() == 0 && after.bytes() == 0;
                 let inside = Range { start: first, end: stop, mark, whole: range.whole && alone, ..range };
                 let parts = usize::from(before.bytes() > 0) + usize::from(after.bytes() > 0);
-                if self.len() + parts > RANGES {
+                if self.len() + parts > MAX_RANGES {
                     state::count(header::UNFOLLOWED);
                 } else {
                     self.set(index, inside);
@@ -187,7 +188,7 @@ impl Drop for Held {
 }
 
 /// An unused mark; there are four billion.
-fn fresh() -> u32 {
+fn new_mark() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed).max(1)
 }
@@ -203,7 +204,7 @@ pub(crate) fn add(
 ) -> bool {
     let Some(held) = Held::lock(list) else { return false };
     let (start, end) = (start as u64, (start as u64).saturating_add(length as u64));
-    let mark = fresh();
+    let mark = new_mark();
     // A call that marked them has finished unmapping: otherwise the kernel would not have reused the
     // addresses.
     if held.mark(start, end, mark, true) {
@@ -225,7 +226,7 @@ pub(crate) fn leaving(list: List, start: usize, length: usize) -> Option<Leaving
         state::count(header::UNFOLLOWED);
         return None;
     };
-    let mark = fresh();
+    let mark = new_mark();
     let begin = start as u64;
     held.mark(begin, begin.saturating_add(length as u64), mark, false).then_some(Leaving { list, mark })
 }

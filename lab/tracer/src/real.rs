@@ -10,14 +10,14 @@ use crate::local::local;
 use crate::sys;
 
 /// A real function.
-pub(crate) struct Real {
+pub(crate) struct RealFunction {
     name: &'static CStr,
     at: AtomicPtr<c_void>,
     /// The function may be in a library outside the program's global scope.
     anywhere: bool,
 }
 
-impl Real {
+impl RealFunction {
     pub(crate) const fn new(name: &'static CStr) -> Self {
         Self { name, at: AtomicPtr::new(core::ptr::null_mut()), anywhere: false }
     }
@@ -57,7 +57,7 @@ impl Real {
         }
         // The first result stays: an adopted one may belong to another library, and calls to it may be in
         // progress.
-        self.known_or(found)
+        self.get_or_set(found)
     }
 
     /// Makes `address` the real function, unless another one is known. With two libraries that have the
@@ -71,11 +71,11 @@ impl Real {
         if !crate::loaded::keep(address) {
             return false;
         }
-        self.known_or(address) == address
+        self.get_or_set(address) == address
     }
 
     /// The known address, or else this one from now on.
-    fn known_or(&self, address: *mut c_void) -> *mut c_void {
+    fn get_or_set(&self, address: *mut c_void) -> *mut c_void {
         match self.at.compare_exchange(core::ptr::null_mut(), address, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => address,
             Err(known) => known,
@@ -87,7 +87,7 @@ impl Real {
     }
 }
 
-type Dlsym = unsafe extern "C" fn(*mut c_void, *const core::ffi::c_char) -> *mut c_void;
+type DlsymFn = unsafe extern "C" fn(*mut c_void, *const core::ffi::c_char) -> *mut c_void;
 
 /// The real `dlsym`; `dynamic.rs` jumps to it.
 pub(crate) static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
@@ -114,7 +114,7 @@ pub(crate) fn find_dlsym() -> *mut c_void {
         }
     }
     if found.is_null() {
-        found = no_dlsym as Dlsym as *mut c_void;
+        found = no_dlsym as DlsymFn as *mut c_void;
     }
     DLSYM.store(found, Ordering::Release);
     found
@@ -127,7 +127,7 @@ pub(crate) fn find_dlsym() -> *mut c_void {
 pub(crate) unsafe fn dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     let at = find_dlsym();
     // SAFETY: `find_dlsym` gives the C library's `dlsym` or our own stand-in of the same signature.
-    let real: Dlsym = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(at) };
+    let real: DlsymFn = unsafe { core::mem::transmute::<*mut c_void, DlsymFn>(at) };
     // SAFETY: the caller's promise; the name is a C string.
     unsafe { real(handle, name.as_ptr()) }
 }
@@ -138,10 +138,10 @@ mod tests {
 
     #[test]
     fn what_was_adopted_while_it_was_looked_up_stays() {
-        let real = Real::new(c"getpid");
-        let other = no_dlsym as Dlsym as *mut c_void;
+        let real = RealFunction::new(c"getpid");
+        let other = no_dlsym as DlsymFn as *mut c_void;
         assert!(real.adopt(other) && real.adopt(other));
         assert_eq!([real.look_up(), real.get()], [other, other]);
-        assert!(!real.adopt(Real::new(c"getpid").get()), "of another library");
+        assert!(!real.adopt(RealFunction::new(c"getpid").get()), "of another library");
     }
 }

@@ -12,7 +12,7 @@
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::real::Real;
+use crate::real::RealFunction;
 
 static ANY: AtomicBool = AtomicBool::new(false);
 
@@ -31,12 +31,12 @@ pub(crate) fn looked_up(name: &CStr) {
 
 /// Arguments: a table, space for libgcc's data about it, and two base addresses. Functions with fewer
 /// parameters ignore the rest.
-type Register = unsafe extern "C" fn(usize, usize, usize, usize);
+type RegisterFn = unsafe extern "C" fn(usize, usize, usize, usize);
 
 macro_rules! registers {
     ($($symbol:ident, $real:ident, $name:literal;)*) => {
         $(
-            static $real: Real = Real::new($name);
+            static $real: RealFunction = RealFunction::new($name);
 
             /// As in libgcc.
             ///
@@ -50,7 +50,7 @@ macro_rules! registers {
                 // Without the function, there is no unwinder that would search for the table.
                 if !real.is_null() {
                     // SAFETY: the next function of this name behind ours; the arguments are the caller's.
-                    unsafe { core::mem::transmute::<*mut core::ffi::c_void, Register>(real)(table, room, text, data) }
+                    unsafe { core::mem::transmute::<*mut core::ffi::c_void, RegisterFn>(real)(table, room, text, data) }
                 }
             }
         )*

@@ -2,11 +2,11 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::layout::{BUSY, FRAMES, HEADER, RECORD, SITES, header, record};
+use crate::layout::{BUSY, FRAMES, HEADER, MAX_SITES, RECORD, header, record};
 use crate::state::{self, half, word};
 
 /// Slots searched before a call site is dropped.
-const PROBES: usize = 256;
+const MAX_PROBES: usize = 256;
 
 const fn at(site: usize, offset: usize) -> usize {
     HEADER + site * RECORD + offset
@@ -18,14 +18,14 @@ pub(crate) fn of(function: u32, parent: u32, addresses: &[usize]) -> Option<u32>
     let hash =
         addresses.iter().fold(mixed(start), |hash, address| mixed(hash ^ *address as u64)).max(BUSY + 1);
     let first = usize::try_from(hash >> 32).unwrap_or(0);
-    for probe in 0..PROBES {
-        let site = (first + probe) % SITES;
+    for probe in 0..MAX_PROBES {
+        let site = (first + probe) % MAX_SITES;
         let state = word(at(site, record::HASH))?;
         let mut seen = state.load(Ordering::Acquire);
         if seen == 0 {
             match state.compare_exchange(0, BUSY, Ordering::Acquire, Ordering::Acquire) {
                 Ok(_) => {
-                    fill(site, function, parent, addresses)?;
+                    fill_record(site, function, parent, addresses)?;
                     state.store(hash, Ordering::Release);
                     return u32::try_from(site).ok();
                 }
@@ -42,7 +42,7 @@ pub(crate) fn of(function: u32, parent: u32, addresses: &[usize]) -> Option<u32>
     None
 }
 
-fn fill(site: usize, function: u32, parent: u32, addresses: &[usize]) -> Option<()> {
+fn fill_record(site: usize, function: u32, parent: u32, addresses: &[usize]) -> Option<()> {
     half(at(site, record::FUNCTION))?.store(function, Ordering::Relaxed);
     half(at(site, record::PARENT))?.store(parent, Ordering::Relaxed);
     let count = addresses.len().min(FRAMES);
@@ -56,11 +56,11 @@ fn fill(site: usize, function: u32, parent: u32, addresses: &[usize]) -> Option<
 /// Counts an allocation at a site; an untracked one does not count as live.
 pub(crate) fn add(site: u32, bytes: u64, count: u64, followed: bool) {
     let site = site as usize;
-    change(site, record::TOTAL_BYTES, bytes);
-    change(site, record::TOTAL_COUNT, count);
+    add_to_counter(site, record::TOTAL_BYTES, bytes);
+    add_to_counter(site, record::TOTAL_COUNT, count);
     if followed {
-        change(site, record::LIVE_COUNT, count);
-        let live = change(site, record::LIVE_BYTES, bytes).wrapping_add(bytes).cast_signed();
+        add_to_counter(site, record::LIVE_COUNT, count);
+        let live = add_to_counter(site, record::LIVE_BYTES, bytes).wrapping_add(bytes).cast_signed();
         if let (Some(peak), Ok(live)) = (word(at(site, record::PEAK_BYTES)), u64::try_from(live)) {
             peak.fetch_max(live, Ordering::Relaxed);
         }
@@ -70,13 +70,13 @@ pub(crate) fn add(site: u32, bytes: u64, count: u64, followed: bool) {
 }
 
 pub(crate) fn remove(site: u32, bytes: u64, count: u64) {
-    change(site as usize, record::LIVE_BYTES, bytes.wrapping_neg());
-    change(site as usize, record::LIVE_COUNT, count.wrapping_neg());
+    add_to_counter(site as usize, record::LIVE_BYTES, bytes.wrapping_neg());
+    add_to_counter(site as usize, record::LIVE_COUNT, count.wrapping_neg());
 }
 
 /// Adds to a counter, and returns its previous value.
-fn change(site: usize, offset: usize, by: u64) -> u64 {
-    if site >= SITES {
+fn add_to_counter(site: usize, offset: usize, by: u64) -> u64 {
+    if site >= MAX_SITES {
         return 0;
     }
     word(at(site, offset)).map_or(0, |word| word.fetch_add(by, Ordering::Relaxed))
@@ -92,6 +92,6 @@ const fn mixed(mut bits: u64) -> u64 {
 
 /// Restores a live allocation whose free failed.
 pub(crate) fn revive(site: u32, bytes: u64, count: u64) {
-    change(site as usize, record::LIVE_BYTES, bytes);
-    change(site as usize, record::LIVE_COUNT, count);
+    add_to_counter(site as usize, record::LIVE_BYTES, bytes);
+    add_to_counter(site as usize, record::LIVE_COUNT, count);
 }

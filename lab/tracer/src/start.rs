@@ -15,14 +15,14 @@ use crate::map::real_mmap;
 use crate::{live, state, sys};
 
 /// Variable with the folder; each process writes `PID.trace` into it.
-const FOLDER: &CStr = c"LLAMA_WARDEN_TRACE";
+const FOLDER_VARIABLE: &CStr = c"LLAMA_WARDEN_TRACE";
 /// Variable with the mean bytes between samples, 1 KiB to 16 MiB: above that, the weight of a small block
 /// overflows.
 const INTERVAL: &CStr = c"LLAMA_WARDEN_TRACE_INTERVAL";
 /// Default interval in bytes; the docs of `diagnose --trace` state its cost and precision.
-const USUAL: usize = 64 * 1024;
-const PATH: usize = 4096;
-const PAGE: usize = 4096;
+const DEFAULT_INTERVAL: usize = 64 * 1024;
+const MAX_PATH: usize = 4096;
+const GATE_BYTES: usize = 4096;
 
 /// Constructor, called by the dynamic loader.
 #[cfg_attr(not(test), used, unsafe(link_section = ".init_array"))]
@@ -36,7 +36,7 @@ extern "C" fn start() {
     // SAFETY: the C library is initialised before any constructor, and the name is a C string. Constructors of other libraries
     // may have run, and one of them may have changed the environment; only a thread that does so at this very moment would be
     // in the way, as it would be in the way of everybody else who starts.
-    let folder = unsafe { sys::getenv(FOLDER.as_ptr()) };
+    let folder = unsafe { sys::getenv(FOLDER_VARIABLE.as_ptr()) };
     if folder.is_null() || state::on() {
         return;
     }
@@ -48,29 +48,30 @@ extern "C" fn start() {
 fn publish(folder: &[u8]) -> Option<()> {
     // SAFETY: takes nothing and cannot fail.
     let pid = u32::try_from(unsafe { sys::getpid() }).ok()?;
-    let mut path = [0_u8; PATH];
-    path_of(&mut path, folder, pid)?;
+    let mut path = [0_u8; MAX_PATH];
+    write_path(&mut path, folder, pid)?;
     let flags = sys::O_RDWR | sys::O_CREAT | sys::O_EXCL | sys::O_CLOEXEC | sys::O_NOFOLLOW;
     // Remove the file that this process published before its exec. Never truncate it: a process with the
     // same PID in another namespace may have it mapped.
     // SAFETY: the path ends in a zero.
     unsafe { sys::unlink(path.as_ptr().cast::<c_char>()) };
-    if !may_be_as_large(FILE.max(live::BYTES)) {
+    if !may_have_size(FILE.max(live::BYTES)) {
         return None;
     }
     // SAFETY: the path ends in a zero.
-    let file = mapping(unsafe { sys::open(path.as_ptr().cast::<c_char>(), flags, 0o600) }, FILE)?;
+    let file = map_new_file(unsafe { sys::open(path.as_ptr().cast::<c_char>(), flags, 0o600) }, FILE)?;
     // SAFETY: the name is a C string.
     let private =
-        mapping(unsafe { sys::memfd_create(c"warden-tracer".as_ptr(), sys::MFD_CLOEXEC) }, live::BYTES)?;
+        map_new_file(unsafe { sys::memfd_create(c"warden-tracer".as_ptr(), sys::MFD_CLOEXEC) }, live::BYTES)?;
     let gate = gate()?;
-    let mut interval = USUAL;
+    let mut interval = DEFAULT_INTERVAL;
     // SAFETY: as in `start`.
     let asked = unsafe { sys::getenv(INTERVAL.as_ptr()) };
     if !asked.is_null() {
         // SAFETY: as in `start`.
-        interval =
-            number(unsafe { CStr::from_ptr(asked) }.to_bytes()).unwrap_or(USUAL).clamp(1 << 10, 1 << 24);
+        interval = number(unsafe { CStr::from_ptr(asked) }.to_bytes())
+            .unwrap_or(DEFAULT_INTERVAL)
+            .clamp(1 << 10, 1 << 24);
     }
     // SAFETY: a number of the kernel's, which stays.
     state::set_page(usize::try_from(unsafe { sys::getauxval(sys::AT_PAGESZ) }).unwrap_or(0));
@@ -78,19 +79,19 @@ fn publish(folder: &[u8]) -> Option<()> {
     let _first = crate::walk::Walk::here();
     // SAFETY: mapped just now with these sizes, shared, zero, and never unmapped; the gate is wiped by a fork.
     unsafe { state::open(file, private, gate, interval) };
-    describe(pid, interval);
+    write_header(pid, interval);
     Some(())
 }
 
 /// Returns true if a file may have this size: otherwise SIGXFSZ would end the program.
-fn may_be_as_large(bytes: usize) -> bool {
+fn may_have_size(bytes: usize) -> bool {
     let mut limit = sys::Limit { now: 0, most: 0 };
     // SAFETY: writes to `limit`.
     unsafe { sys::getrlimit(sys::RLIMIT_FSIZE, &raw mut limit) == 0 && limit.now >= bytes as u64 }
 }
 
 /// Maps a new file of this size, and closes it.
-fn mapping(file: c_int, bytes: usize) -> Option<*mut c_void> {
+fn map_new_file(file: c_int, bytes: usize) -> Option<*mut c_void> {
     if file < 0 {
         return None;
     }
@@ -118,13 +119,14 @@ fn gate() -> Option<*mut c_void> {
     let access = sys::PROT_READ | sys::PROT_WRITE;
     // SAFETY: a page of our own, at no particular address.
     unsafe {
-        let at = mmap(core::ptr::null_mut(), PAGE, access, sys::MAP_PRIVATE | sys::MAP_ANONYMOUS, -1, 0);
-        (at != sys::MAP_FAILED && sys::madvise(at, PAGE, sys::MADV_WIPEONFORK) == 0).then_some(at)
+        let at =
+            mmap(core::ptr::null_mut(), GATE_BYTES, access, sys::MAP_PRIVATE | sys::MAP_ANONYMOUS, -1, 0);
+        (at != sys::MAP_FAILED && sys::madvise(at, GATE_BYTES, sys::MADV_WIPEONFORK) == 0).then_some(at)
     }
 }
 
 /// Writes the header, the magic number last.
-fn describe(pid: u32, interval: usize) {
+fn write_header(pid: u32, interval: usize) {
     let mut now = sys::Timespec { seconds: 0, nanoseconds: 0 };
     // SAFETY: writes to `now`.
     unsafe { sys::clock_gettime(sys::CLOCK_REALTIME, &raw mut now) };
@@ -163,7 +165,7 @@ fn describe(pid: u32, interval: usize) {
 }
 
 /// Writes `FOLDER/PID.trace` with a terminating zero.
-fn path_of(path: &mut [u8; PATH], folder: &[u8], pid: u32) -> Option<()> {
+fn write_path(path: &mut [u8; MAX_PATH], folder: &[u8], pid: u32) -> Option<()> {
     let mut digits = [0_u8; 10];
     let (mut rest, mut first) = (pid, digits.len());
     loop {
@@ -196,12 +198,12 @@ mod tests {
 
     #[test]
     fn the_file_is_named_after_the_process() {
-        let mut path = [0; PATH];
-        path_of(&mut path, b"/run/x", 4_000_000_001).unwrap();
+        let mut path = [0; MAX_PATH];
+        write_path(&mut path, b"/run/x", 4_000_000_001).unwrap();
         assert_eq!(CStr::from_bytes_until_nul(&path).unwrap(), c"/run/x/4000000001.trace");
-        path_of(&mut path, b"/", 7).unwrap();
+        write_path(&mut path, b"/", 7).unwrap();
         assert_eq!(CStr::from_bytes_until_nul(&path).unwrap(), c"//7.trace");
-        assert_eq!(path_of(&mut path, &[b'a'; PATH], 7), None);
+        assert_eq!(write_path(&mut path, &[b'a'; MAX_PATH], 7), None);
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub(crate) struct Segment {
 /// An entry of the dynamic section.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Dynamic {
+pub(crate) struct DynamicEntry {
     pub(crate) tag: isize,
     pub(crate) value: usize,
 }
@@ -91,7 +91,7 @@ pub(crate) struct Dynamic {
 /// An entry of the symbol table.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Symbol {
+pub(crate) struct ElfSymbol {
     pub(crate) name: u32,
     info: u8,
     other: u8,
@@ -100,7 +100,7 @@ pub(crate) struct Symbol {
     _bytes: u64,
 }
 
-impl Symbol {
+impl ElfSymbol {
     /// Returns true for an exported function: defined here, global or weak, and visible.
     pub(crate) fn is_function_for_others(&self) -> bool {
         const FUNCTION: u8 = 2;

@@ -11,7 +11,7 @@
 //! - **The unwinder is libgcc's**, which the compiler links. A program with another one under the same
 //!   names uses that one here, too.
 //!
-//! More than [`PER_SECOND`] walks per second would be noticeable, so further ones are truncated: their
+//! More than [`MAX_WALKS_PER_SECOND`] walks per second would be noticeable, so further ones are truncated: their
 //! allocations are still counted in full, at a less precise place.
 
 use core::ffi::{c_int, c_void};
@@ -22,9 +22,9 @@ use crate::sys::{self, UnwindContext};
 use crate::{registered, state};
 
 /// Full walks per second. A walk takes some 10 microseconds, so this is at most 2 % of one core.
-const PER_SECOND: u64 = 2000;
+const MAX_WALKS_PER_SECOND: u64 = 2000;
 /// Addresses of a truncated walk: our own, and some of the caller.
-const SHORT: usize = 8;
+const TRUNCATED_FRAMES: usize = 8;
 
 /// Return addresses, innermost first, beginning with our own.
 pub(crate) struct Walk {
@@ -43,8 +43,8 @@ impl Walk {
             state::count(header::SHORT_WALKS);
             return walk;
         }
-        if !within_budget() {
-            walk.limit = SHORT;
+        if !is_within_budget() {
+            walk.limit = TRUNCATED_FRAMES;
         }
         // SAFETY: this thread is not within the unwinder, and the tables of what is on its stack are right: see the module.
         // The step only writes to the walk, which outlives the call.
@@ -74,7 +74,7 @@ unsafe extern "C" fn step(context: *mut UnwindContext, data: *mut c_void) -> c_i
     sys::URC_NO_REASON
 }
 
-fn within_budget() -> bool {
+fn is_within_budget() -> bool {
     static SECOND: AtomicU64 = AtomicU64::new(0);
     static WALKS: AtomicU64 = AtomicU64::new(0);
     let mut now = sys::Timespec { seconds: 0, nanoseconds: 0 };
@@ -84,7 +84,7 @@ fn within_budget() -> bool {
     if SECOND.swap(now, Ordering::Relaxed) != now {
         WALKS.store(0, Ordering::Relaxed);
     }
-    let within = WALKS.fetch_add(1, Ordering::Relaxed) < PER_SECOND;
+    let within = WALKS.fetch_add(1, Ordering::Relaxed) < MAX_WALKS_PER_SECOND;
     if !within {
         state::count(header::SHORT_WALKS);
     }

@@ -44,7 +44,7 @@ pub struct Target {
 
 /// Result of applying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Applied {
+pub enum ApplyOutcome {
     /// The sets were written.
     Written,
     /// The sets were applied already; no file was touched.
@@ -55,7 +55,7 @@ pub enum Applied {
 
 /// Result of reversing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reversed {
+pub struct ReverseOutcome {
     /// Removed sets; empty if none was applied.
     pub sets: Vec<AppliedSet>,
     /// Restored or removed files.
@@ -129,7 +129,7 @@ impl Target {
     ///
     /// Fails if other sets are applied, if a patched file was edited, or if writing failed. Then nothing
     /// has changed, or the error asks for a reversal.
-    pub fn apply(&mut self, series: &Series) -> Result<Applied> {
+    pub fn apply(&mut self, series: &Series) -> Result<ApplyOutcome> {
         let changes = list_changes(&series.edits);
         let Some(record) = &self.record else { return self.apply_first(series, &changes) };
         let states = self.unedited_states(record)?;
@@ -154,7 +154,7 @@ impl Target {
             .map(|(change, _)| change)
             .collect();
         write_all(self.root(), &missing)?;
-        Ok(if missing.is_empty() { Applied::Already } else { Applied::Written })
+        Ok(if missing.is_empty() { ApplyOutcome::Already } else { ApplyOutcome::Written })
     }
 
     /// Removes all applied sets.
@@ -163,9 +163,9 @@ impl Target {
     ///
     /// Fails if the user edited a patched file such that patched lines and edits cannot be separated, or if
     /// writing failed.
-    pub fn reverse(&mut self) -> Result<Reversed> {
+    pub fn reverse(&mut self) -> Result<ReverseOutcome> {
         let Some(record) = &self.record else {
-            return Ok(Reversed { sets: Vec::new(), files: Vec::new() });
+            return Ok(ReverseOutcome { sets: Vec::new(), files: Vec::new() });
         };
         let mut changes = Vec::new();
         let mut edited = Vec::new();
@@ -194,12 +194,12 @@ impl Target {
         PatchRecord::remove(self.root())?;
         let sets = record.sets.clone();
         self.record = None;
-        Ok(Reversed { sets, files: changes.into_iter().map(|change| change.path).collect() })
+        Ok(ReverseOutcome { sets, files: changes.into_iter().map(|change| change.path).collect() })
     }
 
-    fn apply_first(&mut self, series: &Series, changes: &[FileChange]) -> Result<Applied> {
+    fn apply_first(&mut self, series: &Series, changes: &[FileChange]) -> Result<ApplyOutcome> {
         if changes.is_empty() {
-            return Ok(Applied::Nothing);
+            return Ok(ApplyOutcome::Nothing);
         }
         check_all(self.root(), changes)?;
         let sets = series.sets().into_iter().map(|(id, hash)| AppliedSet { id, hash });
@@ -217,7 +217,7 @@ impl Target {
             return Err(error);
         }
         self.record = Some(record);
-        Ok(Applied::Written)
+        Ok(ApplyOutcome::Written)
     }
 
     fn root(&self) -> &Path {

@@ -94,17 +94,17 @@ fn message(error: &Error) -> String {
 fn applied_twice_is_once_and_reversed_is_as_before() {
     let folder = folder();
     let before = snapshot(folder.path());
-    assert_eq!(open(&folder).apply(&series()).unwrap(), Applied::Written);
+    assert_eq!(open(&folder).apply(&series()).unwrap(), ApplyOutcome::Written);
     let patched = snapshot(folder.path());
     assert_eq!(patched[&folder.path().join("src/one.cpp")].as_ref().unwrap().1 & 0o777, 0o755);
     assert!(fs::read_to_string(folder.path().join(SIDECAR)).unwrap().contains("pragma"));
-    assert_eq!(open(&folder).apply(&series()).unwrap(), Applied::Already);
+    assert_eq!(open(&folder).apply(&series()).unwrap(), ApplyOutcome::Already);
     assert_eq!(snapshot(folder.path()), patched);
     let reversed = open(&folder).reverse().unwrap();
     assert_eq!(reversed.sets[0].id, "demo");
     assert_eq!(reversed.files, ["src/deep/llama-warden-demo.h", "src/one.cpp", "src/two.cpp"]);
     assert_eq!(snapshot(folder.path()), before);
-    assert_eq!(open(&folder).reverse().unwrap(), Reversed { sets: vec![], files: vec![] });
+    assert_eq!(open(&folder).reverse().unwrap(), ReverseOutcome { sets: vec![], files: vec![] });
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn an_applied_tree_is_judged_as_it_was() {
 fn a_row_without_edits_touches_nothing() {
     let folder = folder();
     let before = snapshot(folder.path());
-    assert_eq!(open(&folder).apply(&series_of(vec![])).unwrap(), Applied::Nothing);
+    assert_eq!(open(&folder).apply(&series_of(vec![])).unwrap(), ApplyOutcome::Nothing);
     assert_eq!(snapshot(folder.path()), before);
 }
 
@@ -181,7 +181,7 @@ fn a_sidecar_that_was_edited_or_removed_is_noticed() {
     assert!(text.contains(&format!("{SIDECAR}: is no longer the file that was created")), "{text}");
     fs::remove_file(folder.path().join(SIDECAR)).unwrap();
     // A removed sidecar counts as original.
-    assert_eq!(open(&folder).apply(&series()).unwrap(), Applied::Written);
+    assert_eq!(open(&folder).apply(&series()).unwrap(), ApplyOutcome::Written);
     fs::remove_file(folder.path().join(SIDECAR)).unwrap();
     open(&folder).reverse().unwrap();
     assert_eq!(fs::read(folder.path().join("src/one.cpp")).unwrap(), CODE);
@@ -283,7 +283,7 @@ fn the_second_of_two_at_the_same_time_changes_nothing() {
     first.apply(&series()).unwrap();
     let patched = snapshot(folder.path());
     drop(first);
-    assert_eq!(open(&folder).apply(&series()).unwrap(), Applied::Already);
+    assert_eq!(open(&folder).apply(&series()).unwrap(), ApplyOutcome::Already);
     assert_eq!(snapshot(folder.path()), patched);
 }
 
@@ -321,7 +321,7 @@ fn a_folder_in_which_writing_was_cut_off_can_be_applied_to_and_reversed() {
             }
         };
         cut().unwrap();
-        assert_eq!(open(&folder).apply(&series()).unwrap(), Applied::Written);
+        assert_eq!(open(&folder).apply(&series()).unwrap(), ApplyOutcome::Written);
         assert_eq!(snapshot(folder.path()), patched);
         cut().unwrap();
         open(&folder).reverse().unwrap();
@@ -353,9 +353,9 @@ proptest! {
             edits.after = edit("src/one.cpp", &edits.after, place.index(lines.len() + 1), "more();").after;
         }
         let row = series_of(vec![edits.clone()]);
-        prop_assert_eq!(open(&folder).apply(&row).unwrap(), Applied::Written);
+        prop_assert_eq!(open(&folder).apply(&row).unwrap(), ApplyOutcome::Written);
         prop_assert_eq!(fs::read(folder.path().join("src/one.cpp")).unwrap(), edits.after);
-        prop_assert_eq!(open(&folder).apply(&row).unwrap(), Applied::Already);
+        prop_assert_eq!(open(&folder).apply(&row).unwrap(), ApplyOutcome::Already);
         open(&folder).reverse().unwrap();
         prop_assert_eq!(snapshot(folder.path()), before);
     }

@@ -26,7 +26,7 @@ pub(super) fn write_all(root: &Path, changes: &[FileChange]) -> Result<()> {
         let Err(error) = write_file(root, &path, change.to.as_deref()) else { continue };
         for change in changes[..count].iter().rev() {
             write_file(root, &root.join(&change.path), change.from.as_deref())
-                .map_err(|undo| half_written(root, &error, &undo))?;
+                .map_err(|undo| incomplete_undo(root, &error, &undo))?;
         }
         return Err(error);
     }
@@ -151,7 +151,7 @@ pub(super) fn sync_folder(folder: &Path) -> Result<()> {
     fs::File::open(folder).and_then(|opened| opened.sync_all()).map_err(io_error("syncing", folder))
 }
 
-fn half_written(root: &Path, error: &Error, undo: &Error) -> Error {
+fn incomplete_undo(root: &Path, error: &Error, undo: &Error) -> Error {
     let why = format!("{error}; and the files changed before could not be restored: {undo}");
     let cure = format!(
         "nothing is lost: remove the cause, then run `llama-warden patches apply --reverse --source {}`",

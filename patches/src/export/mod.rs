@@ -16,9 +16,9 @@ use crate::set::PatchSet;
 use crate::tree::Tree;
 
 /// Author of the patches.
-const AUTHOR: &str = "llama-warden <llama-warden@localhost>";
+const PATCH_AUTHOR: &str = "llama-warden <llama-warden@localhost>";
 /// Date of the patches, constant so that equal series have equal bytes.
-const DATE: &str = "Thu, 1 Jan 1970 00:00:00 +0000";
+const PATCH_DATE: &str = "Thu, 1 Jan 1970 00:00:00 +0000";
 /// First line of a git mail: a commit id, and the fixed date by which git recognizes patch mails.
 const MAGIC: &str = "From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001";
 
@@ -67,7 +67,7 @@ pub fn export(
                 (None, Some(set)) => set.title.as_str(),
                 (None, None) => "",
             };
-            let mut content = head(judgement, title, (number, total), tree, only).into_bytes();
+            let mut content = mail_head(judgement, title, (number, total), tree, only).into_bytes();
             content.extend_from_slice(&body(edits)?);
             content.extend_from_slice(
                 concat!("-- \nllama-warden ", env!("CARGO_PKG_VERSION"), "\n\n").as_bytes(),
@@ -88,7 +88,7 @@ pub fn export(
         .collect()
 }
 
-fn head(
+fn mail_head(
     judgement: &Judgement,
     title: &str,
     (number, total): (usize, usize),
@@ -100,7 +100,7 @@ fn head(
     let plain: String = one_line.chars().map(|letter| if letter.is_ascii() { letter } else { '?' }).collect();
     let of = if total > 1 { format!(" {number}/{total}") } else { String::new() };
     let mut text = format!(
-        "{MAGIC}\nFrom: {AUTHOR}\nDate: {DATE}\nSubject: [PATCH{of}] {}: {plain}\nMIME-Version: 1.0\n\
+        "{MAGIC}\nFrom: {PATCH_AUTHOR}\nDate: {PATCH_DATE}\nSubject: [PATCH{of}] {}: {plain}\nMIME-Version: 1.0\n\
          Content-Type: text/plain; charset=UTF-8\nContent-Transfer-Encoding: 8bit\n\n",
         judgement.set
     );

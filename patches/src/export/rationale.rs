@@ -26,7 +26,7 @@ pub fn rationale(set: &PatchSet, judgement: &Judgement, only: Option<&str>, tree
     };
     line(&mut text, format_args!("For llama.cpp, {}: {status}.", tree.revision()));
     for fix in &meant {
-        of_fix(&mut text, set, fix, judgement);
+        write_fix(&mut text, set, fix, judgement);
     }
     line(&mut text, format_args!("\n## What changes\n"));
     for edit in judgement.edits.iter().flat_map(|edits| &edits.0) {
@@ -56,7 +56,7 @@ pub fn rationale(set: &PatchSet, judgement: &Judgement, only: Option<&str>, tree
     text
 }
 
-fn of_fix(text: &mut String, set: &PatchSet, fix: &Fix, judgement: &Judgement) {
+fn write_fix(text: &mut String, set: &PatchSet, fix: &Fix, judgement: &Judgement) {
     line(text, format_args!("\n## `{}`: {}\n", fix.id, fix.title));
     line(text, format_args!("- what is seen without it: {}", fix.symptom));
     let found = judgement.fixes.iter().find(|found| found.fix == fix.id);
@@ -99,7 +99,7 @@ fn of_fix(text: &mut String, set: &PatchSet, fix: &Fix, judgement: &Judgement) {
     for life in &fix.life {
         let known = [life.by.name(), &life.commit].into_iter().filter(|part| !part.is_empty());
         let builds = [life.builds(), life.build.clone()].into_iter().filter(|part| !part.is_empty());
-        row(
+        write_row(
             text,
             [
                 &format!("{}: {}", life.is.name(), life.text),
@@ -112,7 +112,7 @@ fn of_fix(text: &mut String, set: &PatchSet, fix: &Fix, judgement: &Judgement) {
     }
     for one in &fix.evidence {
         let command = if one.command.is_empty() { String::new() } else { format!("`{}`", one.command) };
-        row(text, [&one.effect, "measured", &one.build, &one.hardware, &command]);
+        write_row(text, [&one.effect, "measured", &one.build, &one.hardware, &command]);
     }
     if measured == 0 {
         line(text, format_args!("\nNone of it was measured by us."));
@@ -128,7 +128,7 @@ fn of_fix(text: &mut String, set: &PatchSet, fix: &Fix, judgement: &Judgement) {
     }
 }
 
-fn row(text: &mut String, cells: [&str; 5]) {
+fn write_row(text: &mut String, cells: [&str; 5]) {
     // An unescaped bar would end the cell.
     let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|").replace('\n', " ")).collect();
     line(text, format_args!("| {} |", cells.join(" | ")));

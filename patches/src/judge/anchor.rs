@@ -6,11 +6,11 @@ use crate::scan::{BOM, Source};
 use crate::set::At;
 
 /// Keywords after which a statement does not end where the next one begins.
-const CONTROL: [&str; 6] = ["if", "else", "for", "while", "do", "switch"];
+const CONTROL_KEYWORDS: [&str; 6] = ["if", "else", "for", "while", "do", "switch"];
 
 /// Position for an inserted line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Spot {
+pub(super) struct InsertPosition {
     /// Offset of a line's beginning.
     pub(super) at: usize,
     /// Offset of a byte in the adjacent line.
@@ -41,7 +41,12 @@ fn pattern(anchor: &str) -> Option<Regex> {
 }
 
 /// The position before or after an anchor, or why no statement may be inserted there.
-pub(super) fn spot(source: &Source, at: At, anchor: (usize, usize), start: usize) -> Result<Spot, String> {
+pub(super) fn spot(
+    source: &Source,
+    at: At,
+    anchor: (usize, usize),
+    start: usize,
+) -> Result<InsertPosition, String> {
     let (from, to) = anchor;
     if let Some(directive) = source.directives().iter().find(|range| range.start <= from && from < range.end)
     {
@@ -50,11 +55,11 @@ pub(super) fn spot(source: &Source, at: At, anchor: (usize, usize), start: usize
         }
         let at = match at {
             At::After => {
-                source.next_line(directive.end.saturating_sub(1)).ok_or_else(|| NO_END.to_owned())?
+                source.next_line(directive.end.saturating_sub(1)).ok_or_else(|| NO_LINE_END.to_owned())?
             }
             _ => source.line_start(directive.start),
         };
-        return free(source, at).map(|()| Spot { at, beside: from });
+        return free(source, at).map(|()| InsertPosition { at, beside: from });
     }
     let structure = source.structure();
     if structure.get(from..to) != source.code().as_bytes().get(from..to) {
@@ -64,7 +69,7 @@ pub(super) fn spot(source: &Source, at: At, anchor: (usize, usize), start: usize
     }
     let boundary = last_boundary(structure, start, from).map_or(start, |place| place + 1);
     let lead = structure.get(boundary..from).unwrap_or_default();
-    if let Some(word) = CONTROL.iter().find(|word| has_word(lead, word)) {
+    if let Some(word) = CONTROL_KEYWORDS.iter().find(|word| has_word(lead, word)) {
         return Err(format!("the anchor belongs to an `{word}` before it: a line beside it would not"));
     }
     if closes_more(lead) {
@@ -73,7 +78,7 @@ pub(super) fn spot(source: &Source, at: At, anchor: (usize, usize), start: usize
         );
     }
     let spot = if at == At::After {
-        let next = source.next_line(to.saturating_sub(1)).ok_or_else(|| NO_END.to_owned())?;
+        let next = source.next_line(to.saturating_sub(1)).ok_or_else(|| NO_LINE_END.to_owned())?;
         let tail = structure.get(to.saturating_sub(1)..next).unwrap_or_default().trim_ascii_end();
         let inner =
             tail.split_last().map(|(_, inner)| inner.get(1..).unwrap_or_default()).unwrap_or_default();
@@ -83,7 +88,7 @@ pub(super) fn spot(source: &Source, at: At, anchor: (usize, usize), start: usize
         if !matches!(tail.last(), Some(b';' | b'{' | b'}' | b':')) {
             return Err("the anchor's statement goes on in the next line".to_owned());
         }
-        Spot { at: next, beside: from }
+        InsertPosition { at: next, beside: from }
     } else {
         let line = source.line_start(from);
         if last_boundary(structure, line, from).is_some() {
@@ -92,7 +97,7 @@ pub(super) fn spot(source: &Source, at: At, anchor: (usize, usize), start: usize
         if structure.get(boundary..line).unwrap_or_default().iter().any(|byte| !byte.is_ascii_whitespace()) {
             return Err("the anchor's statement begins on a line before it".to_owned());
         }
-        Spot { at: line, beside: from }
+        InsertPosition { at: line, beside: from }
     };
     if in_parentheses(structure.get(start..spot.at).unwrap_or_default()) {
         return Err("the line beside the anchor is inside of parentheses".to_owned());
@@ -112,7 +117,7 @@ pub(super) fn free(source: &Source, at: usize) -> Result<(), String> {
     Ok(())
 }
 
-const NO_END: &str = "the anchor's line is the file's last and has no line end";
+const NO_LINE_END: &str = "the anchor's line is the file's last and has no line end";
 
 /// Offset of the last end of a statement or label in a range; `::` is neither.
 fn last_boundary(text: &[u8], start: usize, end: usize) -> Option<usize> {

@@ -62,7 +62,7 @@ fn key(set: &PatchSet, tree: &dyn Tree) -> Result<Option<[u8; 32]>> {
     if set.fixes.iter().flat_map(|fix| &fix.life).any(by_number) {
         hash.update(tree.revision().build_number.unwrap_or_default().to_le_bytes());
     }
-    for path in paths(set) {
+    for path in judged_paths(set) {
         let id = tree.content_id(&path)?;
         hash.update(b"\0");
         hash.update(path.as_bytes());
@@ -73,7 +73,7 @@ fn key(set: &PatchSet, tree: &dyn Tree) -> Result<Option<[u8; 32]>> {
 }
 
 /// All paths that judging a set may read.
-fn paths(set: &PatchSet) -> BTreeSet<String> {
+fn judged_paths(set: &PatchSet) -> BTreeSet<String> {
     let mut all: BTreeSet<String> = super::place::files(set).into_iter().map(str::to_owned).collect();
     for sidecar in &set.sidecars {
         let files = set.hook(&sidecar.beside).map(|hook| hook.files.as_slice()).unwrap_or_default();

@@ -7,7 +7,7 @@ use crate::marker::marker;
 
 /// Lines of a hook with their position.
 #[derive(Clone, Debug)]
-pub(super) struct Insertion {
+pub(super) struct HookInsertion {
     /// Offset in the unchanged file: the beginning of a line.
     pub(super) at: usize,
     /// Belongs to the line above, so it precedes insertions that belong to the line below.
@@ -22,7 +22,7 @@ pub(super) struct Insertion {
 }
 
 /// The file with all insertions; those at the same position keep the order of the set.
-pub(super) fn insert(set: &str, path: &str, raw: &[u8], mut insertions: Vec<Insertion>) -> FileEdit {
+pub(super) fn insert(set: &str, path: &str, raw: &[u8], mut insertions: Vec<HookInsertion>) -> FileEdit {
     insertions.sort_by_key(|insertion| (insertion.at, !insertion.after));
     let mut after = Vec::with_capacity(raw.len() + 256 * insertions.len());
     let mut inserted = Vec::new();
@@ -51,9 +51,9 @@ pub(super) fn insert(set: &str, path: &str, raw: &[u8], mut insertions: Vec<Inse
 
 /// Consecutive edits merged into one per file.
 #[derive(Debug, Default)]
-pub(super) struct Merged(BTreeMap<String, FileEdit>);
+pub(super) struct MergedEdits(BTreeMap<String, FileEdit>);
 
-impl Merged {
+impl MergedEdits {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

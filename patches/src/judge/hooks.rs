@@ -3,20 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use super::anchor::{self, Spot};
-use super::edit::{Insertion, insert};
+use super::anchor::{self, InsertPosition};
+use super::edit::{HookInsertion, insert};
 use super::place::{File, Place, Reader, lines};
 use crate::error::Result;
 use crate::judgement::{FileEdit, Reason, Status};
 use crate::scan::{Found, Macro, Source, met};
-use crate::set::{At, Hook, PatchSet, Sidecar};
+use crate::set::{At, Hook, PatchSet, SetSidecar};
 
 /// Placed hooks of a set.
 #[derive(Default)]
 pub(super) struct Placed {
     set: String,
     /// Files by path, with their insertions.
-    files: BTreeMap<String, (Rc<Source>, Vec<Insertion>)>,
+    files: BTreeMap<String, (Rc<Source>, Vec<HookInsertion>)>,
     /// Path of each hook's file, placed or not.
     paths: BTreeMap<String, String>,
     /// Ids of placed hooks.
@@ -57,8 +57,12 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
                 [one] => (file, Some(one.clone())),
                 several => {
                     let at: Vec<usize> = several.iter().map(|found| file.source.line(found.start)).collect();
-                    let text =
-                        format!("expected once, found {} times{}, in {}", at.len(), what(hook), lines(&at));
+                    let text = format!(
+                        "expected once, found {} times{}, in {}",
+                        at.len(),
+                        container_suffix(hook),
+                        lines(&at)
+                    );
                     reasons.push(refused(Some(&file), at.first().copied(), text));
                     placed.paths.insert(hook.id.clone(), file.path);
                     continue;
@@ -79,7 +83,11 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
                     Some(container) => reader.elsewhere(set, Some(&file.path), container)?,
                     None => String::new(),
                 };
-                reasons.push(refused(Some(&file), None, format!("not found{}{hint}", what(hook))));
+                reasons.push(refused(
+                    Some(&file),
+                    None,
+                    format!("not found{}{hint}", container_suffix(hook)),
+                ));
                 placed.paths.insert(hook.id.clone(), file.path);
                 continue;
             }
@@ -95,20 +103,20 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
             continue;
         }
         placed.paths.insert(hook.id.clone(), file.path.clone());
-        if let Some(line) = already(set, &file.source) {
+        if let Some(line) = find_own_marker(set, &file.source) {
             let text = format!("a line of the set `{}` is here already: take it out first", set.id);
             reasons.push(refused(Some(&file), Some(line), text));
             continue;
         }
         match spot(hook, &file.source, found.as_ref()) {
             Ok(spot) => {
-                if let Some((line, text)) = undecided(set, hook, &file.source, spot) {
+                if let Some((line, text)) = unreviewed_conditional(set, hook, &file.source, spot) {
                     reasons.push(Reason {
                         status: Status::Unverified,
                         ..refused(Some(&file), Some(line), text)
                     });
                 }
-                let insertion = Insertion {
+                let insertion = HookInsertion {
                     at: spot.at,
                     after: hook.at == At::After,
                     lines: hook.insert.clone(),
@@ -127,13 +135,18 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
 }
 
 /// Suffix ``: function `f` `` for a hook with a container.
-fn what(hook: &Hook) -> String {
+fn container_suffix(hook: &Hook) -> String {
     hook.container.as_ref().map(|container| format!(": {container}")).unwrap_or_default()
 }
 
 /// Why it is unknown if a hook's lines are compiled: they are within a preprocessor conditional, and no
 /// seam covers the container.
-fn undecided(set: &PatchSet, hook: &Hook, source: &Source, spot: Spot) -> Option<(usize, String)> {
+fn unreviewed_conditional(
+    set: &PatchSet,
+    hook: &Hook,
+    source: &Source,
+    spot: InsertPosition,
+) -> Option<(usize, String)> {
     let looked_at = |container| set.seams.iter().any(|seam| &seam.container == container);
     if hook.container.as_ref().is_some_and(looked_at) {
         return None;
@@ -141,13 +154,13 @@ fn undecided(set: &PatchSet, hook: &Hook, source: &Source, spot: Spot) -> Option
     let condition = source.conditions(spot.beside).last()?;
     let text = format!(
         "the line beside it is only compiled under `{condition}`, and no seam{} says that somebody looked at that",
-        what(hook)
+        container_suffix(hook)
     );
     Some((source.line(spot.beside), text))
 }
 
 /// Number of the first line with a marker of this set.
-fn already(set: &PatchSet, source: &Source) -> Option<usize> {
+fn find_own_marker(set: &PatchSet, source: &Source) -> Option<usize> {
     source.comments().iter().find_map(|comment| {
         let text = std::str::from_utf8(source.raw().get(comment.clone())?).ok()?;
         let (of, _) = crate::marker::marked(text)?;
@@ -160,7 +173,7 @@ fn spot(
     hook: &Hook,
     source: &Source,
     found: Option<&Found>,
-) -> std::result::Result<Spot, (Option<usize>, String)> {
+) -> std::result::Result<InsertPosition, (Option<usize>, String)> {
     let inside = hook.container.as_ref().map(|container| format!(" in {container}")).unwrap_or_default();
     let anchor = match (&hook.anchor, found) {
         (Some(anchor), _) => anchor,
@@ -182,7 +195,7 @@ fn spot(
                 return Err((line, text));
             }
             anchor::free(source, at).map_err(|why| (line, why))?;
-            return Ok(Spot { at, beside: found.start });
+            return Ok(InsertPosition { at, beside: found.start });
         }
         (None, None) => return Err((None, "it has neither container nor anchor".to_owned())),
     };
@@ -276,7 +289,7 @@ pub(super) fn sidecars(
             continue;
         }
         reasons.extend(stops(set, sidecar, defines));
-        let after = rendered(&set.id, &sidecar.content, defines);
+        let after = render_sidecar(&set.id, &sidecar.content, defines);
         edits.push(FileEdit { path, before: None, after, inserted: Vec::new() });
     }
     Ok((edits, reasons))
@@ -284,7 +297,7 @@ pub(super) fn sidecars(
 
 /// The `#error` lines of a sidecar that a compiler would reach in this tree: reported now instead of after
 /// minutes of compilation. Macros of probes are known; those of the compiler are not.
-fn stops(set: &PatchSet, sidecar: &Sidecar, defines: &[String]) -> Vec<Reason> {
+fn stops(set: &PatchSet, sidecar: &SetSidecar, defines: &[String]) -> Vec<Reason> {
     let known = |name: &str| {
         let is = |define: &String| define == name;
         if defines.iter().any(is) {
@@ -308,7 +321,7 @@ fn stops(set: &PatchSet, sidecar: &Sidecar, defines: &[String]) -> Vec<Reason> {
 }
 
 /// Content of a sidecar with the probes' macros.
-fn rendered(set: &str, content: &[u8], defines: &[String]) -> Vec<u8> {
+fn render_sidecar(set: &str, content: &[u8], defines: &[String]) -> Vec<u8> {
     let defines: String = defines.iter().flat_map(|define| ["#define ", define, " 1\n"]).collect();
     let head = format!(
         "// llama-warden {set}: what its probes found in this tree\n{defines}\

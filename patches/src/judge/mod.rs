@@ -65,7 +65,7 @@ fn harmful<'a>(set: &'a PatchSet, lives: &'a [Option<Standing>]) -> impl Iterato
 ///
 /// Fails if an existing file of the tree cannot be read.
 pub fn judge(set: &PatchSet, tree: &dyn Tree) -> Result<Judgement> {
-    let mut diffs = edit::Merged::default();
+    let mut diffs = edit::MergedEdits::default();
     let mut reasons = Vec::new();
     let mut below = Overlay::new(tree);
     let mut outside = Vec::new();

@@ -11,11 +11,11 @@ use crate::set::PatchSet;
 use crate::tree::Tree;
 
 /// Minimum similarity of a suggested name; 1.0 is equal.
-const ALIKE: f64 = 0.88;
+const MIN_SIMILARITY: f64 = 0.88;
 /// Maximum number of suggested names.
-const SHOWN: usize = 3;
+const MAX_SUGGESTIONS: usize = 3;
 /// Advice if a container is in none of the files.
-const LOOK: &str = "look where it went: a new file belongs into `files`, a new name into `container`";
+const MOVED_HINT: &str = "look where it went: a new file belongs into `files`, a new name into `container`";
 
 /// Reads and scans each file once.
 pub(super) struct Reader<'a> {
@@ -112,7 +112,7 @@ impl<'a> Reader<'a> {
             }
         }
         if !hints.iter().any(|hint| hint.starts_with("it is in ")) {
-            hints.push(LOOK.to_owned());
+            hints.push(MOVED_HINT.to_owned());
         }
         // Each hint is preceded by `; `.
         hints.insert(0, String::new());
@@ -141,10 +141,14 @@ fn alike(source: &Source, container: &Container) -> Vec<String> {
             let score = if inside { 1.0 } else { strsim::jaro_winkler(&own, &wanted) };
             (score, name, line)
         })
-        .filter(|(score, ..)| *score >= ALIKE)
+        .filter(|(score, ..)| *score >= MIN_SIMILARITY)
         .collect();
     names.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.2.cmp(&b.2)));
-    names.into_iter().take(SHOWN).map(|(_, name, line)| format!("`{name}` in line {line}")).collect()
+    names
+        .into_iter()
+        .take(MAX_SUGGESTIONS)
+        .map(|(_, name, line)| format!("`{name}` in line {line}"))
+        .collect()
 }
 
 /// Formats line numbers, such as `lines 3, 7 and 9`.

@@ -8,10 +8,10 @@ use crate::error::Result;
 use crate::judgement::{Reason, Status};
 use crate::scan::Container;
 use crate::scan::Finding;
-use crate::set::{OnFail, PatchSet, Probe};
+use crate::set::{PatchSet, Probe, ProbeConsequence};
 
 /// Maximum number of lines mentioned.
-const SHOWN: usize = 4;
+const MAX_SHOWN_LINES: usize = 4;
 
 /// Results of a set's probes in a tree.
 #[derive(Default)]
@@ -33,7 +33,7 @@ pub(super) fn ask(set: &PatchSet, reader: &Reader<'_>, placed: &Placed) -> Resul
                 asked.defines.extend(probe.define.clone());
                 asked.hold.insert(probe.id.clone());
             }
-            Some(reason) if probe.on_fail != OnFail::Ignore => asked.reasons.push(reason),
+            Some(reason) if probe.on_fail != ProbeConsequence::Ignore => asked.reasons.push(reason),
             Some(_) => {}
         }
     }
@@ -61,18 +61,18 @@ fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>, placed: &Placed) -> R
         })
     };
     let failed = match probe.on_fail {
-        OnFail::NotApplicable => Status::NotApplicable,
-        OnFail::Superseded => Status::Superseded,
-        OnFail::Refused | OnFail::Ignore => Status::Refused,
+        ProbeConsequence::NotApplicable => Status::NotApplicable,
+        ProbeConsequence::Superseded => Status::Superseded,
+        ProbeConsequence::Refused | ProbeConsequence::Ignore => Status::Refused,
     };
     let (least, most) = probe.bounds();
     let holds = |count: usize| (least..=most).contains(&count);
     let expected = match (least, most) {
         (_, 0) => "not to be there".to_owned(),
-        (least, most) if least == most => format!("{} exactly", times(least)),
-        (least, usize::MAX) => format!("at least {}", times(least)),
-        (0, most) => format!("at most {}", times(most)),
-        (least, most) => format!("{least} to {}", times(most)),
+        (least, most) if least == most => format!("{} exactly", format_count(least)),
+        (least, usize::MAX) => format!("at least {}", format_count(least)),
+        (0, most) => format!("at most {}", format_count(most)),
+        (least, most) => format!("{least} to {}", format_count(most)),
     };
     let mut inside = probe.container.as_ref().map(|container| format!(" in {container}")).unwrap_or_default();
     let outside = outside(set, probe, placed);
@@ -140,7 +140,7 @@ fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>, placed: &Placed) -> R
     }
     let found_at = match at.len() {
         0 => "found: none".to_owned(),
-        count if count > SHOWN => {
+        count if count > MAX_SHOWN_LINES => {
             format!("found: {count}, first in line {}", at.first().copied().unwrap_or(0))
         }
         count => format!("found: {count}, in {}", lines(&at)),
@@ -149,7 +149,7 @@ fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>, placed: &Placed) -> R
     Ok(reason(failed, Some(file.path.clone()), line, format!("{expected}; {found_at}; {}", probe.why)))
 }
 
-fn times(count: usize) -> String {
+fn format_count(count: usize) -> String {
     match count {
         1 => "once".to_owned(),
         2 => "twice".to_owned(),

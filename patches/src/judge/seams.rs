@@ -6,14 +6,14 @@ use super::place::{Place, Reader, lines};
 use crate::error::Result;
 use crate::judgement::{Reason, SeamSeen, Status};
 use crate::scan::normal::{Piece, hash, pieces};
-use crate::set::fingerprints::{ABSENT, Known};
-use crate::set::{PatchSet, Seam};
+use crate::set::fingerprints::{ABSENT_HASH, Known};
+use crate::set::{PatchSet, SetSeam};
 use crate::tree::Tree;
 
 /// Maximum number of new pieces shown.
-const SHOWN: usize = 3;
+const MAX_SHOWN_PIECES: usize = 3;
 /// Maximum characters shown of a piece.
-const LENGTH: usize = 64;
+const MAX_PIECE_CHARS: usize = 64;
 
 /// The set's seams in a tree, in the set's order.
 ///
@@ -29,14 +29,18 @@ pub(super) fn look(set: &PatchSet, reader: &Reader<'_>) -> Result<(Vec<SeamSeen>
     let mut all = Vec::new();
     let mut reasons = Vec::new();
     for seam in &set.seams {
-        let (seen, reason) = one(set, seam, reader)?;
+        let (seen, reason) = compare_seam(set, seam, reader)?;
         all.extend(seen);
         reasons.extend(reason);
     }
     Ok((all, reasons))
 }
 
-fn one(set: &PatchSet, seam: &Seam, reader: &Reader<'_>) -> Result<(Option<SeamSeen>, Option<Reason>)> {
+fn compare_seam(
+    set: &PatchSet,
+    seam: &SetSeam,
+    reader: &Reader<'_>,
+) -> Result<(Option<SeamSeen>, Option<Reason>)> {
     let known = set.fingerprints.of(&seam.id);
     let reason = |status, file: Option<&str>, line, text| {
         Some(Reason {
@@ -54,9 +58,9 @@ fn one(set: &PatchSet, seam: &Seam, reader: &Reader<'_>) -> Result<(Option<SeamS
         seam: seam.id.clone(),
         file: file.map(str::to_owned),
         lines: None,
-        hash: ABSENT.to_owned(),
+        hash: ABSENT_HASH.to_owned(),
         statements: Vec::new(),
-        known: label(ABSENT).or_else(|| seam.optional.then(|| ABSENT.to_owned())),
+        known: label(ABSENT_HASH).or_else(|| seam.optional.then(|| ABSENT_HASH.to_owned())),
     };
     let (file, found) = match reader.place(&seam.files, Some(&seam.container))? {
         Place::In(file, found) => (file, found),
@@ -117,7 +121,7 @@ fn one(set: &PatchSet, seam: &Seam, reader: &Reader<'_>) -> Result<(Option<SeamS
     if seen.known.is_some() {
         return Ok((Some(seen), None));
     }
-    let (line, change) = difference(&pieces, known);
+    let (line, change) = describe_difference(&pieces, known);
     let condition = found.first().and_then(|found| source.conditions(found.start).last());
     let condition = condition.map(|text| format!(", only compiled under `{text}`")).unwrap_or_default();
     let text = format!(
@@ -129,9 +133,9 @@ fn one(set: &PatchSet, seam: &Seam, reader: &Reader<'_>) -> Result<(Option<SeamS
 }
 
 /// Differences to the nearest known version: the line of the first new piece, and the end of a sentence.
-fn difference(pieces: &[Piece], known: &[Known]) -> (Option<usize>, String) {
+fn describe_difference(pieces: &[Piece], known: &[Known]) -> (Option<usize>, String) {
     let common = |version: &Known| {
-        let mut left = counted(&version.statements);
+        let mut left = count_hashes(&version.statements);
         pieces.iter().filter(|piece| take(&mut left, &piece.hash)).count()
     };
     // Among equally near versions, the newest, which is the last.
@@ -144,15 +148,15 @@ fn difference(pieces: &[Piece], known: &[Known]) -> (Option<usize>, String) {
     let Some(nearest) = nearest else {
         return (None, "; no version is known that it could be compared with".to_owned());
     };
-    let mut left = counted(&nearest.statements);
+    let mut left = count_hashes(&nearest.statements);
     let new: Vec<&Piece> = pieces.iter().filter(|piece| !take(&mut left, &piece.hash)).collect();
     let gone: usize = left.values().sum();
     let shown: Vec<String> = new
         .iter()
-        .take(SHOWN)
-        .map(|piece| format!("line {} `{}`", piece.line, shortened(&piece.text)))
+        .take(MAX_SHOWN_PIECES)
+        .map(|piece| format!("line {} `{}`", piece.line, shorten_piece(&piece.text)))
         .collect();
-    let more = match new.len().saturating_sub(SHOWN) {
+    let more = match new.len().saturating_sub(MAX_SHOWN_PIECES) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
@@ -171,7 +175,7 @@ fn difference(pieces: &[Piece], known: &[Known]) -> (Option<usize>, String) {
     (new.first().map(|piece| piece.line), text)
 }
 
-fn counted(hashes: &[String]) -> HashMap<&str, usize> {
+fn count_hashes(hashes: &[String]) -> HashMap<&str, usize> {
     let mut counts = HashMap::new();
     for hash in hashes {
         *counts.entry(hash.as_str()).or_insert(0) += 1;
@@ -189,11 +193,11 @@ fn take(left: &mut HashMap<&str, usize>, hash: &str) -> bool {
     }
 }
 
-fn shortened(text: &str) -> String {
-    if text.chars().count() <= LENGTH {
+fn shorten_piece(text: &str) -> String {
+    if text.chars().count() <= MAX_PIECE_CHARS {
         return text.to_owned();
     }
-    let mut short: String = text.chars().take(LENGTH).collect();
+    let mut short: String = text.chars().take(MAX_PIECE_CHARS).collect();
     short.push('…');
     short
 }

@@ -63,24 +63,24 @@ pub struct Advice {
 }
 
 /// Mitigations named in the sentence: the best ones suffice to begin with.
-const TOLD: usize = 3;
+const MAX_NAMED_MITIGATIONS: usize = 3;
 /// Factor for a leak per request while no unit is blamed: still likely, as a load of one shape consists of
 /// requests.
-const ANY_REQUEST: f64 = 0.85;
+const REQUEST_LEAK_FACTOR: f64 = 0.85;
 /// Factor for a leak unrelated to images, if there were images.
-const NOT_BY_IMAGE: f64 = 0.6;
+const NON_IMAGE_LEAK_FACTOR: f64 = 0.6;
 /// Factor for a leak by another unit while no unit is blamed.
-const UNIT_UNKNOWN: f64 = 0.5;
+const UNKNOWN_UNIT_FACTOR: f64 = 0.5;
 /// Factor for a growing memory that the leak does not explain.
-const UNEXPLAINED: f64 = 0.6;
+const UNEXPLAINED_GROWTH_FACTOR: f64 = 0.6;
 /// Factor for an unknown build if the leak has a first build.
-const BUILD_UNKNOWN: f64 = 0.8;
+const UNKNOWN_BUILD_FACTOR: f64 = 0.8;
 /// Factor for an unknown build if the leak has a last build: most users run newer builds.
-const MAYBE_FIXED: f64 = 0.3;
+const MAYBE_FIXED_FACTOR: f64 = 0.3;
 /// Factor for an unknown backend.
-const BACKEND_UNKNOWN: f64 = 0.8;
+const UNKNOWN_BACKEND_FACTOR: f64 = 0.8;
 /// Factor for an unknown backend if the leak's backend is rare.
-const RARE_BACKEND: f64 = 0.4;
+const RARE_BACKEND_FACTOR: f64 = 0.4;
 
 impl Advice {
     /// Likelihood as a word.
@@ -94,7 +94,8 @@ impl Advice {
 
     /// The advice as a sentence.
     pub fn sentence(&self) -> String {
-        let tries: Vec<String> = self.mitigations.iter().take(TOLD).map(|id| format!("`{id}`")).collect();
+        let tries: Vec<String> =
+            self.mitigations.iter().take(MAX_NAMED_MITIGATIONS).map(|id| format!("`{id}`")).collect();
         let tries = (!tries.is_empty()).then(|| format!(": try {}", tries.join(" or ")));
         let others = self.others.iter().map(|other| format!("; {other}"));
         // Explain why nothing is left to try.
@@ -172,32 +173,32 @@ impl Catalogue {
         let mut confidence = sign.confidence;
         match &seen.unit {
             Some(unit) if !sign.units.is_empty() && !sign.units.contains(unit) => return None,
-            None if !sign.units.is_empty() => confidence *= shapeless(sign, seen.images)?,
+            None if !sign.units.is_empty() => confidence *= unblamed_factor(sign, seen.images)?,
             Some(_) | None => {}
         }
         if seen.grows.iter().any(|memory| !sign.grows.contains(memory)) {
-            confidence *= UNEXPLAINED;
+            confidence *= UNEXPLAINED_GROWTH_FACTOR;
         }
         confidence *= match (seen.build, first, last) {
-            (None, _, Some(_)) => MAYBE_FIXED,
-            (None, Some(_), None) => BUILD_UNKNOWN,
+            (None, _, Some(_)) => MAYBE_FIXED_FACTOR,
+            (None, Some(_), None) => UNKNOWN_BUILD_FACTOR,
             _ => 1.0,
         };
         if seen.backend.is_none() && !leak.backends.is_empty() {
-            confidence *= if leak.is_for("cuda") { BACKEND_UNKNOWN } else { RARE_BACKEND };
+            confidence *= if leak.is_for("cuda") { UNKNOWN_BACKEND_FACTOR } else { RARE_BACKEND_FACTOR };
         }
         Some(confidence)
     }
 }
 
 /// Factor for a sign with units while no unit is blamed; `None` for a leak by images if there were none.
-fn shapeless(sign: &Sign, images: bool) -> Option<f64> {
+fn unblamed_factor(sign: &Sign, images: bool) -> Option<f64> {
     let has = |name: &str| sign.units.iter().any(|unit| unit == name);
     match (has("image"), has("request")) {
         (true, false) if !images => None,
         (true, _) if images => Some(1.0),
-        (_, true) => Some(if images { NOT_BY_IMAGE } else { ANY_REQUEST }),
-        _ => Some(UNIT_UNKNOWN),
+        (_, true) => Some(if images { NON_IMAGE_LEAK_FACTOR } else { REQUEST_LEAK_FACTOR }),
+        _ => Some(UNKNOWN_UNIT_FACTOR),
     }
 }
 

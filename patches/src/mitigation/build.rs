@@ -6,7 +6,7 @@ use super::catalogue::Catalogue;
 use super::entry::{Action, Mitigation};
 use super::load::build_number;
 use super::resolve::{Effect, Need};
-use crate::binary::{Presence, find_text};
+use crate::binary::{TextPresence, find_text};
 use crate::error::Result;
 use crate::set::Fix;
 use crate::set::life::{LifeState, Standing};
@@ -67,7 +67,7 @@ pub enum Fit {
 impl BuildFacts {
     /// Facts about a foreign binary; `version` is its `--version` output.
     pub fn of_binary(binary: &Path, version: &str) -> Self {
-        Self { binary: binary.to_owned(), number: number_in(version), provenance: None }
+        Self { binary: binary.to_owned(), number: parse_version_output(version), provenance: None }
     }
 
     /// State of a mitigation in this build: needed, superseded or harmful; `None` if unknown.
@@ -87,7 +87,7 @@ impl BuildFacts {
 
 /// Parses the build number from `version: 8827 (abcdef)`, or in newer servers `version: 1.2.3 (build 8827,
 /// commit abcdef)`. Numbers below 1000 come from builds that did not know their own.
-fn number_in(version: &str) -> Option<u32> {
+fn parse_version_output(version: &str) -> Option<u32> {
     let line = version.lines().find_map(|line| line.trim().strip_prefix("version:"))?.trim();
     let digits = line.split_once("(build ").map_or(line, |(_, rest)| rest);
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
@@ -116,8 +116,8 @@ impl Effect {
         }
         let fit = match &self.need {
             Some(Need::Fix { set, fix, marker }) => self.fit_of_fix(build, set, fix, marker),
-            Some(Need::Option { name: option, value }) => self.fit_of_option(build, option, value),
-            None => self.fit_of_choice(build).unwrap_or_else(|| self.fit_of_number(build)),
+            Some(Need::Option { name: option, value }) => self.check_option(build, option, value),
+            None => self.fit_of_choice(build).unwrap_or_else(|| self.check_number(build)),
         };
         match (fit, life) {
             (Fit::Fits, Some(life)) if life.is == LifeState::Superseded => {
@@ -151,19 +151,19 @@ impl Effect {
         }
         // Search the binary even if the provenance does not list the fix: the source may have been patched
         // before.
-        let found = if marker.is_empty() { Ok(Presence::No) } else { find_text(&build.binary, marker) };
+        let found = if marker.is_empty() { Ok(TextPresence::No) } else { find_text(&build.binary, marker) };
         match (found, fixes) {
-            (Ok(Presence::Yes), _) => Fit::Fits,
+            (Ok(TextPresence::Yes), _) => Fit::Fits,
             (_, Some([])) => Fit::Missing { message: format!("{needs}; {who} has none"), hint },
             (_, Some(fixes)) => {
                 let has = fixes.join(", ");
                 Fit::Missing { message: format!("{needs} and its fix {fix}; {who} has {has}"), hint }
             }
-            (found, None) => unproven(found, &needs, &who, marker, hint),
+            (found, None) => unproven_fit(found, &needs, &who, marker, hint),
         }
     }
 
-    fn fit_of_option(&self, build: &BuildFacts, option: &str, value: &str) -> Fit {
+    fn check_option(&self, build: &BuildFacts, option: &str, value: &str) -> Fit {
         let (name, who) = (&self.name, build.name());
         let needs = format!("mitigation {name} needs a llama-server built with -D{option}={value}");
         let Some(provenance) = &build.provenance else {
@@ -171,7 +171,7 @@ impl Effect {
         };
         let hint = format!("run `llama-warden build -D{option}={value}`");
         match provenance.option(option) {
-            Some(own) if normal(own) == normal(value) => Fit::Fits,
+            Some(own) if normalize_value(own) == normalize_value(value) => Fit::Fits,
             Some(own) => Fit::Missing { message: format!("{needs}; {who} has -D{option}={own}"), hint },
             None => Fit::Missing { message: format!("{needs}; {who} was built without it"), hint },
         }
@@ -188,7 +188,7 @@ impl Effect {
     }
 
     /// Checks the build number. Forks count differently, so a mismatch yields a warning, never a refusal.
-    fn fit_of_number(&self, build: &BuildFacts) -> Fit {
+    fn check_number(&self, build: &BuildFacts) -> Fit {
         let (entry, who) = (&self.mitigation, build.name());
         let Some(number) = build.number else { return Fit::Fits };
         let consequence = match entry.action {
@@ -257,9 +257,11 @@ impl Catalogue {
 }
 
 /// Result for a binary without provenance in which the text was not found.
-fn unproven(found: Result<Presence>, needs: &str, who: &str, marker: &str, hint: String) -> Fit {
+fn unproven_fit(found: Result<TextPresence>, needs: &str, who: &str, marker: &str, hint: String) -> Fit {
     match found {
-        Ok(Presence::Script) => Fit::Note(format!("{needs}; {who} is a script, so that cannot be checked")),
+        Ok(TextPresence::Script) => {
+            Fit::Note(format!("{needs}; {who} is a script, so that cannot be checked"))
+        }
         Err(error) => Fit::Note(format!("{needs}; {who} cannot be searched for it: {error}")),
         Ok(_) => Fit::Missing {
             message: format!("{needs}; the text `{marker}` is neither in {who} nor in a library beside it"),
@@ -269,7 +271,7 @@ fn unproven(found: Result<Presence>, needs: &str, who: &str, marker: &str, hint:
 }
 
 /// Normalizes cmake's many spellings of on and off.
-fn normal(value: &str) -> String {
+fn normalize_value(value: &str) -> String {
     match value.to_ascii_uppercase().as_str() {
         "ON" | "1" | "YES" | "TRUE" | "Y" => "ON".to_owned(),
         "OFF" | "0" | "NO" | "FALSE" | "N" => "OFF".to_owned(),
@@ -283,9 +285,9 @@ mod tests {
 
     #[test]
     fn a_build_tells_its_number_in_either_form() {
-        assert_eq!(number_in("load...\nversion: 8827 (abc)\nbuilt with"), Some(8827));
-        assert_eq!(number_in("version: 1.2.3 (build 10587, commit abc)"), Some(10587));
-        assert_eq!(number_in("version: 1 (unknown)"), None);
-        assert_eq!(number_in("hello"), None);
+        assert_eq!(parse_version_output("load...\nversion: 8827 (abc)\nbuilt with"), Some(8827));
+        assert_eq!(parse_version_output("version: 1.2.3 (build 10587, commit abc)"), Some(10587));
+        assert_eq!(parse_version_output("version: 1 (unknown)"), None);
+        assert_eq!(parse_version_output("hello"), None);
     }
 }

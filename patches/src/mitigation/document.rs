@@ -10,12 +10,12 @@ use crate::set::Evidence;
 /// The whole catalogue as Markdown, deterministic.
 pub fn markdown(catalogue: &Catalogue) -> String {
     let mut text = String::from("## Leaks, and what looks like one\n\n");
-    table(&mut text, catalogue.leaks().iter().filter(|leak| leak.kind != LeakKind::Defect));
+    write_table(&mut text, catalogue.leaks().iter().filter(|leak| leak.kind != LeakKind::Defect));
     text.push_str("\n## Crashes, wedges and wrong answers\n\n");
-    table(&mut text, catalogue.leaks().iter().filter(|leak| leak.kind == LeakKind::Defect));
+    write_table(&mut text, catalogue.leaks().iter().filter(|leak| leak.kind == LeakKind::Defect));
     text.push_str("\n## Mitigations\n\n| in `mitigations` | kind | memory | backends | what it does |\n|---|---|---|---|---|\n");
     for entry in catalogue.mitigations() {
-        line(
+        write_line(
             &mut text,
             format_args!(
                 "| [`{}`](#{}) | {} | {} | {} | {} |",
@@ -30,7 +30,7 @@ pub fn markdown(catalogue: &Catalogue) -> String {
     }
     text.push_str("\n## Each mitigation\n");
     for entry in catalogue.mitigations() {
-        mitigation(&mut text, entry);
+        write_mitigation(&mut text, entry);
     }
     text.push_str("\n## Each leak and defect\n");
     for one in catalogue.leaks() {
@@ -40,11 +40,11 @@ pub fn markdown(catalogue: &Catalogue) -> String {
 }
 
 /// Writes a table with one row per leak.
-fn table<'a>(text: &mut String, leaks: impl Iterator<Item = &'a Leak>) {
+fn write_table<'a>(text: &mut String, leaks: impl Iterator<Item = &'a Leak>) {
     text.push_str("| id | memory | backends | builds | what helps |\n|---|---|---|---|---|\n");
     for leak in leaks {
         let cures: Vec<String> = leak.cures.iter().map(super::leak::Cure::short).collect();
-        line(
+        write_line(
             text,
             format_args!(
                 "| [`{id}`](#{id}): {} | {} | {} | {} | {} |",
@@ -59,19 +59,19 @@ fn table<'a>(text: &mut String, leaks: impl Iterator<Item = &'a Leak>) {
     }
 }
 
-fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
+fn write_line(text: &mut String, what: std::fmt::Arguments<'_>) {
     let _infallible = writeln!(text, "{what}");
 }
 
 /// Writes a list item unless its text is empty.
-fn point(text: &mut String, name: &str, what: &str) {
+fn write_item(text: &mut String, name: &str, what: &str) {
     if !what.is_empty() {
-        line(text, format_args!("- {name}: {what}"));
+        write_line(text, format_args!("- {name}: {what}"));
     }
 }
 
 /// Capitalizes a text and adds a full stop.
-fn sentence(text: &str) -> String {
+fn to_sentence(text: &str) -> String {
     let mut letters = text.chars();
     let Some(first) = letters.next() else { return String::new() };
     let stop = if text.ends_with('.') { "" } else { "." };
@@ -90,62 +90,62 @@ fn builds(text: &str) -> &str {
     if text.is_empty() { "see below" } else { text }
 }
 
-fn mitigation(text: &mut String, entry: &Mitigation) {
-    line(text, format_args!("\n### {}\n", entry.id));
-    line(text, format_args!("{}", sentence(&entry.title)));
-    line(text, format_args!("{}\n", sentence(&entry.text)));
-    point(text, "how", &entry.how());
-    point(text, "value", &entry.value.as_ref().map(value).unwrap_or_default());
+fn write_mitigation(text: &mut String, entry: &Mitigation) {
+    write_line(text, format_args!("\n### {}\n", entry.id));
+    write_line(text, format_args!("{}", to_sentence(&entry.title)));
+    write_line(text, format_args!("{}\n", to_sentence(&entry.text)));
+    write_item(text, "how", &entry.how());
+    write_item(text, "value", &entry.value.as_ref().map(value).unwrap_or_default());
     for part in &entry.parts {
         let takes = part.value.as_ref().map(|spec| format!(" = {}", value(spec))).unwrap_or_default();
-        point(
+        write_item(
             text,
             &format!("`{}.{}`", entry.id, part.name),
-            &format!("{}{takes}. {}", part.variable, sentence(&part.text)),
+            &format!("{}{takes}. {}", part.variable, to_sentence(&part.text)),
         );
     }
-    point(text, "builds", &entry.builds());
-    point(text, "helps against", &entry.cures.join(", "));
+    write_item(text, "builds", &entry.builds());
+    write_item(text, "helps against", &entry.cures.join(", "));
     if matches!(entry.action, Action::Patch { .. }) {
-        point(text, "symptom", &entry.symptoms.join(" "));
+        write_item(text, "symptom", &entry.symptoms.join(" "));
     }
-    point(text, "cost", &entry.cost);
-    point(text, "risk", &entry.risk);
+    write_item(text, "cost", &entry.cost);
+    write_item(text, "risk", &entry.risk);
     if let Some(upstream) = &entry.upstream {
         let status = format!("{:?}", upstream.status).to_lowercase();
         let all = [&status, &upstream.since, &upstream.how].into_iter().filter(|said| !said.is_empty());
         let all: Vec<&str> = all.map(String::as_str).collect();
-        point(text, "upstream", &all.join("; "));
+        write_item(text, "upstream", &all.join("; "));
     }
     for life in &entry.life {
-        line(text, format_args!("- {life}"));
+        write_line(text, format_args!("- {life}"));
     }
     evidence(text, &entry.evidence);
-    point(text, "confidence", &entry.confidence);
-    point(text, "references", &entry.references.join(", "));
+    write_item(text, "confidence", &entry.confidence);
+    write_item(text, "references", &entry.references.join(", "));
 }
 
 fn leak(text: &mut String, leak: &Leak) {
-    line(text, format_args!("\n### {}\n", leak.id));
-    line(text, format_args!("{} {}\n", sentence(&leak.title), sentence(&leak.symptom)));
+    write_line(text, format_args!("\n### {}\n", leak.id));
+    write_line(text, format_args!("{} {}\n", to_sentence(&leak.title), to_sentence(&leak.symptom)));
     let range = [leak.builds(), leak.range.clone()].into_iter().filter(|part| !part.is_empty());
-    point(text, "builds", &range.collect::<Vec<_>>().join("; "));
-    point(text, "upstream", &leak.upstream);
+    write_item(text, "builds", &range.collect::<Vec<_>>().join("; "));
+    write_item(text, "upstream", &leak.upstream);
     for cure in &leak.cures {
-        point(text, "helps", &cure.to_string());
+        write_item(text, "helps", &cure.to_string());
     }
-    point(text, "how to tell", &leak.detect);
+    write_item(text, "how to tell", &leak.detect);
     for sign in &leak.signs {
-        point(text, "fingerprint", &sign.to_string());
+        write_item(text, "fingerprint", &sign.to_string());
     }
     evidence(text, &leak.evidence);
-    point(text, "confidence", &leak.confidence);
-    point(text, "references", &leak.references.join(", "));
+    write_item(text, "confidence", &leak.confidence);
+    write_item(text, "references", &leak.references.join(", "));
 }
 
 fn evidence(text: &mut String, all: &[Evidence]) {
     for one in all {
-        point(text, "seen", &one.to_line());
+        write_item(text, "seen", &one.to_line());
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) struct Loaded {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Raw {
+struct RawCatalogue {
     schema: u32,
     #[serde(default)]
     start: Vec<String>,
@@ -69,7 +69,7 @@ struct RawMitigation {
     evidence: Vec<Evidence>,
     #[serde(default)]
     life: Vec<Life>,
-    set: Option<RawSet>,
+    set: Option<RawVariable>,
     unset: Option<RawUnset>,
     flags: Option<Vec<Flag>>,
     option: Option<RawOption>,
@@ -78,7 +78,7 @@ struct RawMitigation {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawSet {
+struct RawVariable {
     name: String,
     value: Option<String>,
     #[serde(default)]
@@ -108,7 +108,7 @@ pub(super) fn load(file: &str, text: &str) -> Result<Loaded> {
         key: key.to_owned(),
         why,
     };
-    let raw: Raw = toml::from_str(text)
+    let raw: RawCatalogue = toml::from_str(text)
         .map_err(|error| wrong(error.span().map(|span| span.start), "", error.message().to_owned()))?;
     if raw.schema != SCHEMA {
         return Err(wrong(None, "schema", format!("is {}, and this program reads {SCHEMA}", raw.schema)));
@@ -125,7 +125,7 @@ pub(super) fn load(file: &str, text: &str) -> Result<Loaded> {
         let at = one.span().start;
         let leak = one.into_inner();
         let key = format!("leak `{}`", leak.id);
-        builds(&leak.first, &leak.last).map_err(|why| wrong(Some(at), &key, why))?;
+        check_builds(&leak.first, &leak.last).map_err(|why| wrong(Some(at), &key, why))?;
         if !is_id(&leak.id) {
             return Err(wrong(Some(at), &key, "an id has small letters, digits and dashes".to_owned()));
         }
@@ -165,9 +165,9 @@ fn mitigation(raw: RawMitigation) -> std::result::Result<Mitigation, String> {
     if !is_id(&raw.id) {
         return Err("an id has small letters, digits and dashes".to_owned());
     }
-    builds(&raw.first, &raw.last)?;
+    check_builds(&raw.first, &raw.last)?;
     for life in &raw.life {
-        builds(&life.first, &life.last)?;
+        check_builds(&life.first, &life.last)?;
         if !(life.holds.is_empty() && life.fails.is_empty()) {
             return Err("only a fix of a patch set has probes: a `life` here goes by builds".to_owned());
         }
@@ -206,7 +206,7 @@ fn mitigation(raw: RawMitigation) -> std::result::Result<Mitigation, String> {
             return Err("`choices` belong to the type `choice`".to_owned());
         }
         for limit in &value.limits {
-            builds(&limit.first, &limit.last)?;
+            check_builds(&limit.first, &limit.last)?;
             if !value.choices.contains(&limit.choice) {
                 return Err(format!("`limits` names `{}`, which is no choice", limit.choice));
             }
@@ -244,7 +244,7 @@ fn is_id(id: &str) -> bool {
         && id.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
-fn builds(first: &str, last: &str) -> std::result::Result<(), String> {
+fn check_builds(first: &str, last: &str) -> std::result::Result<(), String> {
     let number = |text: &str| match text {
         "" => Ok(None),
         text => build_number(text).map(Some).ok_or_else(|| format!("`{text}` is no build like `b8832`")),

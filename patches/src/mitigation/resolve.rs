@@ -11,7 +11,7 @@ use super::leak::LeakKind;
 use super::value::ValueSpec;
 
 /// Value that leaves a part of a fix unset.
-const OFF: &str = "off";
+const UNSET_VALUE: &str = "off";
 
 /// Effects of one item of a list.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,7 +97,7 @@ impl Catalogue {
         for (at, text) in list.iter().enumerate() {
             let item = Item::parse(text);
             match self.one(at, item, &names) {
-                Ok(effect) => match clash(&done.effects, &effect) {
+                Ok(effect) => match find_clash(&done.effects, &effect) {
                     Some(message) => {
                         done.findings.push(Finding {
                             item: at,
@@ -111,8 +111,8 @@ impl Catalogue {
                 Err((message, hint)) => done.findings.push(Finding { item: at, error: true, message, hint }),
             }
         }
-        self.pairs_of(&mut done);
-        lone_parts(&mut done);
+        self.find_pairs(&mut done);
+        find_lone_parts(&mut done);
         done
     }
 
@@ -122,11 +122,11 @@ impl Catalogue {
         let plain = |why: String| (why, None);
         let (set, value) = match item.part {
             None => {
-                let value = given(&item, found.value.as_ref()).map_err(plain)?;
+                let value = item_value(&item, found.value.as_ref()).map_err(plain)?;
                 let set = match &found.action {
                     Action::Patch { variable: Some(name), .. } => {
                         let own = std::iter::once((name.clone(), value.clone()));
-                        own.chain(defaults_of_parts(found, names)).collect()
+                        own.chain(part_defaults(found, names)).collect()
                     }
                     Action::Variable { name, fixed, .. } => {
                         vec![(name.clone(), fixed.clone().unwrap_or_else(|| value.clone()))]
@@ -136,11 +136,11 @@ impl Catalogue {
                 (set, value)
             }
             Some(name) => {
-                let part = part_of(found, name)?;
-                if item.value == Some(OFF) {
+                let part = find_part(found, name)?;
+                if item.value == Some(UNSET_VALUE) {
                     (Vec::new(), String::new())
                 } else {
-                    let value = given(&item, part.value.as_ref()).map_err(plain)?;
+                    let value = item_value(&item, part.value.as_ref()).map_err(plain)?;
                     (vec![(part.variable.clone(), value.clone())], value)
                 }
             }
@@ -192,7 +192,7 @@ impl Catalogue {
     }
 
     /// Warns about items that another item makes useless, at the later one.
-    fn pairs_of(&self, done: &mut Resolution) {
+    fn find_pairs(&self, done: &mut Resolution) {
         for pair in &self.pairs {
             let item =
                 |id: &str| done.effects.iter().find(|effect| effect.mitigation.id == id).map(|one| one.item);
@@ -209,7 +209,7 @@ impl Catalogue {
 }
 
 /// Default values of a fix's parts that are set when the fix is enabled.
-fn defaults_of_parts<'a>(
+fn part_defaults<'a>(
     found: &'a Mitigation,
     names: &'a [String],
 ) -> impl Iterator<Item = (String, String)> + 'a {
@@ -219,7 +219,7 @@ fn defaults_of_parts<'a>(
 }
 
 /// Value of an item: the given one, or the default. A mitigation without values has `1`.
-fn given(item: &Item<'_>, takes: Option<&ValueSpec>) -> Result<String, String> {
+fn item_value(item: &Item<'_>, takes: Option<&ValueSpec>) -> Result<String, String> {
     let name = item.name();
     match (takes, item.value) {
         (None, None) => Ok("1".to_owned()),
@@ -232,7 +232,7 @@ fn given(item: &Item<'_>, takes: Option<&ValueSpec>) -> Result<String, String> {
     }
 }
 
-fn part_of<'a>(found: &'a Mitigation, name: &str) -> Result<&'a Part, (String, Option<String>)> {
+fn find_part<'a>(found: &'a Mitigation, name: &str) -> Result<&'a Part, (String, Option<String>)> {
     found.parts.iter().find(|part| part.name == name).ok_or_else(|| {
         let parts: Vec<String> =
             found.parts.iter().map(|part| format!("`{}.{}`", found.id, part.name)).collect();
@@ -246,7 +246,7 @@ fn part_of<'a>(found: &'a Mitigation, name: &str) -> Result<&'a Part, (String, O
 }
 
 /// Detects two items with the same or opposite meaning.
-fn clash(before: &[Effect], new: &Effect) -> Option<String> {
+fn find_clash(before: &[Effect], new: &Effect) -> Option<String> {
     if before.iter().any(|old| old.name == new.name) {
         return Some(format!("`{}` is given twice", new.name));
     }
@@ -273,7 +273,7 @@ fn clash(before: &[Effect], new: &Effect) -> Option<String> {
 }
 
 /// Warns about parts without their fix: a part sets only its own variable.
-fn lone_parts(done: &mut Resolution) {
+fn find_lone_parts(done: &mut Resolution) {
     for effect in &done.effects {
         let id = &effect.mitigation.id;
         let is_part = effect.name != *id;

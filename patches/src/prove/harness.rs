@@ -24,7 +24,7 @@ pub struct Harness {
 }
 
 /// Name of the compiled file.
-const MAIN: &str = "tree.cpp";
+const MAIN_FILE: &str = "tree.cpp";
 
 /// The program for a judged tree; `None` if the set has none.
 ///
@@ -38,14 +38,14 @@ pub fn harness(set: &PatchSet, edits: &Edits, tree: &dyn Tree) -> Result<Option<
             (name_of(&conformance.before).to_owned(), conformance.before_text.clone()),
             (name_of(&conformance.program).to_owned(), conformance.program_text.clone()),
         ],
-        main: MAIN.to_owned(),
+        main: MAIN_FILE.to_owned(),
         parts: Vec::new(),
         missing: Vec::new(),
     };
     let mut text = format!("#include \"{}\"\n", name_of(&conformance.before));
     for part in &conformance.parts {
-        match code_of(part, tree)? {
-            Code::Found(place, code) => {
+        match find_code(part, tree)? {
+            TreeCode::Found(place, code) => {
                 made.parts.push(place);
                 match &part.under {
                     Some(under) => {
@@ -54,8 +54,8 @@ pub fn harness(set: &PatchSet, edits: &Edits, tree: &dyn Tree) -> Result<Option<
                     None => text.extend([code.as_str(), "\n"]),
                 }
             }
-            Code::Missing(_) if part.optional => {}
-            Code::Missing(what) => made.missing.push(what),
+            TreeCode::Missing(_) if part.optional => {}
+            TreeCode::Missing(what) => made.missing.push(what),
         }
     }
     for sidecar in &set.sidecars {
@@ -71,7 +71,7 @@ pub fn harness(set: &PatchSet, edits: &Edits, tree: &dyn Tree) -> Result<Option<
         let _infallible = writeln!(text, "#include \"{}\"", sidecar.file);
     }
     let _infallible = writeln!(text, "#include \"{}\"", name_of(&conformance.program));
-    made.files.push((MAIN.to_owned(), text.into_bytes()));
+    made.files.push((MAIN_FILE.to_owned(), text.into_bytes()));
     Ok(Some(made))
 }
 
@@ -86,14 +86,14 @@ fn name_of(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-enum Code {
+enum TreeCode {
     /// Description with location, and text.
     Found(String, String),
     /// Missing code, or why its presence is uncertain.
     Missing(String),
 }
 
-fn code_of(part: &Part, tree: &dyn Tree) -> Result<Code> {
+fn find_code(part: &Part, tree: &dyn Tree) -> Result<TreeCode> {
     let what = match (&part.container, &part.lines) {
         (Some(container), _) => container.to_string(),
         (None, Some(lines)) => format!("a line like `{lines}`"),
@@ -113,19 +113,19 @@ fn code_of(part: &Part, tree: &dyn Tree) -> Result<Code> {
                         code.extend([&*String::from_utf8_lossy(own), ";\n"]);
                     }
                     let line = found.first().map_or(0, |one| source.line(one.start));
-                    return Ok(Code::Found(format!("{what}, {file}:{line}"), code));
+                    return Ok(TreeCode::Found(format!("{what}, {file}:{line}"), code));
                 }
                 Finding::Unsure { line, why } => {
-                    return Ok(Code::Missing(format!("{file}:{line}: {what}: {why}")));
+                    return Ok(TreeCode::Missing(format!("{file}:{line}: {what}: {why}")));
                 }
             }
         }
         if let Some(lines) = &part.lines {
             let found: Vec<&str> = lines.0.find_iter(source.code()).map(|found| found.as_str()).collect();
             if !found.is_empty() {
-                return Ok(Code::Found(format!("{}, {file}", found.join(" ")), found.join("\n")));
+                return Ok(TreeCode::Found(format!("{}, {file}", found.join(" ")), found.join("\n")));
             }
         }
     }
-    Ok(Code::Missing(format!("{what} is in none of {}", part.files.join(", "))))
+    Ok(TreeCode::Missing(format!("{what} is in none of {}", part.files.join(", "))))
 }

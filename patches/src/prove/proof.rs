@@ -181,7 +181,7 @@ impl Proofs {
     ///
     /// Returns why no record is valid.
     pub fn find(&self, set: &PatchSet, judgement: &Judgement) -> Result<&Proof, WhyNot> {
-        let (seams, placed) = (seams_of(&judgement.seams), &judgement.placed);
+        let (seams, placed) = (seam_hashes(&judgement.seams), &judgement.placed);
         let mut why = WhyNot::None;
         for proof in self.all.iter().rev().filter(|proof| proof.set == set.id) {
             if proof.digest != set.digest {
@@ -218,7 +218,7 @@ impl Proof {
             host: String::new(),
             tools: Vec::new(),
             steps: Vec::new(),
-            seams: seams_of(&judgement.seams),
+            seams: seam_hashes(&judgement.seams),
             placed: judgement.placed.clone(),
         }
     }
@@ -234,7 +234,7 @@ impl Proof {
     }
 }
 
-fn seams_of(seen: &[SeamSeen]) -> BTreeMap<String, String> {
+fn seam_hashes(seen: &[SeamSeen]) -> BTreeMap<String, String> {
     seen.iter().map(|seam| (seam.seam.clone(), seam.hash.clone())).collect()
 }
 

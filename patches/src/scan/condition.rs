@@ -17,14 +17,14 @@ pub(super) fn value(condition: &[u8]) -> Option<bool> {
 
 /// Evaluates a condition; `None` if it depends on an unknown macro or has unsupported syntax.
 pub(super) fn value_with(condition: &[u8], known: &dyn Fn(&str) -> Macro) -> Option<bool> {
-    let mut parser = Parser { rest: condition.trim_ascii(), depth: 0, known };
+    let mut parser = ConditionParser { rest: condition.trim_ascii(), depth: 0, known };
     let value = parser.binary(0)?;
     // A remainder has unsupported syntax.
     if parser.rest.trim_ascii().is_empty() { value.known().map(|number| number != 0) } else { None }
 }
 
 /// Maximum nesting of parentheses; no real condition has more.
-const DEEPEST: usize = 100;
+const MAX_PARENTHESES: usize = 100;
 
 #[derive(Clone, Copy)]
 enum Value {
@@ -47,19 +47,19 @@ impl Value {
 }
 
 /// Operators by increasing precedence; in a level, longer ones before their prefixes.
-const LEVELS: [&[&[u8]]; 6] =
+const OPERATOR_LEVELS: [&[&[u8]]; 6] =
     [&[b"||"], &[b"&&"], &[b"==", b"!="], &[b"<=", b">=", b"<", b">"], &[b"+", b"-"], &[b"*", b"/", b"%"]];
 
-struct Parser<'a> {
+struct ConditionParser<'a> {
     rest: &'a [u8],
     depth: usize,
     known: &'a dyn Fn(&str) -> Macro,
 }
 
-impl<'a> Parser<'a> {
+impl<'a> ConditionParser<'a> {
     /// Parses binary operators; `None` for unsupported syntax.
     fn binary(&mut self, level: usize) -> Option<Value> {
-        let Some(operators) = LEVELS.get(level) else { return self.unary() };
+        let Some(operators) = OPERATOR_LEVELS.get(level) else { return self.unary() };
         let mut left = self.binary(level + 1)?;
         loop {
             self.rest = self.rest.trim_ascii_start();
@@ -68,13 +68,13 @@ impl<'a> Parser<'a> {
             };
             self.rest = self.rest.get(operator.len()..).unwrap_or_default();
             let right = self.binary(level + 1)?;
-            left = apply(operator, left, right);
+            left = apply_operator(operator, left, right);
         }
     }
 
     fn unary(&mut self) -> Option<Value> {
         self.depth += 1;
-        if self.depth > DEEPEST {
+        if self.depth > MAX_PARENTHESES {
             return None;
         }
         self.rest = self.rest.trim_ascii_start();
@@ -183,7 +183,7 @@ fn number(word: &[u8]) -> Value {
     parsed.map_or(Value::Unknown, Value::Known)
 }
 
-fn apply(operator: &[u8], left: Value, right: Value) -> Value {
+fn apply_operator(operator: &[u8], left: Value, right: Value) -> Value {
     let (a, b) = (left.known(), right.known());
     match operator {
         b"&&" if a == Some(0) || b == Some(0) => Value::Known(0),

@@ -9,16 +9,16 @@
 use std::ops::Range;
 
 use super::condition;
-use super::mask::{Masked, spliced};
+use super::mask::{MaskedText, spliced};
 
 /// Maximum number of variants; upstream needs two.
-const MOST_WAYS: usize = 8;
+const MAX_VARIANTS: usize = 8;
 /// Maximum nesting of conditionals; no real source has more.
-const DEEPEST: usize = 200;
+const MAX_CONDITIONAL_DEPTH: usize = 200;
 
 /// Variants of a file.
 #[derive(Debug)]
-pub(super) struct Ways {
+pub(super) struct FileVariants {
     /// Text of each variant for counting braces, without directives and excluded alternatives.
     pub(super) texts: Vec<Vec<u8>>,
     /// Ranges from `#if` to `#endif` in which alternatives disagree.
@@ -38,17 +38,17 @@ pub(super) struct Alternative {
 }
 
 #[derive(Debug)]
-struct Chain {
+struct ConditionalChain {
     range: Range<usize>,
-    branches: Vec<Branch>,
+    branches: Vec<ConditionalBranch>,
     /// One of the branches is always taken.
     has_else: bool,
 }
 
 #[derive(Debug, Default)]
-struct Branch {
+struct ConditionalBranch {
     range: Range<usize>,
-    chains: Vec<Chain>,
+    chains: Vec<ConditionalChain>,
     /// Never compiled.
     dead: bool,
     /// Directives that select it; empty if always compiled.
@@ -70,12 +70,12 @@ enum Word {
 
 /// Change of the brace depth by a piece of text.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct Effect {
+struct BraceEffect {
     net: isize,
     lowest: isize,
 }
 
-impl Effect {
+impl BraceEffect {
     fn of(text: &[u8]) -> Self {
         let mut effect = Self::default();
         for byte in text {
@@ -91,41 +91,41 @@ impl Effect {
 }
 
 /// Blanks code that is never compiled in `masked.code`, and finds the variants of the rest.
-pub(super) fn ways(masked: &mut Masked) -> Ways {
-    let (chains, dead, broken) = parse(masked);
+pub(super) fn ways(masked: &mut MaskedText) -> FileVariants {
+    let (chains, dead, broken) = parse_conditionals(masked);
     for range in dead {
-        blank(&mut masked.code, range);
+        blank_range(&mut masked.code, range);
     }
     let mut plain = masked.code.clone();
     for range in &masked.directives {
-        blank(&mut plain, range.clone());
+        blank_range(&mut plain, range.clone());
     }
     let mut doubtful = Vec::new();
     let mut first = plain.clone();
-    select(&mut first, &chains, 0, &mut doubtful);
+    select_variant(&mut first, &chains, 0, &mut doubtful);
     let mut texts = vec![first];
-    let ways = doubtful.iter().map(|(_, ways)| *ways).max().unwrap_or(1).min(MOST_WAYS);
+    let ways = doubtful.iter().map(|(_, ways)| *ways).max().unwrap_or(1).min(MAX_VARIANTS);
     for way in 1..ways {
         let mut text = plain.clone();
-        select(&mut text, &chains, way, &mut Vec::new());
+        select_variant(&mut text, &chains, way, &mut Vec::new());
         texts.push(text);
     }
     let doubtful = doubtful.into_iter().map(|(range, _)| range).collect();
     let mut alternatives = Vec::new();
-    list(&chains, &mut alternatives);
-    Ways { texts, doubtful, broken, alternatives }
+    collect_alternatives(&chains, &mut alternatives);
+    FileVariants { texts, doubtful, broken, alternatives }
 }
 
-fn list(chains: &[Chain], all: &mut Vec<Alternative>) {
+fn collect_alternatives(chains: &[ConditionalChain], all: &mut Vec<Alternative>) {
     for branch in chains.iter().flat_map(|chain| &chain.branches) {
         if !branch.condition.is_empty() {
             all.push(Alternative { range: branch.range.clone(), condition: branch.condition.clone() });
         }
-        list(&branch.chains, all);
+        collect_alternatives(&branch.chains, all);
     }
 }
 
-fn blank(text: &mut [u8], range: Range<usize>) {
+fn blank_range(text: &mut [u8], range: Range<usize>) {
     for byte in text.get_mut(range).unwrap_or_default() {
         if !matches!(byte, b'\n' | b'\r') {
             *byte = b' ';
@@ -135,18 +135,23 @@ fn blank(text: &mut [u8], range: Range<usize>) {
 
 /// Blanks the alternatives that a variant does not take. Collects doubtful chains with their number of
 /// alternatives.
-fn select(text: &mut [u8], chains: &[Chain], way: usize, doubtful: &mut Vec<(Range<usize>, usize)>) {
+fn select_variant(
+    text: &mut [u8],
+    chains: &[ConditionalChain],
+    way: usize,
+    doubtful: &mut Vec<(Range<usize>, usize)>,
+) {
     for chain in chains {
-        let effects: Vec<Effect> = chain
+        let effects: Vec<BraceEffect> = chain
             .branches
             .iter()
             .filter(|branch| !branch.dead)
             .map(|branch| {
-                select(text, &branch.chains, way, doubtful);
-                Effect::of(text.get(branch.range.clone()).unwrap_or_default())
+                select_variant(text, &branch.chains, way, doubtful);
+                BraceEffect::of(text.get(branch.range.clone()).unwrap_or_default())
             })
             .collect();
-        if effects.iter().all(|effect| *effect == Effect::default()) {
+        if effects.iter().all(|effect| *effect == BraceEffect::default()) {
             continue;
         }
         let agree = chain.has_else && effects.windows(2).all(|pair| pair.first() == pair.last());
@@ -159,19 +164,19 @@ fn select(text: &mut [u8], chains: &[Chain], way: usize, doubtful: &mut Vec<(Ran
         };
         for (number, branch) in chain.branches.iter().filter(|branch| !branch.dead).enumerate() {
             if number != keep {
-                blank(text, branch.range.clone());
+                blank_range(text, branch.range.clone());
             }
         }
     }
 }
 
-type Parsed = (Vec<Chain>, Vec<Range<usize>>, Option<(usize, &'static str)>);
+type ParsedConditionals = (Vec<ConditionalChain>, Vec<Range<usize>>, Option<(usize, &'static str)>);
 
-fn parse(masked: &Masked) -> Parsed {
-    struct Open {
+fn parse_conditionals(masked: &MaskedText) -> ParsedConditionals {
+    struct OpenConditional {
         start: usize,
-        branches: Vec<Branch>,
-        branch: Branch,
+        branches: Vec<ConditionalBranch>,
+        branch: ConditionalBranch,
         /// Directives so far.
         led: String,
         has_else: bool,
@@ -180,8 +185,8 @@ fn parse(masked: &Masked) -> Parsed {
         /// An earlier branch depends on a macro.
         unsure: bool,
     }
-    let mut top = Branch::default();
-    let mut open: Vec<Open> = Vec::new();
+    let mut top = ConditionalBranch::default();
+    let mut open: Vec<OpenConditional> = Vec::new();
     let mut dead = Vec::new();
     let mut broken = None;
     for directive in &masked.directives {
@@ -194,17 +199,17 @@ fn parse(masked: &Masked) -> Parsed {
             .join(&b' ');
         let text = String::from_utf8_lossy(&text).into_owned();
         if let Word::If { dead } = word {
-            if open.len() >= DEEPEST {
+            if open.len() >= MAX_CONDITIONAL_DEPTH {
                 return (Vec::new(), Vec::new(), Some((directive.start, "conditionals are nested too deep")));
             }
-            open.push(Open {
+            open.push(OpenConditional {
                 start: directive.start,
                 branches: Vec::new(),
-                branch: Branch {
+                branch: ConditionalBranch {
                     range: directive.end..directive.end,
                     chains: Vec::new(),
                     dead: dead == Some(true),
-                    condition: if dead.is_some() || guards_a_file(masked, directive) {
+                    condition: if dead.is_some() || is_include_guard(masked, directive) {
                         String::new()
                     } else {
                         text.clone()
@@ -230,8 +235,11 @@ fn parse(masked: &Masked) -> Parsed {
         }
         last.branches.push(std::mem::take(&mut last.branch));
         if word == Word::End {
-            let chain =
-                Chain { range: last.start..directive.end, branches: last.branches, has_else: last.has_else };
+            let chain = ConditionalChain {
+                range: last.start..directive.end,
+                branches: last.branches,
+                has_else: last.has_else,
+            };
             open.last_mut().map_or(&mut top, |outer| &mut outer.branch).chains.push(chain);
         } else {
             last.led = format!("{} {text}", last.led);
@@ -286,7 +294,7 @@ pub(super) fn leave<'a>(directives: impl Iterator<Item = &'a [u8]>) -> bool {
 }
 
 /// Recognizes an include guard: `#ifndef NAME` followed by `#define NAME`.
-fn guards_a_file(masked: &Masked, directive: &Range<usize>) -> bool {
+fn is_include_guard(masked: &MaskedText, directive: &Range<usize>) -> bool {
     let text = |range: &Range<usize>| spliced(masked.code.get(range.clone()).unwrap_or_default());
     let after = |text: &[u8], word: &str| {
         let rest = text.strip_prefix(b"#")?.trim_ascii_start().strip_prefix(word.as_bytes())?;

@@ -8,21 +8,21 @@ use super::mask::spliced;
 
 /// A reached `#error`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Met {
+pub(crate) struct ReachedError {
     /// Line number, from 1.
     pub(crate) line: usize,
     pub(crate) text: String,
 }
 
 /// An open conditional. `None` means: depends on an unknown macro.
-struct Open {
+struct ErrorConditional {
     /// The current alternative is compiled, if the conditional itself is.
     taken: Option<bool>,
     /// An earlier alternative was taken.
     before: Option<bool>,
 }
 
-impl Open {
+impl ErrorConditional {
     /// Continues with the next alternative.
     fn next(&mut self, holds: Option<bool>) {
         self.before = or(self.before, self.taken);
@@ -44,11 +44,11 @@ fn or(one: Option<bool>, other: Option<bool>) -> Option<bool> {
 
 /// Returns every `#error` whose conditions are all known to hold. Conditions with an unknown macro do not
 /// count as holding.
-pub(crate) fn met(source: &Source, known: &dyn Fn(&str) -> Macro) -> Vec<Met> {
-    let mut open: Vec<Open> = Vec::new();
+pub(crate) fn met(source: &Source, known: &dyn Fn(&str) -> Macro) -> Vec<ReachedError> {
+    let mut open: Vec<ErrorConditional> = Vec::new();
     let mut all = Vec::new();
     for range in source.directives() {
-        let Some((word, rest)) = split(source.code().as_bytes(), range) else { continue };
+        let Some((word, rest)) = split_directive(source.code().as_bytes(), range) else { continue };
         let defined = |rest: &[u8]| value_with(&[b"defined ", rest].concat(), known);
         let holds = match word.as_str() {
             "if" | "elif" => value_with(&rest, known),
@@ -60,15 +60,15 @@ pub(crate) fn met(source: &Source, known: &dyn Fn(&str) -> Macro) -> Vec<Met> {
                 continue;
             }
             "error" if open.iter().all(|one| one.taken == Some(true)) => {
-                let raw = split(source.raw(), range).map(|(_, text)| text).unwrap_or_default();
+                let raw = split_directive(source.raw(), range).map(|(_, text)| text).unwrap_or_default();
                 let text = String::from_utf8_lossy(raw.trim_ascii()).trim_matches('"').to_owned();
-                all.push(Met { line: source.line(range.start), text });
+                all.push(ReachedError { line: source.line(range.start), text });
                 continue;
             }
             _ => continue,
         };
         if word.starts_with("if") {
-            open.push(Open { taken: holds, before: Some(false) });
+            open.push(ErrorConditional { taken: holds, before: Some(false) });
         } else if let Some(last) = open.last_mut() {
             last.next(holds);
         }
@@ -77,7 +77,7 @@ pub(crate) fn met(source: &Source, known: &dyn Fn(&str) -> Macro) -> Vec<Met> {
 }
 
 /// Splits a directive into its keyword and the rest.
-fn split(text: &[u8], range: &Range<usize>) -> Option<(String, Vec<u8>)> {
+fn split_directive(text: &[u8], range: &Range<usize>) -> Option<(String, Vec<u8>)> {
     let line = spliced(text.get(range.clone())?);
     let line = line.trim_ascii().strip_prefix(b"#")?.trim_ascii();
     let length = line.iter().position(|byte| !byte.is_ascii_alphabetic()).unwrap_or(line.len());

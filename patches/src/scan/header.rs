@@ -1,7 +1,7 @@
 //! Classifies the text before an opening brace: head of a function, struct or namespace, or something else.
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Opens {
+pub(super) enum BlockKind {
     /// The body of a function. `at`: offset of the name in the head.
     Function { name: Vec<String>, at: usize },
     /// A struct, class or union. `at`: offset of that keyword in the head.
@@ -15,7 +15,7 @@ pub(super) enum Opens {
 }
 
 /// Words before parentheses that do not hold parameters of a function definition.
-const NO_FUNCTIONS: [&str; 20] = [
+const NON_FUNCTION_WORDS: [&str; 20] = [
     "if",
     "for",
     "while",
@@ -51,18 +51,18 @@ enum Token<'a> {
 }
 
 /// Classifies the text between the end of the previous item and a `{`.
-pub(super) fn classify(head: &str) -> Opens {
+pub(super) fn classify(head: &str) -> BlockKind {
     let tokens = tokens(head);
     let mut rest = tokens.as_slice();
     loop {
         rest = match rest {
             [(Token::Word("public" | "private" | "protected"), _), (Token::Colon, _), tail @ ..] => tail,
-            [(Token::Word("template"), _), (Token::Other(b'<'), _), tail @ ..] => behind_angles(tail),
+            [(Token::Word("template"), _), (Token::Other(b'<'), _), tail @ ..] => after_angles(tail),
             _ => break,
         };
     }
     if let [(Token::Word("extern"), _), (Token::Other(b'"'), _), (Token::Other(b'"'), _)] = rest {
-        return Opens::Scope { name: Vec::new() };
+        return BlockKind::Scope { name: Vec::new() };
     }
     if let Some(place) = rest.iter().position(|(token, _)| *token == Token::Word("namespace"))
         && place <= 1
@@ -71,12 +71,12 @@ pub(super) fn classify(head: &str) -> Opens {
             Token::Word(word) => Some((*word).to_owned()),
             _ => None,
         });
-        return Opens::Scope { name: names.collect() };
+        return BlockKind::Scope { name: names.collect() };
     }
-    structure(rest).or_else(|| function(rest)).unwrap_or(Opens::Other)
+    structure(rest).or_else(|| function(rest)).unwrap_or(BlockKind::Other)
 }
 
-fn structure(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
+fn structure(tokens: &[(Token<'_>, usize)]) -> Option<BlockKind> {
     let place =
         tokens.iter().position(|(token, _)| matches!(token, Token::Word("struct" | "class" | "union")))?;
     let before = tokens.get(..place)?;
@@ -108,17 +108,17 @@ fn structure(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
                 scope = true;
                 tail
             }
-            [(Token::Other(b'<'), _), tail @ ..] => behind_angles(tail),
+            [(Token::Other(b'<'), _), tail @ ..] => after_angles(tail),
             [] | [(Token::Colon, _), ..] => break,
             // A function that returns a struct, or a variable.
             _ => return None,
         };
     }
     // `struct a b {`, without bases: a variable with an initializer, or a macro; the last word counts.
-    (!name.is_empty()).then_some(Opens::Struct { name, at: *at })
+    (!name.is_empty()).then_some(BlockKind::Struct { name, at: *at })
 }
 
-fn function(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
+fn function(tokens: &[(Token<'_>, usize)]) -> Option<BlockKind> {
     let mut found: Option<(usize, Vec<String>, usize)> = None;
     for (place, (token, _)) in tokens.iter().enumerate() {
         match token {
@@ -130,9 +130,9 @@ fn function(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
                 if is_name && matches!(tokens.get(place + 1), Some((Token::Group, _))) {
                     continue;
                 }
-                let Some((name, at)) = qualified(before) else { continue };
+                let Some((name, at)) = qualified_name(before) else { continue };
                 let last = name.last()?.as_str();
-                if NO_FUNCTIONS.contains(&last) {
+                if NON_FUNCTION_WORDS.contains(&last) {
                     if matches!(last, "if" | "for" | "while" | "switch" | "catch" | "return") {
                         return None;
                     }
@@ -161,14 +161,14 @@ fn function(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
             members.last(),
             None | Some((Token::Word(_) | Token::Other(b'>' | b',') | Token::Scope, _))
         ) {
-            return Some(Opens::Member);
+            return Some(BlockKind::Member);
         }
     }
-    Some(Opens::Function { name, at })
+    Some(BlockKind::Function { name, at })
 }
 
 /// The qualified name at the end of these tokens, and its offset.
-fn qualified(tokens: &[(Token<'_>, usize)]) -> Option<(Vec<String>, usize)> {
+fn qualified_name(tokens: &[(Token<'_>, usize)]) -> Option<(Vec<String>, usize)> {
     let mut left = tokens;
     let mut name = Vec::new();
     let mut at;
@@ -229,7 +229,7 @@ fn qualifiers(mut left: &[(Token<'_>, usize)], mut name: Vec<String>, mut at: us
 }
 
 /// Tokens after the `>` that matches a `<` just before these tokens.
-fn behind_angles<'t, 'a>(tokens: &'t [(Token<'a>, usize)]) -> &'t [(Token<'a>, usize)] {
+fn after_angles<'t, 'a>(tokens: &'t [(Token<'a>, usize)]) -> &'t [(Token<'a>, usize)] {
     let mut depth = 1usize;
     for (place, (token, _)) in tokens.iter().enumerate() {
         match token {
@@ -274,16 +274,16 @@ fn tokens(head: &str) -> Vec<(Token<'_>, usize)> {
         let token = match byte {
             _ if byte.is_ascii_whitespace() => continue,
             b'(' => {
-                at = behind(bytes, start, b'(', b')');
+                at = end_of_group(bytes, start, b'(', b')');
                 Token::Group
             }
             b'[' => {
-                at = behind(bytes, start, b'[', b']');
+                at = end_of_group(bytes, start, b'[', b']');
                 Token::Other(b'[')
             }
             // Skip a member initializer.
             b'{' => {
-                at = behind(bytes, start, b'{', b'}');
+                at = end_of_group(bytes, start, b'{', b'}');
                 Token::Group
             }
             b':' if bytes.get(at) == Some(&b':') => {
@@ -312,7 +312,7 @@ fn ends_operator(head: &str, at: usize) -> bool {
     before.trim_end_matches(|sign: char| "=<>!+-*/%&|^ ".contains(sign)).ends_with("operator")
 }
 
-fn behind(bytes: &[u8], start: usize, open: u8, close: u8) -> usize {
+fn end_of_group(bytes: &[u8], start: usize, open: u8, close: u8) -> usize {
     let mut depth = 0usize;
     for (at, &byte) in bytes.iter().enumerate().skip(start) {
         if byte == open {

@@ -14,14 +14,14 @@ use std::ops::Range;
 use crate::marker::{self, PREFIX};
 
 /// Longest delimiter of a raw string in the C++ standard.
-const RAW_DELIMITER: usize = 16;
+const MAX_RAW_DELIMITER: usize = 16;
 
 /// UTF-8 byte order mark, which some editors write at the beginning of a file.
 pub(crate) const BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// A text with everything blanked that is no code.
 #[derive(Clone, Debug)]
-pub(super) struct Masked {
+pub(super) struct MaskedText {
     /// The blanked text, as long as the input.
     pub(super) code: Vec<u8>,
     /// Ranges of comments and of our lines, in order.
@@ -30,9 +30,9 @@ pub(super) struct Masked {
     pub(super) directives: Vec<Range<usize>>,
 }
 
-struct Masker<'a> {
+struct TextMasker<'a> {
     raw: &'a [u8],
-    out: Masked,
+    out: MaskedText,
     at: usize,
     /// The line has only blanks so far.
     fresh: bool,
@@ -44,10 +44,10 @@ struct Masker<'a> {
     include: bool,
 }
 
-pub(super) fn mask(raw: &[u8]) -> Masked {
+pub(super) fn mask(raw: &[u8]) -> MaskedText {
     let code = raw.iter().map(|&byte| if byte.is_ascii() { byte } else { b'?' }).collect();
-    let out = Masked { code, comments: Vec::new(), directives: Vec::new() };
-    let mut masker = Masker { raw, out, at: 0, fresh: true, line: 0, directive: None, include: false };
+    let out = MaskedText { code, comments: Vec::new(), directives: Vec::new() };
+    let mut masker = TextMasker { raw, out, at: 0, fresh: true, line: 0, directive: None, include: false };
     if raw.starts_with(BOM) {
         masker.blank(0..BOM.len());
         masker.at = BOM.len();
@@ -56,13 +56,13 @@ pub(super) fn mask(raw: &[u8]) -> Masked {
     masker.out
 }
 
-impl Masker<'_> {
+impl TextMasker<'_> {
     fn run(&mut self) {
         while let Some(&byte) = self.raw.get(self.at) {
             match byte {
-                b'\\' if splice(self.raw, self.at) > 0 => {
+                b'\\' if splice_length(self.raw, self.at) > 0 => {
                     // The next line continues this one.
-                    self.at += splice(self.raw, self.at);
+                    self.at += splice_length(self.raw, self.at);
                     self.line = self.at;
                 }
                 b'\n' => self.end_of_line(),
@@ -89,8 +89,8 @@ impl Masker<'_> {
     /// The next byte after line continuations, with its offset.
     fn spliced_peek(&self) -> (Option<u8>, usize) {
         let mut at = self.at + 1;
-        while splice(self.raw, at) > 0 {
-            at += splice(self.raw, at);
+        while splice_length(self.raw, at) > 0 {
+            at += splice_length(self.raw, at);
         }
         (self.raw.get(at).copied(), at)
     }
@@ -177,8 +177,8 @@ impl Masker<'_> {
             at += 1;
             if *byte == b'*' {
                 let mut next = at;
-                while splice(self.raw, next) > 0 {
-                    next += splice(self.raw, next);
+                while splice_length(self.raw, next) > 0 {
+                    next += splice_length(self.raw, next);
                 }
                 if self.raw.get(next) == Some(&b'/') {
                     return next + 1;
@@ -195,7 +195,7 @@ impl Masker<'_> {
         loop {
             match self.raw.get(end) {
                 None | Some(b'\n') => break,
-                Some(b'\\') if splice(self.raw, end) > 0 => end += splice(self.raw, end),
+                Some(b'\\') if splice_length(self.raw, end) > 0 => end += splice_length(self.raw, end),
                 Some(b'\\') => match self.raw.get(end + 1..) {
                     Some([_, ..]) => end += 2,
                     _ => end += 1,
@@ -245,14 +245,14 @@ impl Masker<'_> {
         }
         let word = self.raw.get(start..self.at).unwrap_or_default();
         if self.peek(0) == Some(b'"') && matches!(word, b"R" | b"LR" | b"uR" | b"UR" | b"u8R") {
-            self.raw_string();
+            self.skip_raw_string();
         }
     }
 
-    fn raw_string(&mut self) {
+    fn skip_raw_string(&mut self) {
         let inside = self.at + 1;
         let rest = self.raw.get(inside..).unwrap_or_default();
-        let delimiter = rest.iter().take(RAW_DELIMITER + 1).position(|&byte| byte == b'(');
+        let delimiter = rest.iter().take(MAX_RAW_DELIMITER + 1).position(|&byte| byte == b'(');
         // An ordinary string, no raw one.
         let Some(delimiter) = delimiter.and_then(|length| rest.get(..length)) else { return };
         if delimiter.iter().any(|byte| byte.is_ascii_whitespace() || matches!(byte, b'"' | b'\\' | b')')) {
@@ -280,7 +280,7 @@ pub(super) fn continued(raw: &[u8], newline: usize) -> bool {
 
 /// Length of a line splice (backslash, optional blanks, line end), which compilers remove before any other
 /// processing; 0 if there is none here.
-fn splice(raw: &[u8], at: usize) -> usize {
+fn splice_length(raw: &[u8], at: usize) -> usize {
     let Some((b'\\', rest)) = raw.get(at..).and_then(<[u8]>::split_first) else { return 0 };
     let blanks = rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\r' | 0x0b | 0x0c)).count();
     if rest.get(blanks) == Some(&b'\n') { blanks + 2 } else { 0 }
@@ -291,7 +291,7 @@ pub(super) fn spliced(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut at = 0;
     while let Some(byte) = text.get(at) {
-        match splice(text, at) {
+        match splice_length(text, at) {
             0 => {
                 out.push(*byte);
                 at += 1;

@@ -80,7 +80,7 @@ impl Source {
         let mut masked = mask::mask(&raw);
         let mut ways = conditional::ways(&mut masked);
         let walks = ways.texts.iter().map(|text| walk::walk(&String::from_utf8_lossy(text))).collect();
-        let lines = std::iter::once(0).chain(memchr_lines(&raw)).collect();
+        let lines = std::iter::once(0).chain(line_starts(&raw)).collect();
         Self {
             // The masked text is ASCII.
             code: String::from_utf8_lossy(&masked.code).into_owned(),
@@ -208,13 +208,13 @@ impl Source {
     }
 }
 
-fn memchr_lines(raw: &[u8]) -> impl Iterator<Item = usize> {
+fn line_starts(raw: &[u8]) -> impl Iterator<Item = usize> {
     raw.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1)
 }
 
 /// Returns true if a marker at the end of this line stays a comment of its own: no string or comment of the
 /// line extends into it.
-pub(crate) fn ends_with_mark(line: &str) -> bool {
+pub(crate) fn keeps_marker(line: &str) -> bool {
     let masked = mask::mask(format!("{line}\nX").as_bytes());
     let whole = |comment: &Range<usize>| *comment == (0..line.len());
     masked.code.last() == Some(&b'X') && masked.comments.iter().any(whole)

@@ -41,10 +41,10 @@ pub(crate) fn hash(source: &Source, found: &[Found]) -> String {
             .conditions(found.start)
             .flat_map(|condition| [condition.as_bytes(), b" "].concat())
             .collect();
-        [conditions, normal(source, found.name..found.end)].concat()
+        [conditions, normalize(source, found.name..found.end)].concat()
     };
     let texts: Vec<Vec<u8>> = found.iter().map(text).collect();
-    digits(&texts.join(&b' '), DIGITS)
+    hash_digits(&texts.join(&b' '), DIGITS)
 }
 
 /// The pieces of a container.
@@ -69,13 +69,13 @@ pub(crate) fn pieces(source: &Source, found: &Found) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut start = range.start;
     for cut in cuts {
-        let text = normal(source, start..cut);
+        let text = normalize(source, start..cut);
         // A lone brace has no content.
         if !matches!(text.as_slice(), b"" | b"{" | b"}" | b";") {
-            let first = first_of(source, start..cut);
+            let first = first_code_byte(source, start..cut);
             pieces.push(Piece {
                 line: source.line(first),
-                hash: digits(&text, PIECE_DIGITS),
+                hash: hash_digits(&text, PIECE_DIGITS),
                 text: String::from_utf8_lossy(&text).into_owned(),
             });
         }
@@ -85,7 +85,7 @@ pub(crate) fn pieces(source: &Source, found: &Found) -> Vec<Piece> {
 }
 
 /// The text of a range without comments, with white space collapsed.
-fn normal(source: &Source, range: Range<usize>) -> Vec<u8> {
+fn normalize(source: &Source, range: Range<usize>) -> Vec<u8> {
     let mut text = Vec::with_capacity(range.len());
     for at in code_ranges(source, range) {
         for &byte in source.raw().get(at).unwrap_or_default() {
@@ -107,7 +107,7 @@ fn is_blank(byte: u8) -> bool {
     byte.is_ascii_whitespace() || byte == 0x0b
 }
 
-fn first_of(source: &Source, range: Range<usize>) -> usize {
+fn first_code_byte(source: &Source, range: Range<usize>) -> usize {
     let start = range.start;
     code_ranges(source, range)
         .flatten()
@@ -133,7 +133,7 @@ fn code_ranges(source: &Source, range: Range<usize>) -> impl Iterator<Item = Ran
     ranges.into_iter()
 }
 
-fn digits(text: &[u8], count: usize) -> String {
+fn hash_digits(text: &[u8], count: usize) -> String {
     let mut hash = hex::encode(Sha256::digest(text));
     hash.truncate(count);
     hash

@@ -1,10 +1,10 @@
 //! Walks the braces of a text, and names the blocks that they enclose.
 
 use super::container::ContainerKind;
-use super::header::{Opens, classify};
+use super::header::{BlockKind, classify};
 
 /// Maximum nesting of scopes; no real source has more.
-const DEEPEST: usize = 300;
+const MAX_SCOPE_DEPTH: usize = 300;
 
 /// A function or struct.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(super) struct Walk {
     pub(super) trouble: Option<(usize, &'static str)>,
 }
 
-struct Frame {
+struct ScopeFrame {
     /// Number of names added to the path.
     names: usize,
     /// Index of the item that the closing brace ends.
@@ -40,7 +40,7 @@ pub(super) fn walk(text: &str) -> Walk {
     let bytes = text.as_bytes();
     let mut walk = Walk::default();
     let mut path: Vec<String> = Vec::new();
-    let mut frames: Vec<Frame> = Vec::new();
+    let mut frames: Vec<ScopeFrame> = Vec::new();
     let mut head = 0;
     let mut parens = 0usize;
     let mut at = 0;
@@ -53,30 +53,30 @@ pub(super) fn walk(text: &str) -> Walk {
             b'{' => {
                 let open = at - 1;
                 let opens = if parens > 0 {
-                    Opens::Member
+                    BlockKind::Member
                 } else {
                     classify(text.get(head..open).unwrap_or_default())
                 };
                 let (kind, name, place) = match opens {
-                    Opens::Scope { name } => {
-                        if frames.len() >= DEEPEST {
+                    BlockKind::Scope { name } => {
+                        if frames.len() >= MAX_SCOPE_DEPTH {
                             walk.trouble = Some((open, "scopes are nested too deep"));
                             return walk;
                         }
-                        frames.push(Frame { names: name.len(), item: None, open });
+                        frames.push(ScopeFrame { names: name.len(), item: None, open });
                         path.extend(name);
                         head = at;
                         continue;
                     }
-                    Opens::Struct { name, at } => (ContainerKind::Struct, name, at),
-                    Opens::Function { name, at } => (ContainerKind::Function, name, at),
-                    Opens::Member | Opens::Other => {
-                        let Some(end) = closing(bytes, open) else {
+                    BlockKind::Struct { name, at } => (ContainerKind::Struct, name, at),
+                    BlockKind::Function { name, at } => (ContainerKind::Function, name, at),
+                    BlockKind::Member | BlockKind::Other => {
+                        let Some(end) = after_closing(bytes, open) else {
                             walk.trouble = walk.trouble.or(Some((open, "nothing closes this brace")));
                             return walk;
                         };
                         at = end;
-                        if opens == Opens::Other {
+                        if opens == BlockKind::Other {
                             head = at;
                         }
                         continue;
@@ -89,15 +89,15 @@ pub(super) fn walk(text: &str) -> Walk {
                 full.extend(name.iter().cloned());
                 let item = Item { kind, path: full, start, name: head + place, open, end: 0 };
                 if kind == ContainerKind::Struct {
-                    if frames.len() >= DEEPEST {
+                    if frames.len() >= MAX_SCOPE_DEPTH {
                         walk.trouble = Some((open, "scopes are nested too deep"));
                         return walk;
                     }
-                    frames.push(Frame { names: name.len(), item: Some(walk.items.len()), open });
+                    frames.push(ScopeFrame { names: name.len(), item: Some(walk.items.len()), open });
                     path.extend(name);
                     walk.items.push(item);
                 } else {
-                    let Some(end) = closing(bytes, open) else {
+                    let Some(end) = after_closing(bytes, open) else {
                         walk.trouble = walk.trouble.or(Some((open, "nothing closes this brace")));
                         return walk;
                     };
@@ -133,7 +133,7 @@ pub(super) fn walk(text: &str) -> Walk {
 }
 
 /// Offset after the brace that closes the one at `open`.
-fn closing(bytes: &[u8], open: usize) -> Option<usize> {
+fn after_closing(bytes: &[u8], open: usize) -> Option<usize> {
     let mut depth = 0usize;
     for (at, &byte) in bytes.iter().enumerate().skip(open) {
         match byte {

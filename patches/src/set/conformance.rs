@@ -74,4 +74,4 @@ pub struct Scenario {
 }
 
 /// Exit code of a program if a scenario does not concern the tree.
-pub const NOT_HERE: i32 = 77;
+pub const NOT_HERE_STATUS: i32 = 77;

@@ -2,7 +2,7 @@
 
 use diffy::patch_set::{FileOperation, FilePatch, ParseOptions, PatchKind, PatchSet as Patches};
 
-use super::Diff;
+use super::SetDiff;
 
 /// A usable file of a diff.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(crate) struct FileDiff<'a> {
 
 /// Validates a diff without a tree: fails if it is unreadable, or does more than supported. The error is
 /// one line, without the file's name.
-pub(crate) fn validate(diff: &Diff) -> Result<(), String> {
+pub(crate) fn validate(diff: &SetDiff) -> Result<(), String> {
     parse(&diff.content).map(drop)?;
     for bound in [&diff.first, &diff.last].into_iter().flatten() {
         build_number(bound).ok_or_else(|| format!("`{bound}` is not a build such as b8000"))?;
@@ -62,7 +62,7 @@ fn usable(diff: FilePatch<'_, [u8]>) -> Result<FileDiff<'_>, String> {
         FileOperation::Rename { from, .. } => return Err(refusal(&text(from)?, "renames")),
         FileOperation::Copy { from, .. } => return Err(refusal(&text(from)?, "copies")),
     };
-    let path = meant(&from, &to, creates)?;
+    let path = changed_path(&from, &to, creates)?;
     if diff.new_mode().is_some_and(|mode| *mode != diffy::patch_set::FileMode::Regular)
         || (diff.old_mode().is_some() && diff.old_mode() != diff.new_mode())
     {
@@ -85,7 +85,7 @@ fn text(name: &[u8]) -> Result<String, String> {
 }
 
 /// The path of the changed file; a leading `a/` or `b/` is removed, as with `patch -p1`.
-fn meant(from: &str, to: &str, creates: bool) -> Result<String, String> {
+fn changed_path(from: &str, to: &str, creates: bool) -> Result<String, String> {
     let stripped = if creates {
         to.strip_prefix("b/").unwrap_or(to)
     } else {

@@ -50,7 +50,7 @@ pub struct Known {
 }
 
 /// Hash of a missing container.
-pub(crate) const ABSENT: &str = "absent";
+pub(crate) const ABSENT_HASH: &str = "absent";
 
 impl Fingerprints {
     /// Known versions of a seam.

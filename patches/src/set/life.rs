@@ -131,7 +131,7 @@ impl Life {
     }
 
     /// Returns true if the statement applies to the inspected revision.
-    fn is_about(&self, looked: &Looked<'_>) -> bool {
+    fn applies_to(&self, looked: &Looked<'_>) -> bool {
         match looked.probes {
             Some(probes) if self.has_probes() => {
                 self.holds.iter().all(|probe| probes.contains(probe))
@@ -174,7 +174,7 @@ impl fmt::Display for Life {
 impl Standing {
     /// Combines the statements that apply to an inspected revision; `None` if there are none.
     pub fn of(life: &[Life], looked: &Looked<'_>) -> Option<Self> {
-        let mut because: Vec<Life> = life.iter().filter(|one| one.is_about(looked)).cloned().collect();
+        let mut because: Vec<Life> = life.iter().filter(|one| one.applies_to(looked)).cloned().collect();
         let is = because.iter().map(|one| one.is).max()?;
         // A stable sort: deciding statements first, each group in its order.
         because.sort_by_key(|one| one.is != is);

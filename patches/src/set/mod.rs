@@ -28,7 +28,7 @@ pub use selection::{Selection, Sets};
 /// Content of a `set.toml`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Stated {
+pub(super) struct SetDocument {
     pub(super) schema: u32,
     pub(super) id: String,
     pub(super) title: String,
@@ -37,17 +37,17 @@ pub(super) struct Stated {
     #[serde(default)]
     pub(super) first: Option<String>,
     #[serde(default, rename = "sidecar")]
-    pub(super) sidecars: Vec<Sidecar>,
+    pub(super) sidecars: Vec<SetSidecar>,
     #[serde(default, rename = "hook")]
     pub(super) hooks: Vec<Hook>,
     #[serde(default, rename = "probe")]
     pub(super) probes: Vec<Probe>,
     #[serde(default, rename = "seam")]
-    pub(super) seams: Vec<Seam>,
+    pub(super) seams: Vec<SetSeam>,
     #[serde(default, rename = "fix")]
     pub(super) fixes: Vec<Fix>,
     #[serde(default, rename = "diff")]
-    pub(super) diffs: Vec<Diff>,
+    pub(super) diffs: Vec<SetDiff>,
     #[serde(default)]
     pub(super) conformance: Option<Conformance>,
 }
@@ -64,17 +64,17 @@ pub struct PatchSet {
     /// First supported upstream build, such as `b4881`. Documentation only, never a condition.
     pub first: Option<String>,
     /// Our own source files.
-    pub sidecars: Vec<Sidecar>,
+    pub sidecars: Vec<SetSidecar>,
     /// Lines inserted into upstream's files.
     pub hooks: Vec<Hook>,
     /// Facts that must hold.
     pub probes: Vec<Probe>,
     /// Containers whose text must be a known version.
-    pub seams: Vec<Seam>,
+    pub seams: Vec<SetSeam>,
     /// Defects that the set fixes.
     pub fixes: Vec<Fix>,
     /// Plain diffs, applied strictly.
-    pub diffs: Vec<Diff>,
+    pub diffs: Vec<SetDiff>,
     /// Program that tests the set with a tree's own code.
     pub conformance: Option<Conformance>,
     /// Hash over its files except known versions of upstream's code, in hexadecimal digits.
@@ -123,7 +123,7 @@ impl fmt::Display for Origin {
 /// Our own source file, copied into the tree.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Sidecar {
+pub struct SetSidecar {
     /// File name, in the set's folder and in the tree.
     pub file: String,
     /// Hook to whose file's folder it is copied.
@@ -214,7 +214,7 @@ pub struct Probe {
     pub why: String,
     /// Consequence of a failed probe for the set or fix.
     #[serde(default)]
-    pub on_fail: OnFail,
+    pub on_fail: ProbeConsequence,
     /// The affected fix; `None`: the whole set.
     #[serde(default)]
     pub fix: Option<String>,
@@ -237,7 +237,7 @@ impl Probe {
 /// Meaning of a failed probe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum OnFail {
+pub enum ProbeConsequence {
     /// The set or fix would not work.
     #[default]
     Refused,
@@ -252,7 +252,7 @@ pub enum OnFail {
 /// A container whose text must be a reviewed version.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Seam {
+pub struct SetSeam {
     /// Id in the set and in `fingerprints.json`, `[a-z0-9_-]+`.
     pub id: String,
     /// Paths relative to llama.cpp's root; the first one that exists counts.
@@ -270,7 +270,7 @@ pub struct Seam {
 /// A plain diff of the user.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Diff {
+pub struct SetDiff {
     /// File name in the set's folder.
     pub file: String,
     /// First build that it is for, such as `b8000`.

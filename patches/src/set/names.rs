@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::mitigation;
 
 /// Prefixes of variables with a meaning for llama-server, ggml, the dynamic loader or us.
-const FOREIGN: [&str; 8] =
+const FOREIGN_PREFIXES: [&str; 8] =
     ["LLAMA_ARG_", "GGML_", "CUDA_", "HIP_", "ROCR_", "LD_", "MALLOC_", "LLAMA_WARDEN_PATHS"];
 
 /// Fails if a name in the set of the folder `path` exists already.
@@ -37,7 +37,7 @@ pub(super) fn own(all: &Catalogue, set: &PatchSet, path: &Path) -> Result<()> {
         }
         for variable in &fix.variables {
             let key = format!("fix[{}].variable[{}]", fix.id, variable.name);
-            if let Some(prefix) = FOREIGN.iter().find(|prefix| variable.name.starts_with(*prefix)) {
+            if let Some(prefix) = FOREIGN_PREFIXES.iter().find(|prefix| variable.name.starts_with(*prefix)) {
                 let why = format!(
                     "variables that begin with {prefix} mean something else to the process: rename it"
                 );

@@ -20,13 +20,13 @@ use crate::sample::{MemoryKind, Sample};
 use crate::units::{exact, whole};
 
 /// Readings searched for the figure before a prompt.
-const LOOK_BACK: usize = 32;
+const READINGS_SEARCHED: usize = 32;
 /// Pieces of evidence kept per memory.
-const KEPT: usize = 32;
+const EVIDENCE_KEPT: usize = 32;
 /// Least increase of the largest prompt, in tokens, that counts ...
-const LEAST_TOKENS: u64 = 64;
+const STEP_TOKENS_LEAST: u64 = 64;
 /// ... and its divisor of the previous largest prompt: pages and pools hide smaller increases.
-const LEAST_PART: u64 = 4;
+const STEP_DIVISOR: u64 = 4;
 
 /// A learnt cost per prompt token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,12 +45,12 @@ pub struct Price {
 pub struct PromptCost {
     policy: AdmissionPolicy,
     largest: u64,
-    learners: Vec<Learner>,
+    learners: Vec<PriceLearner>,
     told: Vec<Price>,
 }
 
 #[derive(Clone, Debug)]
-struct Learner {
+struct PriceLearner {
     series: MemoryKind,
     /// Latest readings of this generation: bytes, and true if nothing was in flight.
     recent: VecDeque<(u64, bool)>,
@@ -81,16 +81,16 @@ impl PromptCost {
                 learner.step(bytes, step, before);
             }
             learner.recent.push_back((bytes, sample.in_flight == 0));
-            if learner.recent.len() > LOOK_BACK {
+            if learner.recent.len() > READINGS_SEARCHED {
                 learner.recent.pop_front();
             }
         }
     }
 
-    fn learner(&mut self, series: MemoryKind) -> &mut Learner {
+    fn learner(&mut self, series: MemoryKind) -> &mut PriceLearner {
         let at = self.learners.iter().position(|learner| learner.series == series).unwrap_or_else(|| {
             let learner =
-                Learner { series, recent: VecDeque::new(), open: (0, 0), evidence: VecDeque::new() };
+                PriceLearner { series, recent: VecDeque::new(), open: (0, 0), evidence: VecDeque::new() };
             self.learners.push(learner);
             self.learners.len() - 1
         });
@@ -139,16 +139,16 @@ impl PromptCost {
         let more = tokens.saturating_sub(largest);
         known
             .into_iter()
-            .filter_map(|series| Some((series, cost(self.price(series)?.bytes_per_token, more))))
+            .filter_map(|series| Some((series, price_bytes(self.price(series)?.bytes_per_token, more))))
             .collect()
     }
 }
 
-fn cost(bytes_per_token: f64, tokens: u64) -> u64 {
+fn price_bytes(bytes_per_token: f64, tokens: u64) -> u64 {
     whole((bytes_per_token * exact(tokens)).ceil())
 }
 
-impl Learner {
+impl PriceLearner {
     /// Records that the largest prompt rose by `tokens` from `before`, with memory now at `bytes`.
     fn step(&mut self, bytes: u64, tokens: u64, before: u64) {
         let quiet = self.recent.iter().rposition(|(_, idle)| *idle);
@@ -163,10 +163,10 @@ impl Learner {
         let high = since.chain([bytes]).max().unwrap_or(bytes);
         self.open.0 = self.open.0.saturating_add(high.saturating_sub(low));
         self.open.1 = self.open.1.saturating_add(tokens);
-        if self.open.1 >= LEAST_TOKENS.max(before / LEAST_PART) {
+        if self.open.1 >= STEP_TOKENS_LEAST.max(before / STEP_DIVISOR) {
             self.evidence.push_back(exact(self.open.0) / exact(self.open.1));
             self.open = (0, 0);
-            if self.evidence.len() > KEPT {
+            if self.evidence.len() > EVIDENCE_KEPT {
                 self.evidence.pop_front();
             }
         }

@@ -71,7 +71,7 @@ pub struct Room {
 
 /// An open replica.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Replica {
+pub struct ReplicaRoom {
     /// Number of the replica.
     pub replica: u32,
     /// Requests in flight.
@@ -162,7 +162,7 @@ impl std::fmt::Display for Admission {
 /// Takes the cheapest way that works: another replica costs a cold cache, waiting costs the rest of the
 /// running answers, a recycle costs a load. Unknown memory counts as sufficient, because a refusal needs
 /// evidence.
-pub fn admit(policy: &AdmissionPolicy, chosen: u32, replicas: &[Replica]) -> Admission {
+pub fn admit(policy: &AdmissionPolicy, chosen: u32, replicas: &[ReplicaRoom]) -> Admission {
     let reserve = policy.reserve.0;
     let Some(own) = replicas.iter().find(|replica| replica.replica == chosen) else { return Admission::Fits };
     let Some(short) = own.short(reserve, Room::now) else { return Admission::Fits };
@@ -172,7 +172,7 @@ pub fn admit(policy: &AdmissionPolicy, chosen: u32, replicas: &[Replica]) -> Adm
     if own.in_flight > 0 && own.short(reserve, Room::idle).is_none() {
         return Admission::Wait { series: short.series };
     }
-    let fresh = |replica: &&Replica| replica.short(reserve, Room::fresh).is_none();
+    let fresh = |replica: &&ReplicaRoom| replica.short(reserve, Room::fresh).is_none();
     let cheapest =
         replicas.iter().filter(fresh).filter_map(|replica| Some((replica.recycle?, replica.replica))).min();
     if let Some((_, replica)) = cheapest {
@@ -183,7 +183,7 @@ pub fn admit(policy: &AdmissionPolicy, chosen: u32, replicas: &[Replica]) -> Adm
         Some(policy.retry_most)
     } else {
         let waiting =
-            |replica: &Replica| replica.in_flight > 0 && replica.short(reserve, Room::idle).is_none();
+            |replica: &ReplicaRoom| replica.in_flight > 0 && replica.short(reserve, Room::idle).is_none();
         replicas.iter().any(waiting).then_some(policy.retry_least)
     };
     let (needed, have) = if later.is_some() {
@@ -212,7 +212,7 @@ impl Room {
     }
 }
 
-impl Replica {
+impl ReplicaRoom {
     /// Returns the memory that is shortest for the prompt, if one is.
     fn short(&self, reserve: u64, at: impl Fn(&Room) -> (u64, Option<u64>)) -> Option<&Room> {
         let missing = |room: &Room| {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::sample::{Edge, GpuIndex, HostMemory, Sample, Vram, VramSource, Work};
+use crate::sample::{GpuIndex, HostMemory, Sample, SampleEdge, Vram, VramSource, Work};
 
 const MIB: u64 = 1024 * 1024;
 const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
@@ -15,7 +15,7 @@ fn policy() -> &'static AdmissionPolicy {
 fn sample(vram: u64, largest_prompt: u64, in_flight: u32) -> Sample {
     Sample {
         at: Duration::ZERO,
-        edge: Edge::Tick,
+        edge: SampleEdge::Tick,
         host: Some(HostMemory { anon: 100 * MIB, swap: 0, rss: 0 }),
         vram: vec![Vram { gpu: GpuIndex(0), bytes: vram, source: VramSource::Process }],
         pools: Vec::new(),
@@ -100,8 +100,8 @@ fn room(need: u64, left: u64) -> Room {
     }
 }
 
-fn replica(replica: u32, room: Room) -> Replica {
-    Replica { replica, in_flight: 0, recycle: Some(Duration::from_secs(10)), rooms: vec![room] }
+fn replica(replica: u32, room: Room) -> ReplicaRoom {
+    ReplicaRoom { replica, in_flight: 0, recycle: Some(Duration::from_secs(10)), rooms: vec![room] }
 }
 
 #[test]
@@ -110,26 +110,26 @@ fn a_prompt_that_fits_or_of_which_nothing_is_known_is_sent() {
     assert_eq!(admit(replica(0, room(1000, 1256))), Admission::Fits);
     assert_eq!(admit(replica(0, room(0, 0))), Admission::Fits, "it needs nothing new");
     assert_eq!(admit(replica(0, Room { left: None, ..room(1000, 0) })), Admission::Fits);
-    assert_eq!(admit(Replica { rooms: Vec::new(), ..replica(0, room(1, 0)) }), Admission::Fits);
+    assert_eq!(admit(ReplicaRoom { rooms: Vec::new(), ..replica(0, room(1, 0)) }), Admission::Fits);
     assert_eq!(super::admit(policy(), 7, &[]), Admission::Fits);
 }
 
 #[test]
 fn another_replica_with_room_is_better_than_waiting_and_waiting_is_better_than_a_recycle() {
-    let full = Replica {
+    let full = ReplicaRoom {
         in_flight: 2,
         ..replica(0, Room { returns: 900 * MIB, left_fresh: Some(5000 * MIB), ..room(1000, 500) })
     };
     let roomy = replica(1, room(1000, 2000));
     assert_eq!(admit(policy(), 0, &[full.clone(), roomy]), Admission::Elsewhere { replica: 1 });
     assert_eq!(admit(policy(), 0, std::slice::from_ref(&full)), Admission::Wait { series: VRAM });
-    let idle = Replica { in_flight: 0, ..full };
+    let idle = ReplicaRoom { in_flight: 0, ..full };
     assert_eq!(admit(policy(), 0, &[idle]), Admission::RecycleFirst { replica: 0, series: VRAM });
 }
 
 #[test]
 fn the_replica_whose_recycle_costs_least_is_recycled() {
-    let leaked = |number, seconds| Replica {
+    let leaked = |number, seconds| ReplicaRoom {
         recycle: Some(Duration::from_secs(seconds)),
         ..replica(number, Room { left_fresh: Some(5000 * MIB), ..room(1000, 500) })
     };
@@ -155,7 +155,7 @@ fn what_fits_nowhere_is_refused_with_the_numbers() {
 fn a_recycle_that_would_help_and_is_held_back_makes_it_try_later() {
     let leaked = replica(0, Room { left_fresh: Some(5000 * MIB), ..room(1000, 500) });
     let Admission::Refuse { have, retry_after, .. } =
-        admit(policy(), 0, &[Replica { recycle: None, ..leaked }])
+        admit(policy(), 0, &[ReplicaRoom { recycle: None, ..leaked }])
     else {
         panic!("not refused")
     };
@@ -175,7 +175,7 @@ proptest! {
     ) {
         let rank = |need: u64| {
             let room = Room { returns: returns * MIB, left_fresh: Some(fresh * MIB), ..room(need, left) };
-            match admit(policy(), 0, &[Replica { in_flight, ..replica(0, room) }]) {
+            match admit(policy(), 0, &[ReplicaRoom { in_flight, ..replica(0, room) }]) {
                 Admission::Fits | Admission::Elsewhere { .. } => 0,
                 Admission::Wait { .. } => 1,
                 Admission::RecycleFirst { .. } => 2,

@@ -34,7 +34,7 @@ impl ServerBuild {
 }
 
 /// Sizes on which buffers depend.
-pub(super) struct Batch {
+pub(super) struct BatchSizes {
     /// Tokens of context of all slots together.
     pub(super) context: u64,
     /// Tokens per micro-batch.
@@ -46,7 +46,7 @@ pub(super) struct Batch {
 }
 
 /// Bytes of compute buffers.
-pub(super) struct Buffers {
+pub(super) struct ComputeBuffers {
     /// Allocated when the model is loaded; before [`COPIES_RESERVED_SINCE`], includes the pool's later
     /// growth.
     pub(super) reserved: u64,
@@ -54,8 +54,8 @@ pub(super) struct Buffers {
     pub(super) touched: u64,
 }
 
-impl Buffers {
-    pub(super) fn of(shape: &Shape, run: &Run, server: ServerBuild, batch: &Batch) -> Self {
+impl ComputeBuffers {
+    pub(super) fn of(shape: &Shape, run: &Run, server: ServerBuild, batch: &BatchSizes) -> Self {
         let row = 4 * batch.ubatch;
         let inner = row * (3 * shape.feed_forward.max(shape.embedding) + 2 * shape.embedding);
         let attention = if run.flash == Some(false) {
@@ -81,7 +81,7 @@ impl Buffers {
 
 /// Bytes of the 16-bit copies that flash attention on CUDA makes of a layer's keys and values, for prompts,
 /// if the cache has another type. Only one layer needs them at a time.
-pub(super) fn half_copies(layer: &Layer, run: &Run, server: ServerBuild, tokens: u64) -> u64 {
+pub(super) fn half_copy_bytes(layer: &Layer, run: &Run, server: ServerBuild, tokens: u64) -> u64 {
     if run.flash == Some(false) || run.cache_on_host || !server.is_cuda {
         return 0;
     }

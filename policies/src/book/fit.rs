@@ -72,14 +72,14 @@ pub fn fit(machine: &Machine, wanted: &[&Wanted]) -> Result<Vec<Fit>, Misfit> {
     let mut free = machine.gpus.clone();
     let mut placed = vec![None; order.len()];
     let mut worst = None;
-    if place(&order, 0, &mut free, &mut placed, &mut worst) {
+    if place_from(&order, 0, &mut free, &mut placed, &mut worst) {
         return Ok(placed.into_iter().flatten().collect());
     }
     Err(worst.unwrap_or(Misfit::Host { needed, there: machine.host }))
 }
 
 /// Places all models from index `at` on. On failure `worst` holds the first model without room.
-fn place(
+fn place_from(
     order: &[&Wanted],
     at: usize,
     free: &mut Vec<u64>,
@@ -89,7 +89,7 @@ fn place(
     let Some(one) = order.get(at) else { return true };
     if !one.needs.uses_gpu() {
         placed[at] = Some(Fit { name: one.name.clone(), gpus: Vec::new() });
-        return place(order, at + 1, free, placed, worst);
+        return place_from(order, at + 1, free, placed, worst);
     }
     let allowed: Vec<usize> =
         (0..free.len()).filter(|gpu| one.gpus.is_empty() || one.gpus.contains(gpu)).collect();
@@ -101,7 +101,7 @@ fn place(
     for gpu in single {
         free[gpu] -= whole;
         placed[at] = Some(Fit { name: one.name.clone(), gpus: vec![(gpu, whole)] });
-        if place(order, at + 1, free, placed, worst) {
+        if place_from(order, at + 1, free, placed, worst) {
             return true;
         }
         free[gpu] += whole;
@@ -117,7 +117,7 @@ fn place(
                 free[*gpu] -= bytes;
             }
             placed[at] = Some(Fit { name: one.name.clone(), gpus: shares.clone() });
-            if place(order, at + 1, free, placed, worst) {
+            if place_from(order, at + 1, free, placed, worst) {
                 return true;
             }
             for (gpu, bytes) in &shares {

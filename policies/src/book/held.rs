@@ -16,7 +16,7 @@ pub struct Held {
 }
 
 /// Divisor: smaller relative differences are not stored.
-const SMALL: u64 = 64;
+const SMALL_CHANGE_DIVISOR: u64 = 64;
 
 /// Records a process's present bytes. `sound`: none of them are known to be a leak.
 pub fn note(held: &mut Vec<Held>, series: MemoryKind, bytes: u64, sound: bool) {
@@ -43,7 +43,7 @@ pub fn take(known: &[Held], shown: &[Held]) -> Option<Vec<Held>> {
             continue;
         };
         let next = Held { series: now.series, ready: now.ready, most: known.most.max(now.most) };
-        let differs = |one: u64, other: u64| one.abs_diff(other) > one.max(other) / SMALL;
+        let differs = |one: u64, other: u64| one.abs_diff(other) > one.max(other) / SMALL_CHANGE_DIVISOR;
         if differs(known.ready, next.ready) || differs(known.most, next.most) {
             *known = next;
             news = true;

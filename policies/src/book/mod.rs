@@ -33,27 +33,27 @@ pub use later::LaterMemory;
 pub use run::{CacheType, GpuLayers, OutputDemand, Run};
 pub use shape::{Described, Layer, Shape};
 
-use self::computing::{Batch, Buffers};
+use self::computing::{BatchSizes, ComputeBuffers};
 use crate::sample::MemoryKind;
 use crate::units::MIB;
 
 /// Default number of slots, which then share one cache.
-const SLOTS: u64 = 4;
+const DEFAULT_SLOTS: u64 = 4;
 /// Default number of tokens per micro-batch.
-const UBATCH: u64 = 512;
+const DEFAULT_UBATCH: u64 = 512;
 /// Context sizes of caches are multiples of this.
 const CACHE_STEP: u64 = 256;
 /// Bytes of a process before it has loaded anything: library buffers, threads.
-const PROCESS: u64 = 18 * MIB;
+const PROCESS_BYTES: u64 = 18 * MIB;
 /// Bytes per vocabulary token: its text in two tables, its score, and its place in a third. Measured with
 /// 262,144 tokens.
-const PER_WORD: u64 = 150;
+const BYTES_PER_WORD: u64 = 150;
 /// Bytes per merge of the vocabulary: both texts and their rank. Measured with 48,900 merges.
-const PER_MERGE: u64 = 180;
+const BYTES_PER_MERGE: u64 = 180;
 /// GPU bytes of a CUDA context with llama.cpp's kernels and cuBLAS, on an H100; less on older GPUs.
-const CUDA_CONTEXT: u64 = 690 * MIB;
+const CUDA_CONTEXT_BYTES: u64 = 690 * MIB;
 /// Host bytes of the same context.
-const CUDA_HOST: u64 = 212 * MIB;
+const CUDA_HOST_BYTES: u64 = 212 * MIB;
 
 /// Purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -176,7 +176,7 @@ impl Needs {
 
 /// Returns the tokens of context, the slots, and if all slots share one cache.
 fn room(shape: &Shape, run: &Run) -> (u64, u64, bool) {
-    let slots = run.slots.unwrap_or(SLOTS);
+    let slots = run.slots.unwrap_or(DEFAULT_SLOTS);
     let unified = run.is_one_pool();
     let context = run.context.unwrap_or(shape.context);
     // Each slot has its own part of the context.
@@ -190,7 +190,7 @@ fn room(shape: &Shape, run: &Run) -> (u64, u64, bool) {
 pub fn needs(shape: &Shape, run: &Run, server: ServerBuild, projector: u64) -> Needs {
     let gpus = server.has_gpu;
     let (context, slots, unified) = room(shape, run);
-    let ubatch = run.ubatch.unwrap_or(UBATCH).min(context);
+    let ubatch = run.ubatch.unwrap_or(DEFAULT_UBATCH).min(context);
     let count = shape.layers.len() as u64;
     // The output counts as the last layer.
     let first_on_gpu = match run.gpu_layers {
@@ -217,7 +217,7 @@ pub fn needs(shape: &Shape, run: &Run, server: ServerBuild, projector: u64) -> N
         let side = if on_gpu && !run.cache_on_host { &mut gpu } else { &mut host };
         side[slot(Part::Cache)] += cache;
         if on_gpu {
-            copied = copied.max(computing::half_copies(layer, run, server, tokens));
+            copied = copied.max(computing::half_copy_bytes(layer, run, server, tokens));
         }
     }
     host[slot(Part::Weights)] += shape.input;
@@ -226,7 +226,7 @@ pub fn needs(shape: &Shape, run: &Run, server: ServerBuild, projector: u64) -> N
     } else {
         host[slot(Part::Weights)] += shape.output;
     }
-    let computing = Buffers::of(shape, run, server, &Batch { context, ubatch, slots, copied });
+    let computing = ComputeBuffers::of(shape, run, server, &BatchSizes { context, ubatch, slots, copied });
     let uses_gpu = gpu[slot(Part::Weights)] > 0;
     if uses_gpu {
         gpu[slot(Part::Computing)] += computing.reserved;
@@ -240,8 +240,9 @@ pub fn needs(shape: &Shape, run: &Run, server: ServerBuild, projector: u64) -> N
         host[slot(Part::Computing)] += computing.touched + slots * shape.vocabulary * 4;
         host[slot(Part::Projector)] += projector;
     }
-    host[slot(Part::Fixed)] += PROCESS + shape.vocabulary * PER_WORD + shape.merges * PER_MERGE;
-    host[slot(Part::Fixed)] += if gpus { CUDA_HOST } else { 0 };
+    host[slot(Part::Fixed)] +=
+        PROCESS_BYTES + shape.vocabulary * BYTES_PER_WORD + shape.merges * BYTES_PER_MERGE;
+    host[slot(Part::Fixed)] += if gpus { CUDA_HOST_BYTES } else { 0 };
     let mapped = if run.no_mmap { 0 } else { std::mem::take(&mut host[slot(Part::Weights)]) };
     let parts = [Part::Weights, Part::Cache, Part::State, Part::Computing, Part::Projector, Part::Fixed];
     let listed = |side: [u64; 6]| {
@@ -251,7 +252,7 @@ pub fn needs(shape: &Shape, run: &Run, server: ServerBuild, projector: u64) -> N
         host: listed(host),
         mapped,
         gpu: listed(gpu),
-        each_gpu: if uses_gpu { CUDA_CONTEXT } else { 0 },
+        each_gpu: if uses_gpu { CUDA_CONTEXT_BYTES } else { 0 },
         untouched: if uses_gpu { 0 } else { computing.reserved - computing.touched },
         context,
         slots,

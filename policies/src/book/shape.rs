@@ -64,7 +64,7 @@ pub struct Shape {
 }
 
 /// Period of layers with full attention, by architecture as in llama.cpp, if the file does not state it.
-const PERIODS: [(&str, u64); 6] =
+const WINDOW_PERIODS: [(&str, u64); 6] =
     [("gemma2", 2), ("gemma3", 6), ("gemma3n", 5), ("gpt-oss", 2), ("cohere2", 4), ("exaone4", 4)];
 
 impl Shape {
@@ -107,7 +107,9 @@ impl Shape {
         let period = match &pattern {
             Some(values) if values.len() == 1 => values.first().copied(),
             Some(_) => None,
-            None => PERIODS.iter().find(|(name, _)| *name == file.architecture).map(|(_, period)| *period),
+            None => {
+                WINDOW_PERIODS.iter().find(|(name, _)| *name == file.architecture).map(|(_, period)| *period)
+            }
         };
         let is_windowed = |layer: u64| {
             window > 0

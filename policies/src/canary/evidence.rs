@@ -6,10 +6,10 @@
 //! bets run with equal shares, because the size of the difference is unknown.
 
 /// Stakes of bets on a mean: small ones find small differences, large ones are fast.
-const STAKES: [f64; 5] = [0.1, 0.25, 0.5, 0.75, 0.95];
+const BET_STAKES: [f64; 5] = [0.1, 0.25, 0.5, 0.75, 0.95];
 
 /// Pairs of failure rates (serving build, canary) to bet on.
-const RATES: [(f64, f64); 10] = [
+const BET_FAILURE_RATES: [(f64, f64); 10] = [
     (0.001, 0.02),
     (0.001, 0.1),
     (0.001, 0.4),
@@ -23,13 +23,13 @@ const RATES: [(f64, f64); 10] = [
 ];
 
 /// Factors by which the canary dies more often, to bet on.
-const DEADLIER: [f64; 4] = [4.0, 20.0, 100.0, 1000.0];
+const BET_DEATH_FACTORS: [f64; 4] = [4.0, 20.0, 100.0, 1000.0];
 
 /// Wealth of several bets, as logarithms.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Wealth(Vec<f64>);
+pub(super) struct BetWealth(Vec<f64>);
 
-impl Wealth {
+impl BetWealth {
     fn new(bets: usize) -> Self {
         Self(vec![0.0; bets])
     }
@@ -44,17 +44,17 @@ impl Wealth {
 
 /// Bets that a mean of values in [-1, 1] is above 0. Fair or losing if it is not.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Above(Wealth);
+pub(super) struct PositiveMean(BetWealth);
 
-impl Above {
+impl PositiveMean {
     pub(super) fn new() -> Self {
-        Self(Wealth::new(STAKES.len()))
+        Self(BetWealth::new(BET_STAKES.len()))
     }
 
     /// Adds a value, clamped to [-1, 1].
     pub(super) fn note(&mut self, value: f64) {
         let value = value.clamp(-1.0, 1.0);
-        for (log, stake) in self.0.0.iter_mut().zip(STAKES) {
+        for (log, stake) in self.0.0.iter_mut().zip(BET_STAKES) {
             *log += (stake * value).ln_1p();
         }
     }
@@ -69,11 +69,11 @@ impl Above {
 /// rate, and loses if the canary fails less (Turner, Ly and Grünwald: generic E-variables for exact
 /// sequential k-sample tests, 2024).
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct MoreFailures(Wealth);
+pub(super) struct MoreFailures(BetWealth);
 
 impl MoreFailures {
     pub(super) fn new() -> Self {
-        Self(Wealth::new(RATES.len()))
+        Self(BetWealth::new(BET_FAILURE_RATES.len()))
     }
 
     /// Adds a block: a canary request, with the number of compared requests and of failures among them.
@@ -81,7 +81,7 @@ impl MoreFailures {
         let (all, broken) = (crate::units::exact(beside), crate::units::exact(failures.min(beside)));
         let log = |rate: f64, failures: f64, sound: f64| failures * rate.ln() + sound * (-rate).ln_1p();
         let (own, other_sound) = (f64::from(u8::from(failed)), all - broken);
-        for (wealth, (serves, tried)) in self.0.0.iter_mut().zip(RATES) {
+        for (wealth, (serves, tried)) in self.0.0.iter_mut().zip(BET_FAILURE_RATES) {
             let common = (tried + all * serves) / (1.0 + all);
             *wealth += log(tried, own, 1.0 - own) + log(serves, broken, other_sound)
                 - log(common, own + broken, 1.0 - own + other_sound);
@@ -96,16 +96,16 @@ impl MoreFailures {
 /// Bets that the canary dies more often per work. Each death multiplies the wealth by the probability that
 /// it hits the canary, divided by the canary's share of the work.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct MoreDeaths(Wealth);
+pub(super) struct MoreDeaths(BetWealth);
 
 impl MoreDeaths {
     pub(super) fn new() -> Self {
-        Self(Wealth::new(DEADLIER.len()))
+        Self(BetWealth::new(BET_DEATH_FACTORS.len()))
     }
 
     /// Adds a death, with the canary's share of all work, strictly between 0 and 1.
     pub(super) fn note(&mut self, tried: bool, share: f64) {
-        for (wealth, times) in self.0.0.iter_mut().zip(DEADLIER) {
+        for (wealth, times) in self.0.0.iter_mut().zip(BET_DEATH_FACTORS) {
             let own = times * share / (times * share + 1.0 - share);
             *wealth += if tried { (own / share).ln() } else { ((1.0 - own) / (1.0 - share)).ln() };
         }

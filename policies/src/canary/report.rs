@@ -12,13 +12,13 @@ pub struct Report {
     /// Canary build.
     pub canary: ArmReport,
     /// Evidence for each question.
-    pub evidence: Vec<Weight>,
+    pub evidence: Vec<QuestionEvidence>,
 }
 
 /// Evidence on one question. Both values start at 1; an answer is certain once its value reaches the
 /// threshold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Weight {
+pub struct QuestionEvidence {
     /// Name of the question: `failures`, `latency` or `pace`.
     pub of: String,
     /// Evidence for "worse".

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::evidence::MoreDeaths;
 use super::*;
-use crate::growth::{self, Growth, Interval};
+use crate::growth::{self, Growth, IntervalEstimate};
 use crate::sample::MemoryKind;
 use crate::world::SplitMix;
 
@@ -176,13 +176,13 @@ fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
     undecided(&trial);
 
     let mut trial = ready(numbers());
-    trial.is_unwell(Arm::Canary, "nothing moves".into());
+    trial.record_symptom(Arm::Canary, "nothing moves".into());
     assert_eq!(worse(&trial), ["it is unwell, and the other is not: nothing moves"]);
-    trial.is_unwell(Arm::Base, "nothing moves".into());
+    trial.record_symptom(Arm::Base, "nothing moves".into());
     undecided(&trial);
 
     let leak = |low, high| {
-        let slope = Some(Interval { value: f64::midpoint(low, high), low, high });
+        let slope = Some(IntervalEstimate { value: f64::midpoint(low, high), low, high });
         let growth = Growth { verdict: growth::Verdict::Leaking, slope, ..Growth::of(MemoryKind::Host) };
         Memory { growth: vec![growth], host_at_ready: None }
     };

@@ -4,8 +4,8 @@ use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use super::blocks::Blocks;
-use super::evidence::{Above, MoreDeaths, MoreFailures};
-use super::report::{ArmReport, Report, Weight};
+use super::evidence::{MoreDeaths, MoreFailures, PositiveMean};
+use super::report::{ArmReport, QuestionEvidence, Report};
 use super::{Arm, Exchange, Memory, Numbers, Verdict};
 use crate::growth::stats::median;
 use crate::growth::{self, Growth};
@@ -17,9 +17,9 @@ const MISSING_PACE_ANSWERS: u64 = 32;
 /// continues after that.
 const WRONG_EQUAL_CHANCE: f64 = 0.05;
 /// Number of tests that may call a canary worse by chance: failures, deaths, latency, pace.
-const TESTS: f64 = 4.0;
+const WORSE_TESTS: f64 = 4.0;
 /// Most remembered conversations, more than any trial needs; later ones do not count for speeds.
-const CONVERSATIONS: usize = 65_536;
+const CONVERSATIONS_MOST: usize = 65_536;
 
 /// Trial of a canary build against the serving one.
 #[derive(Clone, Debug)]
@@ -30,10 +30,10 @@ pub struct Trial {
     seen: HashSet<(Arm, u64)>,
     failures: Blocks<bool>,
     more: MoreFailures,
-    not_many_more: Above,
+    not_many_more: PositiveMean,
     deadlier: MoreDeaths,
-    latency: Speed,
-    pace: Speed,
+    latency: SpeedComparison,
+    pace: SpeedComparison,
     /// Successful canary answers before the first one with a token speed.
     paceless: u64,
     slowest_ms: f64,
@@ -50,17 +50,22 @@ struct Side {
 
 /// Comparison of one speed.
 #[derive(Clone, Debug)]
-struct Speed {
+struct SpeedComparison {
     blocks: Blocks<f64>,
-    slower: Above,
-    not_slower: Above,
+    slower: PositiveMean,
+    not_slower: PositiveMean,
     margin: f64,
 }
 
-impl Speed {
+impl SpeedComparison {
     fn new(numbers: &Numbers) -> Self {
         let margin = 1.0 + numbers.slower.max(0.0);
-        Self { blocks: Blocks::new(numbers.beside), slower: Above::new(), not_slower: Above::new(), margin }
+        Self {
+            blocks: Blocks::new(numbers.beside),
+            slower: PositiveMean::new(),
+            not_slower: PositiveMean::new(),
+            margin,
+        }
     }
 
     /// Adds a duration in milliseconds. A canary that takes `margin` times as long loses half of the
@@ -89,10 +94,10 @@ impl Trial {
             seen: HashSet::new(),
             failures: Blocks::new(numbers.beside),
             more: MoreFailures::new(),
-            not_many_more: Above::new(),
+            not_many_more: PositiveMean::new(),
             deadlier: MoreDeaths::new(),
-            latency: Speed::new(&numbers),
-            pace: Speed::new(&numbers),
+            latency: SpeedComparison::new(&numbers),
+            pace: SpeedComparison::new(&numbers),
             paceless: 0,
             slowest_ms: 0.0,
         }
@@ -110,7 +115,7 @@ impl Trial {
     pub fn note(&mut self, exchange: &Exchange) {
         let Exchange { arm, conversation, failed, latency_ms, token_ms } = *exchange;
         let shown = self.numbers.shown;
-        let fresh = self.seen.len() < CONVERSATIONS && self.seen.insert((arm, conversation));
+        let fresh = self.seen.len() < CONVERSATIONS_MOST && self.seen.insert((arm, conversation));
         let sound = |ms: &f64| ms.is_finite() && *ms >= 0.0 && !failed;
         let (latency_ms, token_ms) = (latency_ms.filter(sound), token_ms.filter(sound));
         if arm == Arm::Base {
@@ -119,8 +124,8 @@ impl Trial {
         let side = self.side(arm);
         side.report.requests += 1;
         side.report.failures += u64::from(failed);
-        keep(&mut side.latencies, latency_ms, shown);
-        keep(&mut side.paces, token_ms, shown);
+        push_bounded(&mut side.latencies, latency_ms, shown);
+        push_bounded(&mut side.paces, token_ms, shown);
         if arm == Arm::Canary && !failed && self.canary.paces.is_empty() {
             self.paceless += 1;
         }
@@ -150,7 +155,7 @@ impl Trial {
     }
 
     /// Records a symptom of a build's process.
-    pub fn is_unwell(&mut self, arm: Arm, words: String) {
+    pub fn record_symptom(&mut self, arm: Arm, words: String) {
         let most = self.numbers.beside;
         let unwell = &mut self.side(arm).report.unwell;
         if !unwell.contains(&words) && unwell.len() < most {
@@ -196,7 +201,7 @@ impl Trial {
     }
 
     fn worse_needs(&self) -> f64 {
-        TESTS / self.numbers.wrong
+        WORSE_TESTS / self.numbers.wrong
     }
 
     fn paces(&self) -> bool {
@@ -298,7 +303,7 @@ impl Trial {
     /// Returns the displayed state.
     pub fn report(&self) -> Report {
         let (worse_needs, not_worse_needs) = (self.worse_needs(), 1.0 / WRONG_EQUAL_CHANCE);
-        let weight = |of: &str, worse: f64, not_worse: f64| Weight {
+        let weight = |of: &str, worse: f64, not_worse: f64| QuestionEvidence {
             of: of.to_owned(),
             worse: worse.min(f64::MAX),
             worse_needs,
@@ -323,7 +328,7 @@ impl Side {
     }
 }
 
-fn keep(values: &mut VecDeque<f64>, value: Option<f64>, most: usize) {
+fn push_bounded(values: &mut VecDeque<f64>, value: Option<f64>, most: usize) {
     let Some(value) = value else { return };
     if values.len() >= most {
         values.pop_front();

@@ -29,7 +29,7 @@ use working_set::{BudgetPass, BudgetRecords, Shortfall};
 /// Rule that separates recycles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Pause {
+pub enum PauseRule {
     /// `policy.min_interval`.
     #[default]
     MinInterval,
@@ -39,7 +39,7 @@ pub enum Pause {
     LoadTime,
 }
 
-impl Pause {
+impl PauseRule {
     const fn words(self) -> &'static str {
         match self {
             Self::MinInterval => "`policy.min_interval`",
@@ -59,7 +59,7 @@ pub enum Held {
         seconds_left: u64,
         /// Rule that holds it back.
         #[serde(default)]
-        rule: Pause,
+        rule: PauseRule,
     },
     /// A drain was abandoned, because requests still ran at its deadline and the machine has memory.
     LongRequests {
@@ -181,7 +181,7 @@ pub struct Ask {
 
 /// History of one model's recycles.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cooldown {
+pub struct RecycleCooldown {
     last: Option<Duration>,
     /// Consecutive recycles that did not help, by memory.
     futile: Vec<(MemoryKind, u32)>,
@@ -195,7 +195,7 @@ pub struct Cooldown {
     budgets: BudgetRecords,
 }
 
-impl Cooldown {
+impl RecycleCooldown {
     /// Checks that a recycle for this decision may happen now.
     ///
     /// # Errors
@@ -233,7 +233,7 @@ impl Cooldown {
             return None;
         }
         let series = series.unwrap_or(MemoryKind::Host);
-        self.budgets.bars(reason, series, held).or_else(|| self.no_cure(reason, series, policy).err())
+        self.budgets.bars(reason, series, held).or_else(|| self.check_cure(reason, series, policy).err())
     }
 
     /// Records a recycle because of a budget that the process had exceeded at `first`.
@@ -253,11 +253,11 @@ impl Cooldown {
 
     /// Records that the process after a recycle is ready. Intervals count from here, so that a long load is
     /// not service time.
-    pub fn note_ready(&mut self, now: Duration) {
+    pub fn record_ready(&mut self, now: Duration) {
         self.last = self.last.map(|last| last.max(now));
     }
 
-    fn no_cure(&self, reason: Reason, series: MemoryKind, policy: &RecyclePolicy) -> Result<(), Held> {
+    fn check_cure(&self, reason: Reason, series: MemoryKind, policy: &RecyclePolicy) -> Result<(), Held> {
         let missing = self.unreturned.iter().find(|(of, exits, _)| {
             *of == series && policy.levels.unreturned_exits > 0 && *exits >= policy.levels.unreturned_exits
         });
@@ -329,20 +329,20 @@ impl Cooldown {
 }
 
 /// Returns the least time between two recycles, and its rule. Urgent recycles never wait longer than others.
-fn interval(action: Action, ask: &Ask, policy: &RecyclePolicy) -> (Duration, Pause) {
+fn interval(action: Action, ask: &Ask, policy: &RecyclePolicy) -> (Duration, PauseRule) {
     let (plain, rule) = if action >= Action::DrainNow {
         if policy.common.min_interval < policy.common.min_interval_hard {
-            (policy.common.min_interval, Pause::MinInterval)
+            (policy.common.min_interval, PauseRule::MinInterval)
         } else {
-            (policy.common.min_interval_hard, Pause::MinIntervalHard)
+            (policy.common.min_interval_hard, PauseRule::MinIntervalHard)
         }
     } else {
         let loads = ask.load_time.unwrap_or_default().as_secs_f64() * policy.common.load_factor.max(0.0);
         let loads = Duration::try_from_secs_f64(loads).unwrap_or(Duration::MAX);
         if loads > policy.common.min_interval {
-            (loads, Pause::LoadTime)
+            (loads, PauseRule::LoadTime)
         } else {
-            (policy.common.min_interval, Pause::MinInterval)
+            (policy.common.min_interval, PauseRule::MinInterval)
         }
     };
     let jitter = policy.common.jitter.clamp(0.0, 1.0) * (2.0 * ask.unit.clamp(0.0, 1.0) - 1.0);

@@ -46,12 +46,12 @@ fn at(seconds: u64) -> Ask {
 
 #[test]
 fn the_first_recycle_is_free_and_the_next_waits_its_interval() {
-    let mut cooldown = Cooldown::default();
+    let mut cooldown = RecycleCooldown::default();
     assert_eq!(cooldown.check(&soft(), &at(5), &policy()), Ok(()));
     assert_eq!(cooldown.began(Duration::from_secs(5), Reason::HostSoft, &policy()), None);
     assert_eq!(
         cooldown.check(&soft(), &at(6), &policy()),
-        Err(Held::TooSoon { seconds_left: 599, rule: Pause::MinInterval })
+        Err(Held::TooSoon { seconds_left: 599, rule: PauseRule::MinInterval })
     );
     assert_eq!(cooldown.check(&hard(), &at(65), &policy()), Ok(()));
     assert_eq!(cooldown.check(&soft(), &at(605), &policy()), Ok(()));
@@ -59,9 +59,9 @@ fn the_first_recycle_is_free_and_the_next_waits_its_interval() {
 
 #[test]
 fn a_machine_that_is_short_waits_for_no_pause_and_what_is_urgent_never_waits_longer() {
-    let mut cooldown = Cooldown::default();
+    let mut cooldown = RecycleCooldown::default();
     cooldown.began(Duration::ZERO, Reason::HostHard, &policy());
-    let held = Held::TooSoon { seconds_left: 59, rule: Pause::MinIntervalHard };
+    let held = Held::TooSoon { seconds_left: 59, rule: PauseRule::MinIntervalHard };
     assert_eq!(cooldown.check(&hard(), &at(1), &policy()), Err(held));
     assert!(held.to_string().contains("`policy.min_interval_hard`"), "{held}");
     assert_eq!(cooldown.check(&Decision { threat: true, ..hard() }, &at(1), &policy()), Ok(()));
@@ -73,36 +73,36 @@ fn a_machine_that_is_short_waits_for_no_pause_and_what_is_urgent_never_waits_lon
 
 #[test]
 fn a_model_that_loads_slowly_is_recycled_rarely() {
-    let mut cooldown = Cooldown::default();
+    let mut cooldown = RecycleCooldown::default();
     cooldown.began(Duration::ZERO, Reason::HostSoft, &policy());
     let ask = Ask { load_time: Some(Duration::from_secs(120)), ..at(2399) };
     assert_eq!(
         cooldown.check(&soft(), &ask, &policy()),
-        Err(Held::TooSoon { seconds_left: 1, rule: Pause::LoadTime })
+        Err(Held::TooSoon { seconds_left: 1, rule: PauseRule::LoadTime })
     );
     assert_eq!(cooldown.check(&hard(), &ask, &policy()), Ok(()));
 }
 
 #[test]
 fn intervals_vary_by_the_jitter_both_ways() {
-    let mut cooldown = Cooldown::default();
+    let mut cooldown = RecycleCooldown::default();
     cooldown.began(Duration::ZERO, Reason::HostSoft, &policy());
     let policy = with(|common| common.jitter = 0.1);
     let ask = |seconds, unit| Ask { unit, ..at(seconds) };
     assert_eq!(cooldown.check(&soft(), &ask(540, 0.0), &policy), Ok(()));
     assert_eq!(
         cooldown.check(&soft(), &ask(540, 0.5), &policy),
-        Err(Held::TooSoon { seconds_left: 60, rule: Pause::MinInterval })
+        Err(Held::TooSoon { seconds_left: 60, rule: PauseRule::MinInterval })
     );
     assert_eq!(
         cooldown.check(&soft(), &ask(640, 0.999), &policy),
-        Err(Held::TooSoon { seconds_left: 20, rule: Pause::MinInterval })
+        Err(Held::TooSoon { seconds_left: 20, rule: PauseRule::MinInterval })
     );
 }
 
 #[test]
 fn futile_recycles_switch_the_policy_off_once_and_a_useful_one_starts_the_count_again() {
-    let mut cooldown = Cooldown::default();
+    let mut cooldown = RecycleCooldown::default();
     let off = Held::Futile { recycles: 3, series: Some(MemoryKind::Host) };
     for (helped, expected) in
         [(false, None), (false, None), (true, None), (false, None), (false, None), (false, Some(off))]
@@ -116,7 +116,7 @@ fn futile_recycles_switch_the_policy_off_once_and_a_useful_one_starts_the_count_
 
 #[test]
 fn what_does_not_help_one_memory_may_help_another_and_illness_is_not_about_memory() {
-    let mut cooldown = Cooldown::default();
+    let mut cooldown = RecycleCooldown::default();
     for _ in 0..3 {
         cooldown.ended(VRAM, false, &policy());
     }
@@ -128,7 +128,7 @@ fn what_does_not_help_one_memory_may_help_another_and_illness_is_not_about_memor
 
 #[test]
 fn growth_that_comes_back_three_times_in_six_hours_recycles_nothing_more_but_budgets_do() {
-    let mut cooldown = Cooldown::default();
+    let mut cooldown = RecycleCooldown::default();
     let hours = |n: u64| Duration::from_secs(n * 3600);
     assert_eq!(cooldown.began(hours(0), Reason::Growth, &policy()), None);
     assert_eq!(cooldown.began(hours(7), Reason::Growth, &policy()), None, "the first is out of the window");
@@ -143,7 +143,7 @@ fn growth_that_comes_back_three_times_in_six_hours_recycles_nothing_more_but_bud
 
 #[test]
 fn memory_that_stays_away_after_the_exit_is_the_drivers_and_no_reason_to_restart() {
-    let mut cooldown = Cooldown::default();
+    let mut cooldown = RecycleCooldown::default();
     assert_eq!(cooldown.exited(VRAM, Some(2000), &policy()), None, "once may be somebody else");
     let leak = Held::DriverLeak { series: VRAM, bytes: 4000 };
     assert_eq!(cooldown.exited(VRAM, Some(4000), &policy()), Some(leak));

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Ask, Cooldown, Held};
+use super::{Ask, Held, RecycleCooldown};
 use crate::book::held::Held as Seen;
 use crate::recycle::{Action, Facts, Reason, RecyclePolicy, SeriesFacts};
 use crate::sample::MemoryKind;
@@ -54,7 +54,7 @@ impl BudgetPass {
     pub fn find(series: &[SeriesFacts], age: Duration, requests: u64) -> Vec<Self> {
         let known = series.iter().filter(|facts| !facts.estimated);
         let passed = known.flat_map(|facts| {
-            let (soft, hard) = reasons(facts.series);
+            let (soft, hard) = budget_reasons(facts.series);
             let leaks = facts.growth.as_ref().is_some_and(|growth| growth.verdict.leaks());
             [(soft, facts.budget.soft), (hard, facts.budget.hard)].into_iter().filter_map(
                 move |(reason, budget)| {
@@ -97,7 +97,7 @@ impl Passed {
         &mut self,
         facts: &Facts,
         load_time: Option<Duration>,
-        cooldown: &mut Cooldown,
+        cooldown: &mut RecycleCooldown,
         policy: &RecyclePolicy,
     ) -> Vec<Held> {
         let passed = BudgetPass::find(&facts.series, facts.age, facts.work.requests);
@@ -106,7 +106,7 @@ impl Passed {
                 self.0.push(now);
             }
             let first = *self.find(now.reason, Some(now.series))?;
-            cooldown.budgets.note_pass(&first, &now, load_time, policy)
+            cooldown.budgets.record_pass(&first, &now, load_time, policy)
         });
         news.collect()
     }
@@ -156,7 +156,7 @@ impl Shortfall {
         };
         let mut text = format!(
             "the budget is below what this model needs to work: `{}` is {}",
-            key(reason),
+            budget_key(reason),
             ByteSize(self.budget)
         );
         if let Some(at_ready) = self.at_ready {
@@ -173,7 +173,7 @@ impl Shortfall {
     pub fn advice(&self, reason: Reason) -> String {
         format!(
             "set `{}` to {} or more, or give the model less context",
-            key(reason),
+            budget_key(reason),
             ByteSize(self.suggested).round_up()
         )
     }
@@ -199,7 +199,7 @@ impl Shortfall {
 }
 
 /// Returns the configuration key of a budget.
-const fn key(reason: Reason) -> &'static str {
+const fn budget_key(reason: Reason) -> &'static str {
     match reason {
         Reason::HostHard => "policy.host.hard",
         Reason::VramSoft => "policy.vram.soft",
@@ -222,7 +222,7 @@ pub fn find_shortfalls(
             // A process replaced at its budget holds slightly more by then.
             at_ready >= budget || held > scale(budget, policy.levels.kill_over)
         };
-        let (soft, hard) = reasons(series);
+        let (soft, hard) = budget_reasons(series);
         let budgets = policy.budget(&facts);
         let all = [(soft, budgets.soft), (hard, budgets.hard)].into_iter();
         let suggested = scale(held, policy.levels.host_soft);
@@ -236,7 +236,7 @@ pub fn find_shortfalls(
 }
 
 /// Returns the reasons for exceeding the soft and the hard budget of a memory.
-const fn reasons(series: MemoryKind) -> (Reason, Reason) {
+const fn budget_reasons(series: MemoryKind) -> (Reason, Reason) {
     match series {
         MemoryKind::Host => (Reason::HostSoft, Reason::HostHard),
         MemoryKind::Vram(_) => (Reason::VramSoft, Reason::VramHard),
@@ -259,7 +259,7 @@ impl BudgetRecords {
 
     /// Records that a process over a budget was judged. `first` is the reading at which it exceeded the
     /// budget, `now` the present one. Returns what this switches off, if anything.
-    pub(super) fn note_pass(
+    pub(super) fn record_pass(
         &mut self,
         first: &BudgetPass,
         now: &BudgetPass,

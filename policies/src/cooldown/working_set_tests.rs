@@ -28,7 +28,7 @@ fn facts(held: u64, age: u64, requests: u64) -> Facts {
 }
 
 struct Model {
-    cooldown: Cooldown,
+    cooldown: RecycleCooldown,
     passed: Passed,
     clock: u64,
     recycles: u32,
@@ -40,7 +40,7 @@ const LOAD: Duration = Duration::from_secs(45);
 impl Model {
     fn new() -> Self {
         Self {
-            cooldown: Cooldown::default(),
+            cooldown: RecycleCooldown::default(),
             passed: Passed::default(),
             clock: 0,
             recycles: 0,
@@ -69,7 +69,7 @@ impl Model {
                     self.cooldown.note_replaced(first, Some(LOAD), &policy);
                 }
                 self.clock += LOAD.as_secs();
-                self.cooldown.note_ready(Duration::from_secs(self.clock));
+                self.cooldown.record_ready(Duration::from_secs(self.clock));
                 return;
             }
         }
@@ -97,7 +97,7 @@ fn a_budget_below_the_working_set_stops_replacements_after_two_tries_and_says_th
 
 #[test]
 fn a_budget_that_a_fresh_process_passes_is_said_to_be_too_small_at_once_and_replaces_nothing() {
-    let mut cooldown = Cooldown::default();
+    let mut cooldown = RecycleCooldown::default();
     let mut at_ready = facts(600, 0, 0);
     at_ready.series[0].at_ready = Some(600 * MIB);
     let said = Passed::default().note(&at_ready, None, &mut cooldown, &policy());
@@ -162,19 +162,19 @@ fn what_a_young_process_needs_beyond_the_suggested_budget_raises_it() {
     assert!(held.to_string().contains("900.0 MiB after work"), "{held}");
     assert!(held.to_string().contains("1.1 GiB"), "{held}");
     let kept = serde_json::to_string(&model.cooldown).unwrap();
-    assert_eq!(serde_json::from_str::<Cooldown>(&kept).unwrap(), model.cooldown);
+    assert_eq!(serde_json::from_str::<RecycleCooldown>(&kept).unwrap(), model.cooldown);
 }
 
 #[test]
 fn what_an_older_program_remembered_has_no_budgets_and_is_read() {
-    let mut old = serde_json::to_value(Cooldown::default()).unwrap();
+    let mut old = serde_json::to_value(RecycleCooldown::default()).unwrap();
     old.as_object_mut().unwrap().remove("budgets").unwrap();
-    assert_eq!(serde_json::from_value::<Cooldown>(old).unwrap(), Cooldown::default());
+    assert_eq!(serde_json::from_value::<RecycleCooldown>(old).unwrap(), RecycleCooldown::default());
 }
 
 #[test]
 fn the_pause_between_recycles_counts_from_ready_and_not_from_the_beginning_of_a_load() {
-    let mut cooldown = Cooldown::default();
+    let mut cooldown = RecycleCooldown::default();
     let hard = Decision {
         action: Action::DrainNow,
         reason: Some(Reason::HostHard),
@@ -182,12 +182,12 @@ fn the_pause_between_recycles_counts_from_ready_and_not_from_the_beginning_of_a_
         series: Some(MemoryKind::Host),
         ..Decision::OBSERVE
     };
-    cooldown.note_ready(Duration::from_secs(1));
+    cooldown.record_ready(Duration::from_secs(1));
     let at = |seconds| Ask { now: Duration::from_secs(seconds), unit: 0.5, ..Ask::default() };
     assert_eq!(cooldown.check(&hard, &at(1), &policy()), Ok(()), "the first start is no recycle");
     cooldown.began(Duration::from_secs(100), Reason::HostHard, &policy());
-    cooldown.note_ready(Duration::from_secs(145));
-    let held = Held::TooSoon { seconds_left: 45, rule: Pause::MinIntervalHard };
+    cooldown.record_ready(Duration::from_secs(145));
+    let held = Held::TooSoon { seconds_left: 45, rule: PauseRule::MinIntervalHard };
     assert_eq!(cooldown.check(&hard, &at(160), &policy()), Err(held));
     assert_eq!(cooldown.check(&hard, &at(205), &policy()), Ok(()));
 }

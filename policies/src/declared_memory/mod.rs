@@ -23,7 +23,7 @@ use crate::book::{LEAST_BUILD_NUMBER, Run};
 use crate::units::{ByteSize, MIB};
 
 /// First build of llama.cpp with the prompt cache in host memory.
-const CACHE_SINCE: u32 = 6723;
+const PROMPT_CACHE_SINCE: u32 = 6723;
 /// Default limit of the prompt cache in MiB.
 const CACHE_DEFAULT_MIB: u64 = 8192;
 /// First build with checkpoints of any context, and the default number per slot.
@@ -151,7 +151,7 @@ impl DeclaredMemory {
                 let bytes = u64::try_from(mib).ok().map(|mib| mib.saturating_mul(MIB));
                 Known { value: bytes, from: Origin::Given(text) }
             }
-            None if since(CACHE_SINCE) => {
+            None if since(PROMPT_CACHE_SINCE) => {
                 Known { value: Some(CACHE_DEFAULT_MIB * MIB), from: Origin::Default }
             }
             None => Known { value: Some(0), from: Origin::Older },

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::duration::duration;
 use super::key::{Key, Section, Takes};
 use crate::hosts::Names;
-use crate::modes::{Cancel, OnDeath, Replace, Socket, Warm, WhileLoading};
+use crate::modes::{Cancel, OnDeath, Replace, Socket, WarmMode, WhileLoading};
 use crate::origins::Origins;
 use crate::units::ByteSize;
 
@@ -225,7 +225,7 @@ section!(
         /// conversations from files or by evaluating their prompts again, so that their next turn need not
         /// (docs/warm.md); `off` keeps nothing of any request. A change takes effect for processes that
         /// start after it.
-        pub warm: Warm where Takes::OneOf(&["auto", "off"]),
+        pub warm: WarmMode where Takes::OneOf(&["auto", "off"]),
         /// Most bytes of slot files per replacement, kept in `paths.runtime_dir` during it. `0` writes none.
         pub warm_bytes: ByteSize,
         /// Time for which an unloaded model's conversations are kept in slot files and in memory, so that

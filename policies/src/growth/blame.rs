@@ -14,21 +14,21 @@
 
 use crate::growth::floors::Point;
 use crate::growth::stats::{median, size};
-use crate::growth::{Blame, GrowthPolicy, Unit};
+use crate::growth::{GrowthBlame, GrowthPolicy, Unit};
 use crate::sample::Work;
 use crate::units::exact;
 
 /// Gain in loss that a second unit must bring. Where one unit leaks, a pair hardly ever gains so much.
 const PAIR_GAIN: f64 = 2.0;
 /// Units, in the order in which sentences name them.
-const UNITS: [Unit; 6] =
+const UNIT_ORDER: [Unit; 6] =
     [Unit::Request, Unit::Image, Unit::Audio, Unit::PromptToken, Unit::OutputToken, Unit::Hour];
 /// Huber's constant: 95 % efficiency of least squares on normal noise.
-const HUBER: f64 = 1.345;
-const REWEIGHTS: usize = 8;
-const SWEEPS: usize = 30;
+const HUBER_CONSTANT: f64 = 1.345;
+const REWEIGHT_ROUNDS: usize = 8;
+const DESCENT_SWEEPS: usize = 30;
 /// Share of a column's power that is rounding error.
-const ROUNDING: f64 = 1e-9;
+const ROUNDING_SHARE: f64 = 1e-9;
 
 /// Bytes and share of the growth that one unit explains.
 #[derive(Clone, Copy)]
@@ -41,7 +41,7 @@ struct Part {
 
 /// Differences between consecutive floors.
 #[derive(Clone)]
-struct Table {
+struct FloorDifferences {
     rise: Vec<f64>,
     /// Units that occur, each with its amounts divided by their mean, and the mean itself.
     columns: Vec<(Unit, Vec<f64>, f64)>,
@@ -50,13 +50,13 @@ struct Table {
     around: Vec<Vec<f64>>,
 }
 
-impl Table {
+impl FloorDifferences {
     fn of(floors: &[Point]) -> Self {
         let pairs = || floors.windows(2).map(|two| (two[1].work - two[0].work, two));
         let rise = pairs().map(|(_, two)| two[1].level - two[0].level).collect();
         let mut columns = Vec::new();
         let mut around = Vec::new();
-        for unit in UNITS {
+        for unit in UNIT_ORDER {
             let amounts: Vec<f64> = pairs()
                 .map(|(work, two)| match unit {
                     Unit::Hour => (two[1].hours - two[0].hours).max(0.0),
@@ -80,7 +80,7 @@ impl Table {
         while let Some(change) = self.around.pop() {
             let power = power(&change);
             // Units that always occur together leave only rounding error of each other.
-            if power <= ROUNDING * before[self.around.len()] {
+            if power <= ROUNDING_SHARE * before[self.around.len()] {
                 continue;
             }
             let take = |values: &mut Vec<f64>| {
@@ -96,7 +96,7 @@ impl Table {
 
     /// Returns the table without held work, if that improves the fit, and the deviation of the residuals. A
     /// GPU's pools never shrink, so nothing held shows in them.
-    fn clearest(&self, all: &[usize]) -> (Self, f64) {
+    fn remove_held_if_better(&self, all: &[usize]) -> (Self, f64) {
         let (betas, scale) = self.fit(all, None);
         let without = self.clone().without_held();
         let (fewer, scale_without) = without.fit(all, None);
@@ -155,8 +155,8 @@ impl Table {
         let mut betas = vec![0.0; of.len()];
         let mut weights = vec![1.0; self.rise.len()];
         let mut used = 0.0;
-        for _ in 0..REWEIGHTS {
-            for _ in 0..SWEEPS {
+        for _ in 0..REWEIGHT_ROUNDS {
+            for _ in 0..DESCENT_SWEEPS {
                 let mut moved = 0.0_f64;
                 let mut rests = self.rests(of, &betas);
                 for (index, column) in of.iter().enumerate() {
@@ -184,7 +184,7 @@ impl Table {
                 break;
             }
             for (weight, rest) in weights.iter_mut().zip(&rests) {
-                *weight = (HUBER * used / rest.abs().max(f64::MIN_POSITIVE)).min(1.0);
+                *weight = (HUBER_CONSTANT * used / rest.abs().max(f64::MIN_POSITIVE)).min(1.0);
             }
         }
         (betas, used)
@@ -204,7 +204,11 @@ impl Table {
     fn loss(&self, of: &[usize], betas: &[f64], scale: f64) -> f64 {
         let loss = |rest: f64| {
             let t = (rest / scale).abs();
-            if t <= HUBER { t * t } else { 2.0 * HUBER * t - HUBER * HUBER }
+            if t <= HUBER_CONSTANT {
+                t * t
+            } else {
+                2.0 * HUBER_CONSTANT * t - HUBER_CONSTANT * HUBER_CONSTANT
+            }
         };
         self.rests(of, betas).into_iter().map(loss).sum()
     }
@@ -222,14 +226,14 @@ fn amount(work: &Work, unit: Unit) -> f64 {
 }
 
 /// Finds the unit of work that pays for the growth between these floors, given oldest first.
-pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
-    let whole = Table::of(floors);
-    let undecided = |why: &str| Blame::Undecided { why: why.to_owned() };
+pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> GrowthBlame {
+    let whole = FloorDifferences::of(floors);
+    let undecided = |why: &str| GrowthBlame::Undecided { why: why.to_owned() };
     if whole.rise.len() + 1 < policy.blame_floors {
         return undecided("too little work yet to tell who pays");
     }
     let all: Vec<usize> = (0..whole.columns.len()).collect();
-    let (table, scale) = whole.clearest(&all);
+    let (table, scale) = whole.remove_held_if_better(&all);
     let mut alone: Vec<(usize, f64, f64)> = Vec::new();
     for column in all.iter().copied() {
         let (betas, _) = table.fit(&[column], Some(scale));
@@ -256,7 +260,7 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
     if !rivals.is_empty() {
         let shaped = rivals.iter().all(|unit| whole.uneven(*unit) < policy.blame_uneven)
             && whole.uneven(unit_at(column)) < policy.blame_uneven;
-        return Blame::Undecided { why: alike(unit_at(column), &rivals, shaped) };
+        return GrowthBlame::Undecided { why: alike(unit_at(column), &rivals, shaped) };
     }
     let total: f64 = whole.rise.iter().sum();
     let rows = size(whole.rise.len());
@@ -274,25 +278,25 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
         return undecided("several units of work pay together, none of them most of it");
     }
     let (unit, _, mean) = &table.columns[column];
-    Blame::Pays { unit: *unit, bytes_per_unit: pays.each / mean, share: pays.share }
+    GrowthBlame::Pays { unit: *unit, bytes_per_unit: pays.each / mean, share: pays.share }
 }
 
 /// Returns true if hours pay between neighbouring floors and also between every fourth floor. Requests at a
 /// constant rate make hours look guilty, and more so because a request in flight takes memory before it is
 /// counted. Over longer stretches that effect vanishes, and the remaining difference is the rate.
-fn hourly(floors: &[Point], table: &Table, policy: &GrowthPolicy) -> bool {
+fn hourly(floors: &[Point], table: &FloorDifferences, policy: &GrowthPolicy) -> bool {
     let fourth: Vec<Point> = floors.iter().step_by(4).copied().collect();
-    table.hourly(policy) && Table::of(&fourth).hourly(policy)
+    table.hourly(policy) && FloorDifferences::of(&fourth).hourly(policy)
 }
 
 /// Returns true if hours pay for the growth between these floors beyond doubt.
 pub(super) fn time_pays(floors: &[Point], policy: &GrowthPolicy) -> bool {
-    floors.len() >= policy.blame_floors && hourly(floors, &Table::of(floors), policy)
+    floors.len() >= policy.blame_floors && hourly(floors, &FloorDifferences::of(floors), policy)
 }
 
 /// Returns the sentence for units that cannot be separated. `shaped`: all requests bring similar amounts.
 fn alike(winner: Unit, rivals: &[Unit], shaped: bool) -> String {
-    let alike: Vec<&str> = UNITS
+    let alike: Vec<&str> = UNIT_ORDER
         .iter()
         .filter(|unit| **unit == winner || rivals.contains(unit))
         .map(|unit| plural(*unit))

@@ -49,7 +49,7 @@ impl Point {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Scale {
+struct FloorScale {
     /// Steps per floor.
     steps: u64,
     /// Steps in the open stretch.
@@ -62,8 +62,8 @@ struct Scale {
 
 /// Floors of all scales, in bounded memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Floors {
-    scales: Vec<Scale>,
+pub(super) struct ScaledFloors {
+    scales: Vec<FloorScale>,
     keep: usize,
     requests: Option<u64>,
     /// Work done at the latest reading, and the work before its step.
@@ -73,10 +73,10 @@ pub(super) struct Floors {
     before: Work,
 }
 
-impl Floors {
+impl ScaledFloors {
     /// Creates `scales` stretch lengths, each twice the one before, that keep their last `keep` floors.
     pub(super) fn new(scales: u32, keep: usize) -> Self {
-        let scale = |power| Scale {
+        let scale = |power| FloorScale {
             steps: 1_u64.checked_shl(power).unwrap_or(u64::MAX),
             open: 0,
             lowest: None,
@@ -157,13 +157,13 @@ mod tests {
         Point { level, hours: 0.0, work: Work { requests, ..Work::default() }, fresh: Work::default() }
     }
 
-    fn levels(floors: &Floors, scale: usize) -> Vec<f64> {
+    fn levels(floors: &ScaledFloors, scale: usize) -> Vec<f64> {
         floors.of(scale).iter().map(|floor| floor.level).collect()
     }
 
     #[test]
     fn a_floor_is_the_least_reading_of_its_stretch() {
-        let mut floors = Floors::new(2, 8);
+        let mut floors = ScaledFloors::new(2, 8);
         for (requests, level) in [(1, 5.0), (1, 9.0), (2, 7.0), (2, 3.0), (3, 8.0), (4, 6.0), (5, 1.0)] {
             floors.push(point(requests, level));
         }
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_busy_server_makes_one_step_of_hundreds_of_requests() {
-        let mut floors = Floors::new(1, 8);
+        let mut floors = ScaledFloors::new(1, 8);
         for step in 0..4 {
             floors.push(point(step * 500, 1.0));
         }
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        let mut floors = Floors::new(3, 4);
+        let mut floors = ScaledFloors::new(3, 4);
         for step in 0..1000 {
             floors.push(point(step, 1.0));
         }

@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 use crate::growth::floors::Point;
 use crate::growth::shape::Finding;
 use crate::growth::stats;
-use crate::growth::{Forecast, Interval};
+use crate::growth::{GrowthForecast, IntervalEstimate};
 use crate::units::exact;
 
 /// Divisor of the floor count that gives the lag at which a random walk is measured. Over fewer floors
 /// noise hides the walk; over more there are too few samples.
-const LAGS: usize = 4;
+const WALK_LAG_DIVISOR: usize = 4;
 
 /// Requests per second, averaged with a half-life so that recent traffic counts most.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -62,7 +62,7 @@ impl Spread {
             })
             .unzip();
         let seen = xs.last()? - xs.first()?;
-        let lag = (xs.len() / LAGS).max(1);
+        let lag = (xs.len() / WALK_LAG_DIVISOR).max(1);
         let moved = rests.iter().zip(rests.iter().skip(lag)).map(|(from, to)| (to - from).powi(2));
         let moved: Vec<f64> = moved.collect();
         let count = stats::size(moved.len().max(1));
@@ -73,7 +73,7 @@ impl Spread {
 
     /// Returns the slope over the next `left` bytes, with `z` deviations to each side. Sums the error of
     /// the line, the difference between future and past requests, and the scatter of a floor.
-    pub(super) fn ahead(&self, slope: Interval, left: f64, z: f64) -> Interval {
+    pub(super) fn ahead(&self, slope: IntervalEstimate, left: f64, z: f64) -> IntervalEstimate {
         if left <= 0.0 {
             return slope;
         }
@@ -83,7 +83,7 @@ impl Spread {
         let variance = self.walk * (1.0 / self.seen + 1.0 / ahead) + line + 2.0 * noise / ahead.powi(2);
         // A whole request crosses the limit.
         let half = z * variance.sqrt() + slope.value / ahead;
-        Interval {
+        IntervalEstimate {
             value: slope.value,
             low: slope.low.min(slope.value - half),
             high: slope.high.max(slope.value + half),
@@ -92,18 +92,23 @@ impl Spread {
 }
 
 /// Forecasts from `now` to `limit` bytes at a slope in bytes per request; `None` if the slope does not rise.
-pub(super) fn forecast(now: f64, limit: u64, slope: Interval, rate: Option<f64>) -> Option<Forecast> {
+pub(super) fn forecast(
+    now: f64,
+    limit: u64,
+    slope: IntervalEstimate,
+    rate: Option<f64>,
+) -> Option<GrowthForecast> {
     if slope.value <= 0.0 {
         return None;
     }
     let left = (exact(limit) - now).max(0.0);
     let at = |slope: f64| if slope > 0.0 { (left / slope).min(f64::MAX) } else { f64::MAX };
-    let requests = Interval { value: at(slope.value), low: at(slope.high), high: at(slope.low) };
+    let requests = IntervalEstimate { value: at(slope.value), low: at(slope.high), high: at(slope.low) };
     let seconds = rate.filter(|rate| *rate > 0.0).map(|rate| {
         let at = |requests: f64| (requests / rate).min(f64::MAX);
-        Interval { value: at(requests.value), low: at(requests.low), high: at(requests.high) }
+        IntervalEstimate { value: at(requests.value), low: at(requests.low), high: at(requests.high) }
     });
-    Some(Forecast { limit, requests, seconds })
+    Some(GrowthForecast { limit, requests, seconds })
 }
 
 #[cfg(test)]
@@ -131,20 +136,20 @@ mod tests {
 
     #[test]
     fn the_interval_of_the_slope_is_that_of_the_forecast() {
-        let slope = Interval { value: 10.0, low: 5.0, high: 20.0 };
+        let slope = IntervalEstimate { value: 10.0, low: 5.0, high: 20.0 };
         let forecast = forecast(400.0, 1000, slope, Some(2.0)).unwrap();
-        assert_eq!(forecast.requests, Interval { value: 60.0, low: 30.0, high: 120.0 });
-        assert_eq!(forecast.seconds, Some(Interval { value: 30.0, low: 15.0, high: 60.0 }));
+        assert_eq!(forecast.requests, IntervalEstimate { value: 60.0, low: 30.0, high: 120.0 });
+        assert_eq!(forecast.seconds, Some(IntervalEstimate { value: 30.0, low: 15.0, high: 60.0 }));
     }
 
     #[test]
     fn a_slope_that_may_be_flat_has_no_far_end_and_one_that_falls_no_forecast() {
-        let slope = Interval { value: 1.0, low: -1.0, high: 2.0 };
+        let slope = IntervalEstimate { value: 1.0, low: -1.0, high: 2.0 };
         let forecast_of = |slope| forecast(0.0, 100, slope, None);
         assert!(forecast_of(slope).unwrap().requests.high >= f64::MAX);
         assert_eq!(forecast_of(slope).unwrap().seconds, None);
-        assert_eq!(forecast_of(Interval { value: -1.0, ..slope }), None);
-        let past = forecast(500.0, 100, Interval { low: 1.0, ..slope }, None).unwrap();
+        assert_eq!(forecast_of(IntervalEstimate { value: -1.0, ..slope }), None);
+        let past = forecast(500.0, 100, IntervalEstimate { low: 1.0, ..slope }, None).unwrap();
         assert!(past.requests.value.abs() < 1e-9);
     }
 }

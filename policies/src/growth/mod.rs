@@ -130,7 +130,7 @@ impl Unit {
 /// Unit of work that pays for the growth.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Blame {
+pub enum GrowthBlame {
     /// A unit explains the growth.
     Pays {
         /// Unit that pays.
@@ -149,7 +149,7 @@ pub enum Blame {
 
 /// A value with the ends of its confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Interval {
+pub struct IntervalEstimate {
     /// Most likely value.
     pub value: f64,
     /// Lower end.
@@ -189,7 +189,7 @@ pub struct Growth {
     /// Request number of the generation since which the verdict holds.
     pub since_request: u64,
     /// Bytes per request; `None` before the first fit.
-    pub slope: Option<Interval>,
+    pub slope: Option<IntervalEstimate>,
     /// Bytes at the end of the warm-up; `None` before.
     pub baseline: Option<u64>,
     /// Latest floor in bytes: the lowest reading in the last stretch of work.
@@ -197,7 +197,7 @@ pub struct Growth {
     /// Use of the declared caches.
     pub fill: Fill,
     /// Unit of work that pays; `None` unless suspected or leaking.
-    pub blame: Option<Blame>,
+    pub blame: Option<GrowthBlame>,
     /// Line of `slope`; `None` before the first fit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub law: Option<Law>,
@@ -235,13 +235,13 @@ pub struct VerdictChange {
 
 /// Work and time left until a limit is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Forecast {
+pub struct GrowthForecast {
     /// Limit in bytes.
     pub limit: u64,
     /// Requests until it is reached.
-    pub requests: Interval,
+    pub requests: IntervalEstimate,
     /// Seconds until it is reached at the present rate of requests; `None` while no rate is known.
-    pub seconds: Option<Interval>,
+    pub seconds: Option<IntervalEstimate>,
 }
 
 /// Settings of the detector. `defaults.toml`, section `[growth]`, gives the reasons.
@@ -249,11 +249,11 @@ pub type GrowthPolicy = crate::defaults::Growth;
 
 /// Leak known from earlier generations of the same build, model and flags.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Prior {
+pub struct LeakPrior {
     /// Memory that leaked.
     pub series: MemoryKind,
     /// Leaked bytes per request.
-    pub slope: Interval,
+    pub slope: IntervalEstimate,
     /// Unit of work that paid.
-    pub blame: Option<Blame>,
+    pub blame: Option<GrowthBlame>,
 }

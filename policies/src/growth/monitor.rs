@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::growth::forecast::{Rate, forecast};
 use crate::growth::series::{Watch, usual};
-use crate::growth::{Forecast, Growth, GrowthPolicy, Prior, Verdict, VerdictChange};
+use crate::growth::{Growth, GrowthForecast, GrowthPolicy, LeakPrior, Verdict, VerdictChange};
 use crate::sample::{MemoryKind, Sample};
 use crate::units::exact;
 
@@ -15,7 +15,7 @@ use crate::units::exact;
 pub struct Monitor {
     #[serde(skip, default = "usual")]
     policy: GrowthPolicy,
-    priors: Vec<Prior>,
+    priors: Vec<LeakPrior>,
     declared: Vec<(MemoryKind, u64)>,
     watches: Vec<Watch>,
     growth: Vec<Growth>,
@@ -32,7 +32,7 @@ impl Monitor {
     /// Creates a monitor that knows the leaks of earlier generations of the same build, model and flags. It
     /// reports the same growth as a leak at the first sign instead of after several, but never without a
     /// sign.
-    pub fn with_prior(policy: &GrowthPolicy, priors: Vec<Prior>) -> Self {
+    pub fn with_prior(policy: &GrowthPolicy, priors: Vec<LeakPrior>) -> Self {
         Self {
             policy: policy.clone(),
             priors,
@@ -49,7 +49,7 @@ impl Monitor {
     pub fn resume(&mut self, written: &serde_json::Value) -> bool {
         let Ok(mut other) = Self::deserialize(written) else { return false };
         let whole = other.watches.len() == other.growth.len();
-        if !whole || !other.watches.iter_mut().all(|watch| watch.resumes(&self.policy)) {
+        if !whole || !other.watches.iter_mut().all(|watch| watch.resume_under(&self.policy)) {
             return false;
         }
         other.policy.clone_from(&self.policy);
@@ -122,17 +122,17 @@ impl Monitor {
     }
 
     /// Returns the leaking series, to be remembered for the next generation.
-    pub fn priors(&self) -> Vec<Prior> {
+    pub fn priors(&self) -> Vec<LeakPrior> {
         let leaking = self.growth.iter().filter(|growth| growth.verdict == Verdict::Leaking);
         let prior = |growth: &Growth| {
             let slope = growth.slope?;
-            Some(Prior { series: growth.series, slope, blame: growth.blame.clone() })
+            Some(LeakPrior { series: growth.series, slope, blame: growth.blame.clone() })
         };
         leaking.filter_map(prior).collect()
     }
 
     /// Forecasts when a series reaches a limit, from its latest floor; `None` while it does not grow.
-    pub fn forecast(&self, series: MemoryKind, limit: u64) -> Option<Forecast> {
+    pub fn forecast(&self, series: MemoryKind, limit: u64) -> Option<GrowthForecast> {
         let watch = self.watches.iter().find(|watch| watch.growth().series == series)?;
         let growth = watch.growth();
         let slope = growth.slope.filter(|_| growth.verdict >= Verdict::Bounded)?;

@@ -22,11 +22,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::growth::blame::{blame, time_pays};
-use crate::growth::floors::{Floors, Point};
+use crate::growth::floors::{Point, ScaledFloors};
 use crate::growth::forecast::Spread;
-use crate::growth::shape::{Finding, Stairs, Whole, examine, fell, whole};
+use crate::growth::shape::{Finding, StepGrowth, Whole, examine, fell, whole};
 use crate::growth::stats;
-use crate::growth::{Blame, Fill, Growth, GrowthPolicy, Interval, Law, Prior, Unit, Verdict};
+use crate::growth::{
+    Fill, Growth, GrowthBlame, GrowthPolicy, IntervalEstimate, Law, LeakPrior, Unit, Verdict,
+};
 use crate::sample::{MemoryKind, Sample, Work};
 use crate::units::{self, exact};
 
@@ -54,7 +56,7 @@ const SETTLE_FLOORS: usize = 5;
 const WARM_UP_REQUESTS: u64 = 200;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Track {
+struct ScaleTests {
     last: Option<Finding>,
     /// Findings of the latest tests, newest last.
     recent: VecDeque<Finding>,
@@ -64,9 +66,9 @@ struct Track {
 pub(super) struct Watch {
     #[serde(skip, default = "usual")]
     policy: GrowthPolicy,
-    prior: Option<Prior>,
-    floors: Floors,
-    tracks: Vec<Track>,
+    prior: Option<LeakPrior>,
+    floors: ScaledFloors,
+    tracks: Vec<ScaleTests>,
     /// Pools are measured and subtracted from the readings.
     pooled: bool,
     /// Consecutive readings without the pools measured before.
@@ -121,7 +123,7 @@ mod height {
 
 impl Watch {
     /// Continues under a policy; returns false if the stretch lengths differ.
-    pub(super) fn resumes(&mut self, policy: &GrowthPolicy) -> bool {
+    pub(super) fn resume_under(&mut self, policy: &GrowthPolicy) -> bool {
         self.policy = policy.clone();
         let scales = policy.scales.max(1) as usize;
         self.floors.len() == scales && self.tracks.len() == scales
@@ -130,13 +132,13 @@ impl Watch {
     pub(super) fn new(
         series: MemoryKind,
         declared: u64,
-        prior: Option<Prior>,
+        prior: Option<LeakPrior>,
         policy: &GrowthPolicy,
     ) -> Self {
         Self {
             prior,
-            floors: Floors::new(policy.scales, policy.kept),
-            tracks: vec![Track::default(); policy.scales.max(1) as usize],
+            floors: ScaledFloors::new(policy.scales, policy.kept),
+            tracks: vec![ScaleTests::default(); policy.scales.max(1) as usize],
             pooled: false,
             unmeasured: 0,
             pool: 0.0,
@@ -176,7 +178,7 @@ impl Watch {
     }
 
     /// Returns the shown slope, with its interval over the next `left` bytes of rise.
-    pub(super) fn ahead(&self, left: f64) -> Option<Interval> {
+    pub(super) fn ahead(&self, left: f64) -> Option<IntervalEstimate> {
         let slope = self.growth.slope?;
         Some(self.spread.map_or(slope, |spread| spread.ahead(slope, left, self.policy.bound_z)))
     }
@@ -192,7 +194,7 @@ impl Watch {
     /// Forgets all readings, because the next ones measure something else.
     pub(super) fn restart(&mut self) {
         self.floors.clear();
-        self.tracks.iter_mut().for_each(|track| *track = Track::default());
+        self.tracks.iter_mut().for_each(|track| *track = ScaleTests::default());
         self.lift = 0.0;
         self.warm = false;
         self.paid = None;
@@ -286,7 +288,7 @@ impl Watch {
             tested |= self.test(scale, effect);
         }
         self.growth.law = self.line.map(|line| self.law(&line, requests));
-        self.heights(requests, effect, tested);
+        self.record_height(requests, effect, tested);
         self.judge(requests, effect, tested);
     }
 
@@ -384,7 +386,7 @@ impl Watch {
     }
 
     /// Returns true if growth was found repeatedly, and the whole stretch leaves no doubt.
-    fn persists(&self, effect: f64) -> bool {
+    fn growth_persists(&self, effect: f64) -> bool {
         (0..self.tracks.len()).any(|scale| self.scale_persists(scale, effect).unwrap_or(false))
     }
 
@@ -464,12 +466,12 @@ impl Watch {
     }
 
     /// Returns true for growth as in an earlier generation, which needs no repetition.
-    fn known(&self, slope: Interval) -> bool {
+    fn known(&self, slope: IntervalEstimate) -> bool {
         self.prior.as_ref().is_some_and(|prior| slope.value >= PRIOR_SLOPE_RATIO * prior.slope.value)
     }
 
     /// Records the last growth: a test, or a new height.
-    fn heights(&mut self, requests: u64, effect: f64, tested: bool) {
+    fn record_height(&mut self, requests: u64, effect: f64, tested: bool) {
         let floor = self.lifted;
         if floor >= self.height + effect * self.policy.height_share {
             self.height = floor;
@@ -491,7 +493,7 @@ impl Watch {
         } else if within {
             Verdict::Steady
         } else if (leaks && requests.saturating_sub(self.grew) < self.calm(effect))
-            || (grows && tested && (self.persists(effect) || self.is_paid(effect)))
+            || (grows && tested && (self.growth_persists(effect) || self.is_paid(effect)))
         {
             Verdict::Leaking
         } else if grows || stairs.is_some() {
@@ -507,23 +509,23 @@ impl Watch {
             self.growth.blame = None;
             self.paid = None;
         } else if changed || tested {
-            self.growth.blame = stairs.map_or_else(|| self.blamed(), |stairs| Some(stepwise(&stairs)));
-            self.keep_payer();
+            self.growth.blame = stairs.map_or_else(|| self.blamed(), |stairs| Some(stepwise_blame(&stairs)));
+            self.count_payer();
         }
     }
 
     /// Finds steps that are too few and too large for a line.
-    fn stairs(&self, effect: f64) -> Option<Stairs> {
+    fn stairs(&self, effect: f64) -> Option<StepGrowth> {
         let longest = (0..self.floors.len())
             .rev()
             .find(|scale| self.floors.of(*scale).len() >= self.policy.window / 2)?;
-        Stairs::of(self.floors.of(longest), effect, &self.policy)
+        StepGrowth::of(self.floors.of(longest), effect, &self.policy)
     }
 
     /// Counts consecutive tests that blame the same unit for nearly all of the growth. An undecided test
     /// does not reset the count.
-    fn keep_payer(&mut self) {
-        let Some(Blame::Pays { unit, share, .. }) = &self.growth.blame else { return };
+    fn count_payer(&mut self) {
+        let Some(GrowthBlame::Pays { unit, share, .. }) = &self.growth.blame else { return };
         if *share < PAID_SHARE || *unit == Unit::Hour {
             self.paid = None;
             return;
@@ -562,7 +564,7 @@ impl Watch {
 
     /// Finds the paying unit in the longest stretch with enough floors, or in the next shorter one. Hours
     /// are also sought in all shorter ones, because these average less.
-    fn blamed(&self) -> Option<Blame> {
+    fn blamed(&self) -> Option<GrowthBlame> {
         let floors = |scale| self.floors.of(scale).iter().copied().collect::<Vec<_>>();
         let long = |scale: &usize| self.floors.of(*scale).len() >= self.policy.window;
         let longest = (0..self.floors.len()).rev().find(long)?;
@@ -571,9 +573,9 @@ impl Watch {
         }
         // Long stretches average the mix of work; if they cannot separate units, the next shorter one may.
         let found = blame(&floors(longest), &self.policy);
-        let shorter = longest.checked_sub(1).filter(|_| matches!(found, Blame::Undecided { .. }));
+        let shorter = longest.checked_sub(1).filter(|_| matches!(found, GrowthBlame::Undecided { .. }));
         let shorter = shorter.map(|scale| blame(&floors(scale), &self.policy));
-        Some(shorter.filter(|blame| matches!(blame, Blame::Pays { .. })).unwrap_or(found))
+        Some(shorter.filter(|blame| matches!(blame, GrowthBlame::Pays { .. })).unwrap_or(found))
     }
 
     /// Returns true if growth can be within an allowance. Where host pools are measured, declared memory is
@@ -592,14 +594,14 @@ impl Watch {
 }
 
 /// Returns the blame for growth in steps.
-fn stepwise(stairs: &Stairs) -> Blame {
+fn stepwise_blame(stairs: &StepGrowth) -> GrowthBlame {
     let why = format!(
         "it grows in steps: {} of some {:.0} each, one in some {:.0} requests",
         stairs.steps,
-        units::Amount(stairs.height),
+        units::ByteAmount(stairs.height),
         stairs.requests
     );
-    Blame::Undecided { why }
+    GrowthBlame::Undecided { why }
 }
 
 fn hours(at: Duration) -> f64 {

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 use crate::growth::floors::Point;
-use crate::growth::stats::{self, Trend, size};
-use crate::growth::{GrowthPolicy, Interval, Unit};
+use crate::growth::stats::{self, TrendTest, size};
+use crate::growth::{GrowthPolicy, IntervalEstimate, Unit};
 use crate::units::exact;
 
 /// Share of the rise that must remain without its largest jump.
@@ -38,7 +38,7 @@ const PACE_NOISE_FACTOR: f64 = 4.0;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Finding {
     /// Bytes per request.
-    pub(super) slope: Interval,
+    pub(super) slope: IntervalEstimate,
     /// The stretch rises like a leak.
     pub(super) grows: bool,
     /// Value of the line before any work, in bytes.
@@ -63,8 +63,8 @@ pub(super) fn examine<'a>(
 ) -> Option<Finding> {
     let (xs, ys): (Vec<f64>, Vec<f64>) =
         floors.map(|floor| (exact(floor.work.requests), floor.level)).unzip();
-    let trend = Trend::of(&ys);
-    let slope = stats::sen_bounds(&xs, &ys, trend.var, policy.bound_z)?;
+    let trend = TrendTest::of(&ys);
+    let slope = stats::sen_slope_with_bounds(&xs, &ys, trend.var, policy.bound_z)?;
     let run = xs.last()? - xs.first()?;
     let rise = slope.value * run;
     let noise = stats::scatter(&xs, &ys, slope.value);
@@ -72,9 +72,9 @@ pub(super) fn examine<'a>(
     let foot = stats::median(&mut feet)?;
     let grows = rise >= effect.max(EFFECT_DEVIATIONS * noise)
         && slope.low > 0.0
-        && !braking(&xs, &ys, slope.value, policy)
-        && !jumping(&ys, rise, noise, policy)
-        && significant(&ys, trend, rise, policy);
+        && !is_braking(&xs, &ys, slope.value, policy)
+        && !is_jumping(&ys, rise, noise, policy)
+        && is_significant(&ys, trend, rise, policy);
     Some(Finding { slope, grows, foot, scatter: noise })
 }
 
@@ -119,10 +119,10 @@ pub(super) fn whole<'a>(
     let (scatter, bent) = (share(scatter), share((scatter - grain / 2.0).max(0.0)));
     let pace = if early > 0.0 { late / early } else { f64::MAX };
     // A random walk goes twice as far in four steps as in one; noise does not, which allows a higher bar.
-    let drift =
-        rise >= DRIFT_DEVIATIONS * walk(&ys, 1, 0.0) && rise >= policy.drift_far_z * walk(&ys, 4, grain);
+    let drift = rise >= DRIFT_DEVIATIONS * random_walk_distance(&ys, 1, 0.0)
+        && rise >= policy.drift_far_z * random_walk_distance(&ys, 4, grain);
     let rests: Vec<f64> = xs.iter().zip(&ys).map(|(x, y)| y - slope * x).collect();
-    let goes_far = rise >= policy.drift_far_z * walk(&rests, 4, grain);
+    let goes_far = rise >= policy.drift_far_z * random_walk_distance(&rests, 4, grain);
     Some(Whole { rise, drift, goes_far, pace, end, scatter, bent })
 }
 
@@ -152,7 +152,7 @@ pub(super) fn fell(floors: &VecDeque<Point>, span: usize, depth: f64) -> bool {
 
 /// Growth in few large steps, flat between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Stairs {
+pub(super) struct StepGrowth {
     /// Number of steps.
     pub(super) steps: u32,
     /// Mean height in bytes.
@@ -161,7 +161,7 @@ pub(super) struct Stairs {
     pub(super) requests: f64,
 }
 
-impl Stairs {
+impl StepGrowth {
     /// Recognises floors that rose several times by much more than `effect` at once, never fell, and whose
     /// next step is not overdue. `None` for everything else, including smaller plateaus.
     pub(super) fn of(floors: &VecDeque<Point>, effect: f64, policy: &GrowthPolicy) -> Option<Self> {
@@ -196,7 +196,7 @@ impl Stairs {
 
 /// Returns the expected distance of a random walk over as many floors, with steps over `lag` floors of the
 /// measured size less the allocation granularity `grain`.
-fn walk(ys: &[f64], lag: usize, grain: f64) -> f64 {
+fn random_walk_distance(ys: &[f64], lag: usize, grain: f64) -> f64 {
     let steps: Vec<f64> = ys.iter().zip(ys.iter().skip(lag)).map(|(from, to)| to - from).collect();
     let places = vec![0.0; steps.len()];
     (stats::scatter(&places, &steps, 0.0) - grain).max(0.0)
@@ -204,16 +204,16 @@ fn walk(ys: &[f64], lag: usize, grain: f64) -> f64 {
 }
 
 /// Trend test, corrected for autocorrelation.
-fn significant(ys: &[f64], trend: Trend, rise: f64, policy: &GrowthPolicy) -> bool {
+fn is_significant(ys: &[f64], trend: TrendTest, rise: f64, policy: &GrowthPolicy) -> bool {
     // Run the cheap test first: the correction only lowers z.
     trend.z() >= policy.trend_z && {
         let per_step = rise / (size(ys.len()) - 1.0).max(1.0);
-        trend.widened(stats::hamed_rao(ys, per_step, policy.bound_z)).z() >= policy.trend_z
+        trend.widened(stats::hamed_rao_factor(ys, per_step, policy.bound_z)).z() >= policy.trend_z
     }
 }
 
 /// Returns true if the end of the stretch rises less than the whole, so the rise is about to end.
-fn braking(xs: &[f64], ys: &[f64], slope: f64, policy: &GrowthPolicy) -> bool {
+fn is_braking(xs: &[f64], ys: &[f64], slope: f64, policy: &GrowthPolicy) -> bool {
     let from = xs.len() - xs.len() * 2 / 5;
     let last = stats::sen(&xs[from..], &ys[from..]);
     last.is_none_or(|last| last < policy.brake_ratio * slope)
@@ -221,7 +221,7 @@ fn braking(xs: &[f64], ys: &[f64], slope: f64, policy: &GrowthPolicy) -> bool {
 
 /// Returns true if a few steps make most of the rise, or the floors vary enough that they could. A single
 /// outlier is no step: it is replaced by the median of itself and its neighbours.
-fn jumping(ys: &[f64], rise: f64, noise: f64, policy: &GrowthPolicy) -> bool {
+fn is_jumping(ys: &[f64], rise: f64, noise: f64, policy: &GrowthPolicy) -> bool {
     let smooth: Vec<f64> = ys
         .windows(3)
         .map(|three| {

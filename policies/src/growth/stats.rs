@@ -6,7 +6,7 @@
 //! nothing of memory. Cost grows with the square of the length: use them for dozens of points, not
 //! thousands.
 
-use crate::growth::Interval;
+use crate::growth::IntervalEstimate;
 
 /// Converts a length for arithmetic.
 pub(super) fn size(length: usize) -> f64 {
@@ -32,14 +32,14 @@ pub fn median(values: &mut [f64]) -> Option<f64> {
 
 /// Mann-Kendall trend test.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Trend {
+pub(super) struct TrendTest {
     /// Rising pairs minus falling pairs.
     pub(super) s: f64,
     /// Variance of `s` without a trend, corrected for ties.
     pub(super) var: f64,
 }
 
-impl Trend {
+impl TrendTest {
     /// Tests values in order.
     pub(super) fn of(values: &[f64]) -> Self {
         let mut s = 0.0;
@@ -76,7 +76,7 @@ impl Trend {
 /// Factor by which autocorrelation widens the variance of the Mann-Kendall S. At least 1, so that the test
 /// never becomes more sensitive. `slope` is Sen's slope per step; only lags beyond `z_lag` deviations
 /// count.
-pub(super) fn hamed_rao(values: &[f64], slope: f64, z_lag: f64) -> f64 {
+pub(super) fn hamed_rao_factor(values: &[f64], slope: f64, z_lag: f64) -> f64 {
     let n = size(values.len());
     if values.len() < 4 {
         return 1.0;
@@ -137,19 +137,19 @@ pub(super) fn sen(xs: &[f64], ys: &[f64]) -> Option<f64> {
 }
 
 /// Sen's slope with the bounds given by the variance of S, `z` deviations to each side.
-pub(super) fn sen_bounds(xs: &[f64], ys: &[f64], var: f64, z: f64) -> Option<Interval> {
+pub(super) fn sen_slope_with_bounds(xs: &[f64], ys: &[f64], var: f64, z: f64) -> Option<IntervalEstimate> {
     let mut slopes = slopes(xs, ys);
     let value = median(&mut slopes)?;
     let half = z * var.max(0.0).sqrt();
     let count = size(slopes.len());
-    let low = *nth(&mut slopes, (count - half) / 2.0 - 1.0)?;
-    let high = *nth(&mut slopes, f64::midpoint(count, half))?;
-    Some(Interval { value, low: low.min(value), high: high.max(value) })
+    let low = *value_at_rank(&mut slopes, (count - half) / 2.0 - 1.0)?;
+    let high = *value_at_rank(&mut slopes, f64::midpoint(count, half))?;
+    Some(IntervalEstimate { value, low: low.min(value), high: high.max(value) })
 }
 
 /// Returns the value at a rank counted from 0, rounded and clamped to the ends.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "cut to the length of a vector")]
-fn nth(values: &mut [f64], rank: f64) -> Option<&mut f64> {
+fn value_at_rank(values: &mut [f64], rank: f64) -> Option<&mut f64> {
     let last = values.len().checked_sub(1)?;
     let rank = (rank.round().max(0.0) as usize).min(last);
     Some(values.select_nth_unstable_by(rank, f64::total_cmp).1)

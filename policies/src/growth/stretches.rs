@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use crate::growth::blame::blame;
 use crate::growth::floors::Point;
-use crate::growth::stats::{self, Trend};
-use crate::growth::{Blame, GrowthPolicy, Interval};
+use crate::growth::stats::{self, TrendTest};
+use crate::growth::{GrowthBlame, GrowthPolicy, IntervalEstimate};
 use crate::sample::Work;
 use crate::units::exact;
 
 /// Most points for a slope, because the cost grows with the square.
-const POINTS: usize = 160;
+const SLOPE_POINTS: usize = 160;
 
 /// Memory reading of one process.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,8 +28,8 @@ pub struct Level {
 
 /// Sen's slope in bytes per request with its bounds; `None` with fewer than four readings, or without any
 /// work.
-pub fn slope(levels: &[Level], policy: &GrowthPolicy) -> Option<Interval> {
-    let stride = levels.len().div_ceil(POINTS).max(1);
+pub fn slope(levels: &[Level], policy: &GrowthPolicy) -> Option<IntervalEstimate> {
+    let stride = levels.len().div_ceil(SLOPE_POINTS).max(1);
     let pair = |level: &Level| (exact(level.work.requests), exact(level.bytes));
     let (xs, ys): (Vec<f64>, Vec<f64>) = levels.iter().step_by(stride).map(pair).unzip();
     if xs.len() < 4 {
@@ -37,20 +37,20 @@ pub fn slope(levels: &[Level], policy: &GrowthPolicy) -> Option<Interval> {
     }
     // Heap readings are correlated, so the effective number is smaller.
     let per_step = stats::sen(&xs, &ys)? * (xs.last()? - xs.first()?) / (stats::size(xs.len()) - 1.0);
-    let trend = Trend::of(&ys).widened(stats::hamed_rao(&ys, per_step, policy.bound_z));
-    stats::sen_bounds(&xs, &ys, trend.var, policy.bound_z)
+    let trend = TrendTest::of(&ys).widened(stats::hamed_rao_factor(&ys, per_step, policy.bound_z));
+    stats::sen_slope_with_bounds(&xs, &ys, trend.var, policy.bound_z)
 }
 
 /// Most readings merged into one point: more would leave too few points of a short leg.
-const MOST_AT_ONCE: usize = 8;
+const MERGED_READINGS: usize = 8;
 
 /// Finds the unit that pays for the growth of these processes; each has its readings in order.
-pub fn blame_of(processes: &[Vec<Level>], policy: &GrowthPolicy) -> Blame {
+pub fn blame_of(processes: &[Vec<Level>], policy: &GrowthPolicy) -> GrowthBlame {
     // A GPU pool grows in pieces larger than one request's need. Between most readings it does not move, so
     // a robust fit would treat growth as an outlier. Therefore readings are merged until just enough points
     // remain.
     let all: usize = processes.iter().map(Vec::len).sum();
-    let stride = (all / (2 * policy.blame_floors)).clamp(1, MOST_AT_ONCE);
+    let stride = (all / (2 * policy.blame_floors)).clamp(1, MERGED_READINGS);
     let mut points: Vec<Point> = Vec::new();
     for levels in processes {
         let Some(first) = levels.first() else { continue };
@@ -105,9 +105,9 @@ mod tests {
         let policy = &crate::defaults().growth;
         let leak = |work: Work| work.images * 4 * MIB;
         let images = process(60, image(), leak);
-        assert!(matches!(blame_of(std::slice::from_ref(&images), policy), Blame::Undecided { .. }));
+        assert!(matches!(blame_of(std::slice::from_ref(&images), policy), GrowthBlame::Undecided { .. }));
         let blamed = blame_of(&[process(60, text(), leak), images], policy);
-        assert!(matches!(blamed, Blame::Pays { unit: Unit::Image, .. }), "{blamed:?}");
+        assert!(matches!(blamed, GrowthBlame::Pays { unit: Unit::Image, .. }), "{blamed:?}");
     }
 
     #[test]

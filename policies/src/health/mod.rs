@@ -171,7 +171,7 @@ pub struct Health {
 
 /// Observations without progress that a wedge needs: a machine that slept has one long pause between two of
 /// them.
-const STILL_LOOKS: u32 = 3;
+const WEDGE_OBSERVATIONS: u32 = 3;
 
 impl Health {
     /// Creates a monitor for a generation that just became ready.
@@ -254,12 +254,12 @@ impl Health {
         let since = |moment: Duration| self.last.at.saturating_sub(moment);
         let wedged = |since: Duration, limit| Symptom::Wedged { seconds: since.as_secs(), limit };
         let silent = since(self.turned);
-        if self.silent >= STILL_LOOKS && silent.as_secs_f64() >= limit.seconds {
+        if self.silent >= WEDGE_OBSERVATIONS && silent.as_secs_f64() >= limit.seconds {
             return Some(wedged(silent, limit));
         }
         let seconds = limit.seconds.max(self.policy.wedged_after.as_secs_f64());
         let still = since(self.progress);
-        (self.told && self.still >= STILL_LOOKS && still.as_secs_f64() >= seconds)
+        (self.told && self.still >= WEDGE_OBSERVATIONS && still.as_secs_f64() >= seconds)
             .then(|| wedged(still, Limit { seconds, basis: Basis::Unmoved }))
     }
 

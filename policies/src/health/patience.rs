@@ -147,7 +147,7 @@ pub(super) struct Pace {
 /// Number of remembered prompts, so that one outlier does not count.
 const PROMPTS_KEPT: usize = 32;
 /// Fewer tokens cost as much as this many: reading the model once.
-const LEAST_TOKENS: u64 = 64;
+const PRICED_TOKENS_LEAST: u64 = 64;
 
 impl Pace {
     /// Records an evaluated prompt: `new` tokens of `all`, in milliseconds.
@@ -157,7 +157,7 @@ impl Pace {
         }
         // The average new token is in the middle of the new ones.
         let depth = all.max(new) - new / 2;
-        let price = ms / 1000.0 / exact(new.max(LEAST_TOKENS)) / slowdown(depth);
+        let price = ms / 1000.0 / exact(new.max(PRICED_TOKENS_LEAST)) / slowdown(depth);
         if self.prompts.len() == PROMPTS_KEPT {
             self.prompts.pop_front();
         }
@@ -211,7 +211,7 @@ impl Pace {
         let tokens =
             if told { awaited.prompt_tokens.min(policy.prefill_step) } else { awaited.prompt_tokens };
         let price = price * slowdown(awaited.largest_prompt);
-        let seconds = (PREFILL_TIME_FACTOR * exact(tokens.max(LEAST_TOKENS)) * price)
+        let seconds = (PREFILL_TIME_FACTOR * exact(tokens.max(PRICED_TOKENS_LEAST)) * price)
             .max(policy.prefill_least.as_secs_f64());
         let basis = Basis::Prompt { tokens, token_ms: price * 1000.0, media };
         Limit { seconds: seconds + pictures + wake, basis }

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use super::room::{self, Company};
+use super::room::{self, Compatibility};
 use super::{Kept, Loading, Model, Order, Place, Seen, State, Who, Wish};
 
 impl Loading {
@@ -20,7 +20,7 @@ impl Loading {
             return Vec::new();
         };
         let (stays, mut party): (Vec<Who>, Vec<Who>) =
-            self.along_with(name).into_iter().partition(|who| self.models[who].stays());
+            self.all_companions(name).into_iter().partition(|who| self.models[who].stays());
         let forever = self.models.iter().filter(|(_, model)| model.stays_for_good()).map(|(who, _)| who);
         let mut may_be: Vec<Who> = forever.chain(&stays).chain([name]).cloned().collect();
         party.retain(|who| {
@@ -36,11 +36,11 @@ impl Loading {
         let fits =
             room::fit_with((name, model), &self.members(&party), &left, self.numbers.make_room).is_some();
         let wish = Wish { name, kept: &[], free: None, party: &party };
-        if fits && self.company(&wish, &mobile) != Company::Bad { party } else { Vec::new() }
+        if fits && self.company(&wish, &mobile) != Compatibility::Bad { party } else { Vec::new() }
     }
 
     /// Returns all companions of a model, direct and indirect, and the model itself.
-    pub(super) fn along_with(&self, name: &Who) -> Vec<Who> {
+    pub(super) fn all_companions(&self, name: &Who) -> Vec<Who> {
         let mut all = vec![name.clone()];
         let mut next = 0;
         while let Some(model) = all.get(next).and_then(|who| self.models.get(who)) {
@@ -68,25 +68,25 @@ impl Loading {
     }
 
     /// Returns the loaded models that have this one as a companion, and so are unloaded with it.
-    pub(super) fn who_goes_along(&self, name: &Who) -> Vec<Who> {
+    pub(super) fn unloaded_with(&self, name: &Who) -> Vec<Who> {
         let hosts = self.hosts().map(|(who, _)| who).filter(|who| *who != name);
-        hosts.filter(|who| self.along_with(who).contains(name)).cloned().collect()
+        hosts.filter(|who| self.all_companions(who).contains(name)).cloned().collect()
     }
 
     /// Returns true if a pinned model holds this one as its companion.
     pub(super) fn is_held(&self, name: &Who) -> bool {
         let forever = self.hosts().filter(|(who, model)| *who != name && model.stays_for_good());
-        forever.into_iter().any(|(who, _)| self.along_with(who).contains(name))
+        forever.into_iter().any(|(who, _)| self.all_companions(who).contains(name))
     }
 
     /// Returns the companions of loaded models. A model whose own TTL has passed holds no companions.
-    pub fn kept_company(&self, seen: impl Fn(&Who) -> Seen) -> Vec<Who> {
+    pub fn held_companions(&self, seen: impl Fn(&Who) -> Seen) -> Vec<Who> {
         let rests = |who: &Who, model: &Model| {
             let seen = seen(who);
             !seen.is_in_use() && model.spec.ttl.is_some_and(|ttl| seen.idle_for >= ttl)
         };
         let hosts = self.hosts().filter(|(who, model)| !rests(who, model));
-        let mut all: Vec<Who> = hosts.flat_map(|(who, _)| self.along_with(who)).collect();
+        let mut all: Vec<Who> = hosts.flat_map(|(who, _)| self.all_companions(who)).collect();
         all.sort();
         all.dedup();
         all
@@ -99,11 +99,11 @@ impl Loading {
                 model.comes_again = matches!(model.state, State::Out | State::Leaves);
             }
         }
-        self.call_again(now)
+        self.call_pending(now)
     }
 
     /// Calls the pending companions that are unloaded by now.
-    pub(super) fn call_again(&mut self, now: Duration) -> Vec<Order> {
+    pub(super) fn call_pending(&mut self, now: Duration) -> Vec<Order> {
         let out = self.models.iter_mut().filter(|(_, model)| model.comes_again && model.state == State::Out);
         out.map(|(who, model)| {
             (model.comes_again, model.state) = (false, State::Called { since: now });
@@ -123,7 +123,7 @@ impl Loading {
 
     /// Returns the room reserved for called companions. A companion that does not answer in time loses its
     /// reservation.
-    pub(super) fn kept_for_called(&mut self, now: Duration, free: Option<&room::Amounts>) -> Kept {
+    pub(super) fn kept_for_called(&mut self, now: Duration, free: Option<&room::MemoryAmounts>) -> Kept {
         let patience = self.numbers.called;
         for model in self.models.values_mut() {
             if matches!(model.state, State::Called { since } if now.saturating_sub(since) >= patience) {
@@ -136,7 +136,7 @@ impl Loading {
             let wish = Wish { name: who, kept: &kept, free, party: &[] };
             let promised = match self.place(&wish, &[]) {
                 Place::Now(_, promised, _) | Place::Later(promised, _) => promised.plus(&room::mapped(model)),
-                Place::Nowhere => room::Amounts::none(),
+                Place::Nowhere => room::MemoryAmounts::none(),
             };
             kept.push((who.clone(), promised));
         }

@@ -6,27 +6,32 @@ use std::time::Duration;
 use super::{Loading, Model, Numbers, Place, Seen, State, Who, Wish};
 
 /// Most candidates for which all combinations are tried; more are unloaded one by one, cheapest first.
-const COMBINED: usize = 12;
+const COMBINATION_LIMIT: usize = 12;
 
 /// Value of keeping models that can only be unloaded together, and the models.
-type Party = (f64, Vec<Who>);
+type EvictionGroup = (f64, Vec<Who>);
 
 /// Seconds until the next request of a model in use: less than for any idle model.
-const SOONEST: f64 = 0.1;
+const IN_USE_SECONDS: f64 = 0.1;
 
 impl Loading {
     /// Chooses the models whose unloading costs least and makes enough room; empty if no set does.
-    pub(super) fn leaving_for(&self, wish: &Wish<'_>, now: Duration, seen: &BTreeMap<Who, Seen>) -> Vec<Who> {
+    pub(super) fn choose_evictions(
+        &self,
+        wish: &Wish<'_>,
+        now: Duration,
+        seen: &BTreeMap<Who, Seen>,
+    ) -> Vec<Who> {
         let may_leave = |who: &Who| {
             let model = self.models.get(who);
             model.is_some_and(|model| !model.spec.pin && self.may_leave(model, now, seen[who]))
         };
-        let mut candidates: Vec<Party> = self
+        let mut candidates: Vec<EvictionGroup> = self
             .models
             .keys()
             .filter(|who| may_leave(who))
             .map(|who| {
-                let mut leave = self.who_goes_along(who);
+                let mut leave = self.unloaded_with(who);
                 leave.push(who.clone());
                 leave
             })
@@ -36,16 +41,17 @@ impl Loading {
                 (worth.sum(), leave)
             })
             .collect();
-        let is_enough = |of: &[Party]| self.is_enough(wish, &union(&of.iter().collect::<Vec<_>>()));
+        let is_enough =
+            |of: &[EvictionGroup]| self.is_enough(wish, &distinct_models(&of.iter().collect::<Vec<_>>()));
         if !is_enough(&candidates) {
             return Vec::new();
         }
         // The wanted model's companions would be loaded again with it, and a model that has it as a
         // companion would call it again. Both kinds are unloaded only where others are not enough.
-        let company = self.along_with(wish.name);
-        let is_own = |(_, leave): &Party| leave.iter().any(|who| company.contains(who));
-        let calls = |(_, leave): &Party| leave.iter().any(|who| self.calls(who, wish.name));
-        let without = |out: &dyn Fn(&Party) -> bool| {
+        let company = self.all_companions(wish.name);
+        let is_own = |(_, leave): &EvictionGroup| leave.iter().any(|who| company.contains(who));
+        let calls = |(_, leave): &EvictionGroup| leave.iter().any(|who| self.calls(who, wish.name));
+        let without = |out: &dyn Fn(&EvictionGroup) -> bool| {
             let others: Vec<_> = candidates.iter().filter(|one| !out(one)).cloned().collect();
             is_enough(&others).then_some(others)
         };
@@ -54,7 +60,7 @@ impl Loading {
             .or_else(|| without(&calls));
         candidates = better.unwrap_or(candidates);
         candidates.sort_by(|one, other| one.0.total_cmp(&other.0).then_with(|| one.1.cmp(&other.1)));
-        let cheapest = if candidates.len() <= COMBINED {
+        let cheapest = if candidates.len() <= COMBINATION_LIMIT {
             self.cheapest_set(wish, &candidates)
         } else {
             self.first_enough(wish, &candidates)
@@ -92,8 +98,11 @@ impl Loading {
         if model.spec.guest {
             return 0.0;
         }
-        let expected =
-            if seen.is_in_use() { SOONEST } else { model.demand.expected(seen.idle_for).max(SOONEST) };
+        let expected = if seen.is_in_use() {
+            IN_USE_SECONDS
+        } else {
+            model.demand.expected(seen.idle_for).max(IN_USE_SECONDS)
+        };
         let leaks = model.reading.as_ref().is_some_and(|reading| reading.leaks);
         model.load_time.saturating_add(seen.conversations).as_secs_f64() / expected
             * if leaks { self.numbers.leaker } else { 1.0 }
@@ -103,7 +112,7 @@ impl Loading {
         !matches!(self.place(wish, leave), Place::Nowhere)
     }
 
-    fn cheapest_set(&self, wish: &Wish<'_>, candidates: &[Party]) -> Option<Vec<Who>> {
+    fn cheapest_set(&self, wish: &Wish<'_>, candidates: &[EvictionGroup]) -> Option<Vec<Who>> {
         let of = |set: u32| {
             (0..).zip(candidates).filter(move |(index, _)| set >> index & 1 == 1).map(|(_, one)| one)
         };
@@ -113,29 +122,29 @@ impl Loading {
             one.0.total_cmp(&other.0).then_with(|| one.1.count_ones().cmp(&other.1.count_ones()))
         });
         sets.into_iter().find_map(|(_, set)| {
-            let leave = union(&of(set).collect::<Vec<_>>());
+            let leave = distinct_models(&of(set).collect::<Vec<_>>());
             self.is_enough(wish, &leave).then(|| leave.into_iter().cloned().collect())
         })
     }
 
-    fn first_enough(&self, wish: &Wish<'_>, candidates: &[Party]) -> Option<Vec<Who>> {
-        let all: Vec<&Party> = candidates.iter().collect();
-        let enough = (1..=all.len()).find(|count| self.is_enough(wish, &union(&all[..*count])))?;
+    fn first_enough(&self, wish: &Wish<'_>, candidates: &[EvictionGroup]) -> Option<Vec<Who>> {
+        let all: Vec<&EvictionGroup> = candidates.iter().collect();
+        let enough = (1..=all.len()).find(|count| self.is_enough(wish, &distinct_models(&all[..*count])))?;
         let mut leave = all[..enough].to_vec();
         // Keep the models that are not needed, the most valuable first.
         for one in all[..enough].iter().rev() {
-            let without: Vec<&Party> =
+            let without: Vec<&EvictionGroup> =
                 leave.iter().copied().filter(|kept| !std::ptr::eq(*kept, *one)).collect();
-            if self.is_enough(wish, &union(&without)) {
+            if self.is_enough(wish, &distinct_models(&without)) {
                 leave = without;
             }
         }
-        Some(union(&leave).into_iter().cloned().collect())
+        Some(distinct_models(&leave).into_iter().cloned().collect())
     }
 }
 
 /// All models of the sets, each once.
-fn union<'a>(sets: &[&'a Party]) -> Vec<&'a Who> {
+fn distinct_models<'a>(sets: &[&'a EvictionGroup]) -> Vec<&'a Who> {
     let all: BTreeSet<&Who> = sets.iter().flat_map(|(_, leave)| leave).collect();
     all.into_iter().collect()
 }

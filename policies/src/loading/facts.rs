@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::room::Amounts;
+use super::room::MemoryAmounts;
 use crate::ModelName;
 use crate::book::Needs;
 
@@ -19,7 +19,7 @@ pub struct Who {
 /// Configured properties of a model.
 #[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Spec {
+pub struct LoadSpec {
     /// Needs of one process. `None` if unknown: the model is admitted and counts with its measured memory.
     pub needs: Option<Needs>,
     /// Number of processes.
@@ -69,7 +69,7 @@ impl Seen {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
     /// Bytes per memory, without the mapped model file.
-    pub held: Amounts,
+    pub held: MemoryAmounts,
     /// GPU memory is unknown, so the promise counts instead.
     pub gpus_unknown: bool,
     /// The model leaks.
@@ -84,9 +84,9 @@ pub struct Reading {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lacks {
     /// Needs of all processes, each on one GPU, if known.
-    pub needed: Option<Amounts>,
+    pub needed: Option<MemoryAmounts>,
     /// Bytes left for the model: not promised, not in use, and not reserved for earlier waiters.
-    pub left: Amounts,
+    pub left: MemoryAmounts,
     /// Loaded models exclude it, or `loading.max_loaded` is reached.
     pub company: bool,
 }

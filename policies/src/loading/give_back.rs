@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::{Amounts, Loading, Model, Numbers, Place, State, Who, Wish, room};
+use super::{Loading, MemoryAmounts, Model, Numbers, Place, State, Who, Wish, room};
 
 /// Least pause between reclaims of a model. A model that grows back faster leaks, and only a fresh process
 /// cures it.
-const GIVE_BACK_INTERVAL: Duration = Duration::from_secs(60);
+const RECLAIM_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Result of the reclaim step that precedes an eviction.
-pub(super) enum Giving {
+pub(super) enum ReclaimStep {
     /// Models to be asked.
     Asked(Vec<Who>),
     /// Running reclaims would free enough.
@@ -20,15 +20,15 @@ pub(super) enum Giving {
 
 impl Loading {
     /// Chooses the models to ask for memory, if reclaiming would make enough room for the wish.
-    pub(super) fn giving_for(&mut self, wish: &Wish<'_>, now: Duration) -> Giving {
-        let Some(free) = wish.free else { return Giving::Nobody };
+    pub(super) fn request_reclaim(&mut self, wish: &Wish<'_>, now: Duration) -> ReclaimStep {
+        let Some(free) = wish.free else { return ReclaimStep::Nobody };
         let numbers = &self.numbers;
         let hoards = || self.models.values().filter_map(|model| model.hoard(now, numbers));
         let free = hoards().fold(free.clone(), |sum, hoard| sum.plus(&hoard));
         if hoards().next().is_none()
             || matches!(self.place(&Wish { free: Some(&free), ..*wish }, &[]), Place::Nowhere)
         {
-            return Giving::Nobody;
+            return ReclaimStep::Nobody;
         }
         let short = self.is_short_of(wish);
         let helps = |model: &Model| model.hoard(now, numbers).is_some_and(|hoard| hoard.is_any_of(short));
@@ -37,14 +37,14 @@ impl Loading {
         if asked.is_empty() {
             let awaited =
                 self.models.values().any(|model| model.gives && model.hoard(now, numbers).is_some());
-            return if awaited { Giving::Awaited } else { Giving::Nobody };
+            return if awaited { ReclaimStep::Awaited } else { ReclaimStep::Nobody };
         }
         for who in &asked {
             if let Some(model) = self.models.get_mut(who) {
                 (model.gives, model.asked_back) = (true, Some(now));
             }
         }
-        Giving::Asked(asked)
+        ReclaimStep::Asked(asked)
     }
 
     /// Returns whether a model without room lacks host memory, and whether it lacks GPU memory; both if
@@ -59,7 +59,7 @@ impl Loading {
     }
 
     /// Records that a model's reclaim has ended and its memory was read since, or that it failed.
-    pub fn gave_back(&mut self, model: &Who) {
+    pub fn reclaim_ended(&mut self, model: &Who) {
         if let Some(model) = self.models.get_mut(model) {
             model.gives = false;
         }
@@ -69,13 +69,13 @@ impl Loading {
 impl Model {
     /// Returns the reclaimable bytes: memory above the promise, if the build supports reclaim and none was
     /// tried within the interval.
-    fn hoard(&self, now: Duration, numbers: &Numbers) -> Option<Amounts> {
+    fn hoard(&self, now: Duration, numbers: &Numbers) -> Option<MemoryAmounts> {
         let reading = self.reading.as_ref().filter(|reading| reading.can_give)?;
         let since = self.asked_back.map(|asked| now.saturating_sub(asked));
         let is_asked = match since {
             // Stop waiting for an overdue answer.
             Some(since) if self.gives => since < numbers.give_back,
-            Some(since) => since >= GIVE_BACK_INTERVAL,
+            Some(since) => since >= RECLAIM_INTERVAL,
             None => true,
         };
         let hoard = reading.held.minus(&self.promised);

@@ -2,7 +2,7 @@
 
 use super::next::Place;
 use super::state::State;
-use super::{Amounts, Loading, Order, Who, Wish};
+use super::{Loading, MemoryAmounts, Order, Who, Wish};
 
 impl Loading {
     /// Returns the loaded guests.
@@ -23,7 +23,7 @@ impl Loading {
 
     /// Unloads all guests once a model with new settings does not fit next to them. The model stays loaded
     /// until the guests are gone.
-    pub(super) fn guests_leave_for_remade(&mut self, free: Option<&Amounts>) -> Vec<Order> {
+    pub(super) fn guests_leave_for_remade(&mut self, free: Option<&MemoryAmounts>) -> Vec<Order> {
         let remade = self.models.iter().filter(|(_, model)| model.remade.is_some() && !model.spec.guest);
         let crowded: Vec<Who> =
             remade.filter(|(who, _)| !self.stays_beside_all(who, free)).map(|(who, _)| who.clone()).collect();

@@ -35,11 +35,11 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-pub use self::demand::Demand;
-pub use self::facts::{Lacks, Order, Reading, Seen, Spec, Who};
+pub use self::demand::RequestDemand;
+pub use self::facts::{Lacks, LoadSpec, Order, Reading, Seen, Who};
 use self::next::{Kept, Place, Wish};
-use self::returning::Returning;
-pub use self::room::{Amounts, Never};
+use self::returning::ReturningMemory;
+pub use self::room::{MemoryAmounts, Never};
 use self::state::{Model, State};
 use crate::units;
 
@@ -63,17 +63,17 @@ impl Numbers {
 pub struct Loading {
     numbers: Numbers,
     /// Memory that all models together may use.
-    capacity: Amounts,
+    capacity: MemoryAmounts,
     models: BTreeMap<Who, Model>,
     wishes: u64,
     /// Room reserved for waiting models by the last decision.
     kept: Kept,
     /// Free memory as it would be if the models now taking memory had taken none.
-    before: Option<Amounts>,
+    before: Option<MemoryAmounts>,
     /// Memory of ended processes that does not show as free yet.
-    returning: Returning,
+    returning: ReturningMemory,
     /// The part of it that will return, set only while [`Self::next`] decides.
-    comes_back: Option<Amounts>,
+    comes_back: Option<MemoryAmounts>,
 }
 
 impl Loading {
@@ -82,12 +82,12 @@ impl Loading {
         let kept = Kept::new();
         Self {
             numbers,
-            capacity: Amounts::everything(),
+            capacity: MemoryAmounts::everything(),
             models: BTreeMap::new(),
             wishes: 0,
             kept,
             before: None,
-            returning: Returning::default(),
+            returning: ReturningMemory::default(),
             comes_back: None,
         }
     }
@@ -98,24 +98,24 @@ impl Loading {
     }
 
     /// Returns the models that wait for room, with the reasons.
-    pub fn waiting(&self, free: Option<&Amounts>) -> Vec<(Who, Lacks)> {
+    pub fn waiting(&self, free: Option<&MemoryAmounts>) -> Vec<(Who, Lacks)> {
         let waiting = self.models.iter().filter(|(_, model)| matches!(model.state, State::Wants { .. }));
         let lacks = |who: &Who, model: &Model| {
             let kept = room::kept_for_others(&self.kept, who);
             let wish = Wish { name: who, kept: &self.kept, free, party: &[] };
-            let company = self.company(&wish, &[]) == room::Company::Good;
+            let company = self.company(&wish, &[]) == room::Compatibility::Good;
             Lacks { needed: room::needed(model), left: self.left(free).minus(&kept), company: !company }
         };
         waiting.map(|(who, model)| (who.clone(), lacks(who, model))).collect()
     }
 
     /// Sets the memory that all models together may use.
-    pub fn set_capacity(&mut self, capacity: Amounts) {
+    pub fn set_capacity(&mut self, capacity: MemoryAmounts) {
         self.capacity = capacity;
     }
 
     /// Adds a model, or replaces its specification.
-    pub fn set(&mut self, model: &Who, spec: Spec) {
+    pub fn set(&mut self, model: &Who, spec: LoadSpec) {
         match self.models.get_mut(model) {
             Some(known) => {
                 if (&known.spec.needs, known.spec.replicas, &known.spec.gpus)
@@ -152,7 +152,7 @@ impl Loading {
     }
 
     /// Returns true if any model waits for room, so [`Self::next`] may have orders.
-    pub fn is_moving(&self) -> bool {
+    pub fn has_waiters(&self) -> bool {
         let moves = |model: &Model| match model.state {
             State::Wants { .. } | State::Called { .. } => true,
             State::Out => model.comes_again,
@@ -168,7 +168,7 @@ impl Loading {
             State::Comes { .. } | State::Leaves => true,
             State::Out | State::Called { .. } | State::Serves { .. } => false,
         };
-        self.is_moving() && self.models.iter().any(hurries)
+        self.has_waiters() && self.models.iter().any(hurries)
     }
 
     /// Returns true if memory of an ended process has not shown as free yet, so a waiting model may soon fit.
@@ -201,14 +201,14 @@ impl Loading {
     }
 
     /// Records the memory that a newly loaded model has taken.
-    fn has_taken(&mut self, model: &Who, held: &Amounts) {
+    fn has_taken(&mut self, model: &Who, held: &MemoryAmounts) {
         if self.models.get_mut(model).is_some_and(|model| model.settles.take().is_some()) {
-            self.since_others_came(|before| before.minus(held));
+            self.adjust_before(|before| before.minus(held));
         }
     }
 
     /// Stops waiting for a reading: the last reading, or the promise, counts as held.
-    fn has_all(&mut self, name: &Who) {
+    fn stop_settling(&mut self, name: &Who) {
         if let Some(model) = self.models.get_mut(name).filter(|model| model.settles.is_some()) {
             let promised = || Reading { held: model.promised.clone(), ..Reading::default() };
             let held = model.reading.get_or_insert_with(promised).held.clone();
@@ -218,7 +218,7 @@ impl Loading {
 
     /// Ends the start of a model without a reading. It counts as holding the memory missing since the first
     /// start, at most its promise.
-    fn has_what_vanished(&mut self, who: &Who) {
+    fn attribute_missing(&mut self, who: &Who) {
         let missing =
             self.before.as_ref().zip(self.returning.free()).map(|(before, free)| before.minus(free));
         let Some(model) = self.models.get_mut(who).filter(|model| matches!(model.state, State::Comes { .. }))
@@ -229,27 +229,27 @@ impl Loading {
             missing.map(|missing| missing.min(&model.promised)).filter(|_| model.reading.is_none())
         {
             model.reading = Some(Reading { held: held.clone(), ..Reading::default() });
-            self.since_others_came(|before| before.minus(&held));
+            self.adjust_before(|before| before.minus(&held));
         }
     }
 
     /// Returns the free memory as it would be if the models now taking memory had taken none. For the first
     /// such model this is `free` itself.
-    fn free_before_taking(&self, free: &Amounts) -> Amounts {
+    fn free_before_taking(&self, free: &MemoryAmounts) -> MemoryAmounts {
         let before = self.before.as_ref().filter(|_| self.models.values().any(Model::is_taking));
         before.map_or_else(|| free.clone(), |before| before.max(free))
     }
 
     /// Adjusts the free memory from before the present starts, after a part of it was attributed or
     /// returned. The remaining difference is memory taken by starting models.
-    fn since_others_came(&mut self, change: impl Fn(&Amounts) -> Amounts) {
+    fn adjust_before(&mut self, change: impl Fn(&MemoryAmounts) -> MemoryAmounts) {
         self.before = self.before.as_ref().map(change);
     }
 
     /// Marks a model as being unloaded.
     fn part(&mut self, who: &Who) {
-        self.has_all(who);
-        self.has_what_vanished(who);
+        self.stop_settling(who);
+        self.attribute_missing(who);
         if let Some(model) = self.models.get_mut(who) {
             (model.state, model.remade) = (State::Leaves, None);
         }
@@ -272,7 +272,7 @@ impl Loading {
                 let measured = model.spec.needs.as_ref().is_some_and(|needs| needs.measured.gpu.is_some());
                 if first && std::mem::take(&mut model.alone) {
                     // The model was too large by the book, but is not.
-                    model.promised = Amounts::none();
+                    model.promised = MemoryAmounts::none();
                 } else if first && !measured {
                     // GPU memory is allocated at once, so the first reading is better than the plan. Host
                     // memory is taken at first use, so there the plan still counts.
@@ -300,8 +300,9 @@ impl Loading {
         // Pinned models never give room to this one.
         let pinned =
             self.models.iter().filter(|(other, known)| known.spec.pin && *other != model && known.is_there());
-        let room =
-            self.capacity.minus(&pinned.fold(Amounts::none(), |sum, (_, known)| sum.plus(&known.promised)));
+        let room = self
+            .capacity
+            .minus(&pinned.fold(MemoryAmounts::none(), |sum, (_, known)| sum.plus(&known.promised)));
         let Some(known) =
             self.models.get_mut(model).filter(|known| matches!(known.state, State::Comes { .. }))
         else {
@@ -318,20 +319,20 @@ impl Loading {
     pub fn gone(&mut self, name: &Who) {
         if let Some(model) = self.models.get_mut(name) {
             // A model without a reading was not counted as having taken memory.
-            let returned = if model.is_taking() { Amounts::none() } else { model.held() };
+            let returned = if model.is_taking() { MemoryAmounts::none() } else { model.held() };
             model.state = State::Out;
-            (model.promised, model.mapped, model.reading) = (Amounts::none(), 0, None);
+            (model.promised, model.mapped, model.reading) = (MemoryAmounts::none(), 0, None);
             (model.gives, model.asked_back) = (false, None);
             (model.unread, model.remade, model.renewed, model.settles) = (true, None, None, None);
             model.places.clear();
             self.kept.retain(|(who, _)| who != name);
-            self.since_others_came(|before| before.plus(&returned));
+            self.adjust_before(|before| before.plus(&returned));
             self.returning.add(returned);
         }
     }
 
     /// Returns the promised memory that started or serving models have not taken yet; reserved although free.
-    pub fn owed(&self) -> BTreeMap<Who, Amounts> {
+    pub fn owed(&self) -> BTreeMap<Who, MemoryAmounts> {
         let there = self.models.iter().filter(|(_, model)| model.is_there());
         there.map(|(name, model)| (name.clone(), model.owed())).collect()
     }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::give_back::Giving;
+use super::give_back::ReclaimStep;
 use super::room;
 use super::state::State;
-use super::{Amounts, Loading, Order, Seen, Who};
+use super::{Loading, MemoryAmounts, Order, Seen, Who};
 
 /// Longest wait for an ended process's memory. Drivers take some tens of milliseconds. Memory that does not
 /// return has another owner, and then delays a load by this much.
@@ -15,7 +15,12 @@ const MEMORY_RETURN_TIMEOUT: Duration = Duration::from_millis(250);
 impl Loading {
     /// Decides the next orders. `free` is the measured free memory, `None` if unknown; `seen` returns the
     /// requests of each model.
-    pub fn next(&mut self, now: Duration, free: Option<&Amounts>, seen: impl Fn(&Who) -> Seen) -> Vec<Order> {
+    pub fn next(
+        &mut self,
+        now: Duration,
+        free: Option<&MemoryAmounts>,
+        seen: impl Fn(&Who) -> Seen,
+    ) -> Vec<Order> {
         self.comes_back = self.returning.look(now, free, MEMORY_RETURN_TIMEOUT);
         let seen: BTreeMap<Who, Seen> = self.models.keys().map(|name| (name.clone(), seen(name))).collect();
         for (name, model) in &mut self.models {
@@ -29,7 +34,7 @@ impl Loading {
         let late: Vec<Who> =
             self.models.iter().filter(|(_, model)| late(model)).map(|(who, _)| who.clone()).collect();
         for who in &late {
-            self.has_all(who);
+            self.stop_settling(who);
         }
         let missing = |model: &super::Model| model.renewed.is_some() && now >= model.renewed_until;
         let missing: Vec<Who> =
@@ -52,7 +57,7 @@ impl Loading {
         let mut orders = self.guests_leave_for_remade(free);
         // Room that earlier models wait for is not given to later ones.
         orders.extend(self.renew(now, free));
-        orders.extend(self.call_again(now));
+        orders.extend(self.call_pending(now));
         let mut kept = self.kept_for_called(now, free);
         kept.extend(self.kept_for_remade());
         // Once a model waits for others' turns to end, no model is unloaded for later waiters. Otherwise
@@ -83,13 +88,13 @@ impl Loading {
                 }
             }
             if urgent && !blocked && matches!(place, Place::Nowhere) {
-                match self.giving_for(&wish, now) {
-                    Giving::Asked(asked) => {
+                match self.request_reclaim(&wish, now) {
+                    ReclaimStep::Asked(asked) => {
                         orders.extend(asked.into_iter().map(|model| Order::GiveBack { model }));
                     }
-                    Giving::Awaited => {}
-                    Giving::Nobody => {
-                        let victims = self.leaving_for(&wish, now, &seen);
+                    ReclaimStep::Awaited => {}
+                    ReclaimStep::Nobody => {
+                        let victims = self.choose_evictions(&wish, now, &seen);
                         orders.extend(victims.into_iter().map(|victim| self.unload(victim, &name)));
                         place = self.place(&wish, &[]);
                     }
@@ -139,9 +144,9 @@ impl Loading {
     fn let_in(
         &mut self,
         name: &Who,
-        promised: Amounts,
+        promised: MemoryAmounts,
         now: Duration,
-        free: Option<&Amounts>,
+        free: Option<&MemoryAmounts>,
         places: Vec<Vec<usize>>,
     ) {
         let alone = promised == self.capacity;
@@ -155,16 +160,16 @@ impl Loading {
 }
 
 /// Reserved room by model.
-pub(super) type Kept = Vec<(Who, Amounts)>;
+pub(super) type Kept = Vec<(Who, MemoryAmounts)>;
 
 /// A model that waits for room.
 #[derive(Clone, Copy)]
 pub(super) struct Wish<'a> {
     pub(super) name: &'a Who,
     /// Room reserved for earlier models, and perhaps for itself.
-    pub(super) kept: &'a [(Who, Amounts)],
+    pub(super) kept: &'a [(Who, MemoryAmounts)],
     /// Measured free memory.
-    pub(super) free: Option<&'a Amounts>,
+    pub(super) free: Option<&'a MemoryAmounts>,
     /// Companions to be loaded along with it.
     pub(super) party: &'a [Who],
 }
@@ -172,8 +177,8 @@ pub(super) struct Wish<'a> {
 /// Availability of room for a model.
 pub(super) enum Place {
     /// Room is free: the GPUs of each process, the promise, and the reservations for companions.
-    Now(Vec<Vec<usize>>, Amounts, Kept),
+    Now(Vec<Vec<usize>>, MemoryAmounts, Kept),
     /// Room will be free once leaving models are gone: the promise, and the reservations for companions.
-    Later(Amounts, Kept),
+    Later(MemoryAmounts, Kept),
     Nowhere,
 }

@@ -6,24 +6,24 @@ use std::time::Duration;
 
 use super::room;
 use super::state::{Model, State};
-use super::{Amounts, Kept, Lacks, Loading, Order, Who};
+use super::{Kept, Lacks, Loading, MemoryAmounts, Order, Who};
 
 /// Longest wait for a decision, because no process of the model may start meanwhile, not even after a crash.
-const STAY_TIMEOUT: Duration = Duration::from_secs(10);
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Decision on a model with new settings.
-enum Fate {
+enum RenewalDecision {
     Stays(Stays),
     /// Room will be free once others are unloaded.
     Waits,
     /// There is no room: the model would have this much.
-    Leaves(Amounts),
+    Leaves(MemoryAmounts),
 }
 
 struct Stays {
     /// GPUs of each process.
     places: Vec<Vec<usize>>,
-    promised: Amounts,
+    promised: MemoryAmounts,
     /// The model is too large by the book and was promised all memory.
     alone: bool,
     /// Old and new processes fit at the same time.
@@ -44,7 +44,7 @@ impl Loading {
     pub fn kept(&mut self, name: &Who) {
         if let Some(model) = self.models.get_mut(name).filter(|model| model.renewed.is_some()) {
             model.renewed = None;
-            self.has_all(name);
+            self.stop_settling(name);
         }
     }
 
@@ -60,7 +60,7 @@ impl Loading {
     }
 
     /// Decides on all models with new settings.
-    pub(super) fn renew(&mut self, now: Duration, free: Option<&Amounts>) -> Vec<Order> {
+    pub(super) fn renew(&mut self, now: Duration, free: Option<&MemoryAmounts>) -> Vec<Order> {
         let remade: Vec<(Who, Duration)> =
             self.models.iter().filter_map(|(who, model)| Some((who.clone(), model.remade?))).collect();
         remade.into_iter().filter_map(|(who, since)| self.renew_one(who, since, now, free)).collect()
@@ -71,12 +71,12 @@ impl Loading {
         who: Who,
         since: Duration,
         now: Duration,
-        free: Option<&Amounts>,
+        free: Option<&MemoryAmounts>,
     ) -> Option<Order> {
-        let waited = now.saturating_sub(since) >= STAY_TIMEOUT;
+        let waited = now.saturating_sub(since) >= RENEWAL_TIMEOUT;
         match self.fate(&who, free)? {
-            Fate::Waits if !waited => None,
-            Fate::Stays(Stays { places, promised, alone, beside }) => {
+            RenewalDecision::Waits if !waited => None,
+            RenewalDecision::Stays(Stays { places, promised, alone, beside }) => {
                 let before = free.map(|free| self.free_before_taking(free));
                 let model = self.models.get_mut(&who)?;
                 // Until the new processes run, the old ones hold their memory.
@@ -96,32 +96,32 @@ impl Loading {
                 (model.remade, model.places) = (None, places.clone());
                 Some(Order::Stay { model: who, places, beside })
             }
-            Fate::Waits => {
+            RenewalDecision::Waits => {
                 let left = self.left_without(&who, free);
                 self.leave(who, left)
             }
-            Fate::Leaves(left) => self.leave(who, left),
+            RenewalDecision::Leaves(left) => self.leave(who, left),
         }
     }
 
-    fn leave(&mut self, who: Who, left: Amounts) -> Option<Order> {
+    fn leave(&mut self, who: Who, left: MemoryAmounts) -> Option<Order> {
         let lacks = Lacks { needed: room::needed(self.models.get(&who)?), left, company: false };
         self.part(&who);
         Some(Order::Anew { model: who, lacks })
     }
 
     /// Returns the room for a model if it and all leaving models were gone.
-    fn left_without(&self, who: &Who, free: Option<&Amounts>) -> Amounts {
+    fn left_without(&self, who: &Who, free: Option<&MemoryAmounts>) -> MemoryAmounts {
         self.ledger(free, &[who]).soon.minus(&room::kept_for_others(&self.kept, who))
     }
 
     /// Returns true if a model with new settings may start its new processes next to everything loaded, its
     /// old ones included.
-    pub(super) fn stays_beside_all(&self, who: &Who, free: Option<&Amounts>) -> bool {
-        matches!(self.fate(who, free), None | Some(Fate::Stays(Stays { beside: true, .. })))
+    pub(super) fn stays_beside_all(&self, who: &Who, free: Option<&MemoryAmounts>) -> bool {
+        matches!(self.fate(who, free), None | Some(RenewalDecision::Stays(Stays { beside: true, .. })))
     }
 
-    fn fate(&self, who: &Who, free: Option<&Amounts>) -> Option<Fate> {
+    fn fate(&self, who: &Who, free: Option<&MemoryAmounts>) -> Option<RenewalDecision> {
         let model = self.models.get(who)?;
         let soon = self.left_without(who, free);
         let taken: Vec<Vec<usize>> = model.places.iter().take(room::replicas(model)).cloned().collect();
@@ -129,14 +129,14 @@ impl Loading {
             model.spec.gpus.is_empty() || place.iter().all(|gpu| model.spec.gpus.contains(gpu))
         };
         if !taken.iter().all(may_be_on) {
-            return Some(Fate::Leaves(soon));
+            return Some(RenewalDecision::Leaves(soon));
         }
-        let fit = |room: &Amounts| room::fit_at(who, model, &taken, room, self.numbers.make_room);
-        let of_file = Amounts { host: model.mapped, gpus: vec![0; self.capacity.gpus.len()] };
-        let stays = |(places, promised): (Vec<Vec<usize>>, Amounts), room: &Amounts| {
+        let fit = |room: &MemoryAmounts| room::fit_at(who, model, &taken, room, self.numbers.make_room);
+        let of_file = MemoryAmounts { host: model.mapped, gpus: vec![0; self.capacity.gpus.len()] };
+        let stays = |(places, promised): (Vec<Vec<usize>>, MemoryAmounts), room: &MemoryAmounts| {
             // Old and new processes map the same file, unless the file changed.
             let both = promised.plus(&has(model)).plus(&of_file.max(&room::mapped(model)));
-            Fate::Stays(Stays { places, promised, alone: false, beside: both.is_within(room) })
+            RenewalDecision::Stays(Stays { places, promised, alone: false, beside: both.is_within(room) })
         };
         // Memory of leaving models is not free yet.
         let now = self.left(free).plus(&own(model)).plus(&of_file).min(&soon);
@@ -145,21 +145,21 @@ impl Loading {
             return Some(stays(fits, &now));
         }
         if fit(&soon).is_some() {
-            return Some(Fate::Waits);
+            return Some(RenewalDecision::Waits);
         }
         let is_alone = !self.models.iter().any(|(other, model)| other != who && model.is_there());
         if !is_alone || model.spec.can_do_with_less {
-            return Some(Fate::Leaves(soon));
+            return Some(RenewalDecision::Leaves(soon));
         }
         // No model would be unloaded for this one. If it fits on other GPUs, it moves there.
         match (fit(&self.capacity), room::fits(who, model, &self.capacity)) {
             (Some(fits), _) => Some(stays(fits, &now)),
-            (None, true) => Some(Fate::Leaves(soon)),
+            (None, true) => Some(RenewalDecision::Leaves(soon)),
             (None, false) => {
                 let mut places = taken;
                 places.resize(room::replicas(model), Vec::new());
                 let promised = self.capacity.clone();
-                Some(Fate::Stays(Stays { places, promised, alone: true, beside: false }))
+                Some(RenewalDecision::Stays(Stays { places, promised, alone: true, beside: false }))
             }
         }
     }
@@ -167,7 +167,7 @@ impl Loading {
 
 /// Returns the known memory of a model. While processes with earlier settings run, these may still be
 /// taking their old promise.
-fn has(model: &Model) -> Amounts {
+fn has(model: &Model) -> MemoryAmounts {
     match &model.reading {
         Some(reading) if model.renewed.is_none() => reading.held.clone(),
         _ => own(model),
@@ -175,6 +175,6 @@ fn has(model: &Model) -> Amounts {
 }
 
 /// Returns the memory that a model holds or was promised; free for the model itself.
-fn own(model: &Model) -> Amounts {
+fn own(model: &Model) -> MemoryAmounts {
     model.promised.max(&model.held())
 }

@@ -6,26 +6,26 @@
 
 use std::time::Duration;
 
-use super::room::Amounts;
+use super::room::MemoryAmounts;
 
 /// Memory that has not returned yet.
 #[derive(Debug, Default)]
-pub(super) struct Returning {
+pub(super) struct ReturningMemory {
     /// Memory of each ended process, with the end of the wait; `None` until the first look.
-    gone: Vec<(Amounts, Option<Duration>)>,
+    gone: Vec<(MemoryAmounts, Option<Duration>)>,
     /// Free memory before the first of them ended; anything above it has returned.
-    before: Amounts,
+    before: MemoryAmounts,
     /// Time of the last look, and the free memory then.
-    seen: Option<(Duration, Amounts)>,
+    seen: Option<(Duration, MemoryAmounts)>,
 }
 
 /// Divisor: a missing rest below this part of a process's memory is ignored, because other programs move,
 /// too.
-const MISSING: u64 = 16;
+const IGNORED_REST_DIVISOR: u64 = 16;
 
-impl Returning {
+impl ReturningMemory {
     /// Returns the free memory at the last look.
-    pub(super) fn free(&self) -> Option<&Amounts> {
+    pub(super) fn free(&self) -> Option<&MemoryAmounts> {
         self.seen.as_ref().map(|(_, free)| free)
     }
 
@@ -35,7 +35,7 @@ impl Returning {
     }
 
     /// Adds the memory of an ended process.
-    pub(super) fn add(&mut self, held: Amounts) {
+    pub(super) fn add(&mut self, held: MemoryAmounts) {
         let Some((_, free)) = &self.seen else { return };
         if self.gone.is_empty() {
             self.before = free.clone();
@@ -47,20 +47,20 @@ impl Returning {
     pub(super) fn look(
         &mut self,
         now: Duration,
-        free: Option<&Amounts>,
+        free: Option<&MemoryAmounts>,
         within: Duration,
-    ) -> Option<Amounts> {
+    ) -> Option<MemoryAmounts> {
         // The last look is too old: the ended process may have taken or returned memory since.
-        let is_old = |seen: &(Duration, Amounts)| now.saturating_sub(seen.0) > within;
+        let is_old = |seen: &(Duration, MemoryAmounts)| now.saturating_sub(seen.0) > within;
         let is_stale = self.seen.as_ref().is_none_or(is_old);
         self.seen = free.map(|free| (now, free.clone()));
         for (_, until) in &mut self.gone {
             until.get_or_insert_with(|| if is_stale { now } else { now.saturating_add(within) });
         }
         self.gone.retain(|(_, until)| until.is_some_and(|until| now < until));
-        let all = self.gone.iter().fold(Amounts::none(), |sum, (held, _)| sum.plus(held));
+        let all = self.gone.iter().fold(MemoryAmounts::none(), |sum, (held, _)| sum.plus(held));
         let left = all.minus(&free?.minus(&self.before));
-        if left.is_within(&all.part(MISSING)) {
+        if left.is_within(&all.part(IGNORED_REST_DIVISOR)) {
             self.gone.clear();
         }
         (!self.gone.is_empty()).then_some(left)

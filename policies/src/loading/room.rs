@@ -9,14 +9,14 @@ use crate::{ModelName, units};
 
 /// Bytes of host memory and of each GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Amounts {
+pub struct MemoryAmounts {
     /// Bytes of host memory.
     pub host: u64,
     /// Bytes of each GPU; unlisted GPUs have none.
     pub gpus: Vec<u64>,
 }
 
-impl Amounts {
+impl MemoryAmounts {
     /// No memory.
     pub const fn none() -> Self {
         Self { host: 0, gpus: Vec::new() }
@@ -115,9 +115,9 @@ pub enum Never {
     /// Pinned models leave too little memory.
     Room {
         /// Bytes needed.
-        needed: Amounts,
+        needed: MemoryAmounts,
         /// Bytes left.
-        left: Amounts,
+        left: MemoryAmounts,
         /// Pinned models.
         pinned: Vec<ModelName>,
     },
@@ -125,17 +125,17 @@ pub enum Never {
 
 /// Memory left now, and after all leaving models are gone.
 pub(super) struct Ledger {
-    pub(super) now: Amounts,
-    pub(super) soon: Amounts,
+    pub(super) now: MemoryAmounts,
+    pub(super) soon: MemoryAmounts,
 }
 
 impl Ledger {
     /// Computes the balance as if `leave` were being unloaded, too.
     fn of(
         models: &BTreeMap<Who, Model>,
-        capacity: &Amounts,
-        before: Option<&Amounts>,
-        (free, returning): (Option<&Amounts>, Option<&Amounts>),
+        capacity: &MemoryAmounts,
+        before: Option<&MemoryAmounts>,
+        (free, returning): (Option<&MemoryAmounts>, Option<&MemoryAmounts>),
         leave: &[&Who],
     ) -> Self {
         let known = || models.iter().filter(|(_, model)| model.is_there());
@@ -143,10 +143,10 @@ impl Ledger {
         let there = || known().map(|(_, model)| model);
         let stays = || known().filter(|(name, model)| !goes(name, model)).map(|(_, model)| model);
         let leaves = || known().filter(|(name, model)| goes(name, model)).map(|(_, model)| model);
-        let all = |models: &mut dyn Iterator<Item = &Model>, of: &dyn Fn(&Model) -> Amounts| {
-            models.fold(Amounts::default(), |sum, model| sum.plus(&of(model)))
+        let all = |models: &mut dyn Iterator<Item = &Model>, of: &dyn Fn(&Model) -> MemoryAmounts| {
+            models.fold(MemoryAmounts::default(), |sum, model| sum.plus(&of(model)))
         };
-        let of_file = |model: &Model| Amounts { host: model.mapped, gpus: Vec::new() };
+        let of_file = |model: &Model| MemoryAmounts { host: model.mapped, gpus: Vec::new() };
         let promised = |model: &Model| model.promised.plus(&of_file(model));
         let held = Model::held;
         // Free memory counts the pages of a mapped file as free.
@@ -183,25 +183,25 @@ impl Model {
         self.spec.pin && self.spec.ttl.is_none() && matches!(self.state, State::Serves { .. })
     }
 
-    pub(super) fn held(&self) -> Amounts {
+    pub(super) fn held(&self) -> MemoryAmounts {
         self.reading.as_ref().map(|reading| reading.held.clone()).unwrap_or_default()
     }
 
     /// Promised memory not yet taken, so free memory still includes it.
-    pub(super) fn owed(&self) -> Amounts {
+    pub(super) fn owed(&self) -> MemoryAmounts {
         self.promised.minus(&self.held())
     }
 }
 
 /// Sums the room reserved for other models than this one.
-pub(super) fn kept_for_others(kept: &[(Who, Amounts)], name: &Who) -> Amounts {
+pub(super) fn kept_for_others(kept: &[(Who, MemoryAmounts)], name: &Who) -> MemoryAmounts {
     let others = kept.iter().filter(|(who, _)| who != name);
-    others.fold(Amounts::none(), |sum, (_, amounts)| sum.plus(amounts))
+    others.fold(MemoryAmounts::none(), |sum, (_, amounts)| sum.plus(amounts))
 }
 
 impl Loading {
     /// Returns the memory left, as if `leave` were being unloaded, too.
-    pub(super) fn ledger(&self, free: Option<&Amounts>, leave: &[&Who]) -> Ledger {
+    pub(super) fn ledger(&self, free: Option<&MemoryAmounts>, leave: &[&Who]) -> Ledger {
         let free = (free, self.comes_back.as_ref());
         Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, leave)
     }
@@ -211,14 +211,14 @@ impl Loading {
         let Wish { name, kept, free, party } = *wish;
         let Some(model) = self.models.get(name) else { return Place::Nowhere };
         let company = self.company(wish, leave);
-        if company == Company::Bad {
+        if company == Compatibility::Bad {
             return Place::Nowhere;
         }
         // The model's own reservation is available to it.
         let others = || kept.iter().filter(|(who, _)| who != name);
         // The book may be wrong: a model that is too large by the book may still try, alone.
         let members = self.members(party);
-        let fit = |room: &Amounts| fit_with((name, model), &members, room, self.numbers.make_room);
+        let fit = |room: &MemoryAmounts| fit_with((name, model), &members, room, self.numbers.make_room);
         let Some((alone, needed, guests)) = fit(&self.capacity) else {
             if model.spec.can_do_with_less {
                 return Place::Nowhere;
@@ -238,7 +238,7 @@ impl Loading {
         // The others' claims on free memory are those after all leaving models are gone.
         let soon = ledger.soon.minus(&kept_for_others(kept, name));
         if let Some((places, promised, guests)) =
-            fit(&ledger.now.min(&soon)).filter(|_| company == Company::Good)
+            fit(&ledger.now.min(&soon)).filter(|_| company == Compatibility::Good)
         {
             return Place::Now(places, promised, guests);
         }
@@ -271,19 +271,19 @@ impl Loading {
     }
 
     /// Returns the memory not promised to pinned models.
-    fn left_by_pinned(&self) -> Amounts {
+    fn left_by_pinned(&self) -> MemoryAmounts {
         self.left_if_gone(&self.mobile())
     }
 
     /// Returns the memory not promised once these models are gone, too.
-    pub(super) fn left_if_gone(&self, gone: &[&Who]) -> Amounts {
+    pub(super) fn left_if_gone(&self, gone: &[&Who]) -> MemoryAmounts {
         self.ledger(None, gone).soon
     }
 }
 
 /// Compatibility of a model with the loaded ones, apart from memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Company {
+pub(super) enum Compatibility {
     Good,
     /// Compatible once leaving models are gone.
     Soon,
@@ -291,7 +291,7 @@ pub(super) enum Company {
 }
 
 impl Loading {
-    pub(super) fn company(&self, wish: &Wish<'_>, leave: &[&Who]) -> Company {
+    pub(super) fn company(&self, wish: &Wish<'_>, leave: &[&Who]) -> Compatibility {
         let most = match self.numbers.max_loaded {
             0 => usize::MAX,
             most => usize::try_from(most).unwrap_or(usize::MAX),
@@ -306,11 +306,11 @@ impl Loading {
         let kept = || wish.kept.iter().map(|(who, _)| who).filter(|who| *who != wish.name);
         let all = kept().count() + wish.party.len();
         if stays().count() + all >= most || stays().any(|(other, _)| rivals(other)) || kept().any(rivals) {
-            Company::Bad
+            Compatibility::Bad
         } else if there().count() + all >= most || there().any(|(other, _)| rivals(other)) {
-            Company::Soon
+            Compatibility::Soon
         } else {
-            Company::Good
+            Compatibility::Good
         }
     }
 }
@@ -326,23 +326,23 @@ impl Loading {
 }
 
 /// Bytes that all processes of a model need, each on one GPU; `None` if unknown.
-pub(super) fn needed(model: &Model) -> Option<Amounts> {
+pub(super) fn needed(model: &Model) -> Option<MemoryAmounts> {
     let needs = raised(model.spec.needs.as_ref()?, model.raised);
     let count = replicas(model) as u64;
     let host = needs.host_bytes().saturating_mul(count).saturating_add(needs.mapped);
     let gpus = if needs.uses_gpu() { vec![needs.gpu_bytes(1).saturating_mul(count)] } else { Vec::new() };
-    Some(Amounts { host, gpus })
+    Some(MemoryAmounts { host, gpus })
 }
 
 impl Loading {
     /// Returns the memory that is neither promised nor in use.
-    pub(super) fn left(&self, free: Option<&Amounts>) -> Amounts {
+    pub(super) fn left(&self, free: Option<&MemoryAmounts>) -> MemoryAmounts {
         self.ledger(free, &[]).now
     }
 
     /// Returns the models that are loaded, or could be without unloading others and next to reserved room.
     /// `free` is the measured free memory.
-    pub fn roomy(&self, free: Option<&Amounts>) -> BTreeSet<Who> {
+    pub fn roomy(&self, free: Option<&MemoryAmounts>) -> BTreeSet<Who> {
         let has_room = |who: &Who, model: &Model| match model.state {
             State::Comes { .. } | State::Serves { .. } => true,
             State::Leaves => false,
@@ -395,7 +395,7 @@ impl Loading {
 }
 
 /// Returns true if a model fits into the room.
-pub(super) fn fits(name: &Who, model: &Model, room: &Amounts) -> bool {
+pub(super) fn fits(name: &Who, model: &Model, room: &MemoryAmounts) -> bool {
     fit(name, model, room, true).is_some()
 }
 
@@ -416,17 +416,17 @@ fn raised(needs: &Needs, by: f64) -> Needs {
 }
 
 /// Mapped bytes of the model file, counted separately from the promise.
-pub(super) fn mapped(model: &Model) -> Amounts {
-    Amounts { host: model.spec.needs.as_ref().map_or(0, |needs| needs.mapped), gpus: Vec::new() }
+pub(super) fn mapped(model: &Model) -> MemoryAmounts {
+    MemoryAmounts { host: model.spec.needs.as_ref().map_or(0, |needs| needs.mapped), gpus: Vec::new() }
 }
 
 /// Places all processes of a model, and returns the GPUs, the promise, and the promises of companions.
 pub(super) fn fit_with(
     (name, model): (&Who, &Model),
     along: &[(&Who, &Model)],
-    room: &Amounts,
+    room: &MemoryAmounts,
     counts: bool,
-) -> Option<(Vec<Vec<usize>>, Amounts, Kept)> {
+) -> Option<(Vec<Vec<usize>>, MemoryAmounts, Kept)> {
     let (places, promised) = fit(name, model, room, counts)?;
     let mut left = room.minus(&promised.plus(&mapped(model)));
     let mut all = Vec::with_capacity(along.len());
@@ -440,7 +440,12 @@ pub(super) fn fit_with(
 }
 
 /// Places all processes of a model, and returns the GPUs and the promise.
-fn fit(name: &Who, model: &Model, room: &Amounts, counts: bool) -> Option<(Vec<Vec<usize>>, Amounts)> {
+fn fit(
+    name: &Who,
+    model: &Model,
+    room: &MemoryAmounts,
+    counts: bool,
+) -> Option<(Vec<Vec<usize>>, MemoryAmounts)> {
     fit_at(name, model, &[], room, counts)
 }
 
@@ -449,20 +454,23 @@ pub(super) fn fit_at(
     name: &Who,
     model: &Model,
     taken: &[Vec<usize>],
-    room: &Amounts,
+    room: &MemoryAmounts,
     counts: bool,
-) -> Option<(Vec<Vec<usize>>, Amounts)> {
+) -> Option<(Vec<Vec<usize>>, MemoryAmounts)> {
     let spec = &model.spec;
     let count = replicas(model);
     let place = |number: usize| taken.get(number).filter(|place| !place.is_empty());
     let anywhere = || (0..count).map(|number| place(number).cloned().unwrap_or_default()).collect();
     let Some(needs) = spec.needs.as_ref().filter(|_| counts) else {
-        return Some((anywhere(), Amounts::none()));
+        return Some((anywhere(), MemoryAmounts::none()));
     };
     let needs = &raised(needs, model.raised);
     if needs.uses_gpu() && room.gpus.is_empty() {
         // No GPU reports its memory, so nothing can be fitted.
-        return Some((anywhere(), Amounts { host: needs.host_bytes() * count as u64, gpus: Vec::new() }));
+        return Some((
+            anywhere(),
+            MemoryAmounts { host: needs.host_bytes() * count as u64, gpus: Vec::new() },
+        ));
     }
     let wanted: Vec<Wanted> = (0..count)
         .map(|number| Wanted {
@@ -475,7 +483,8 @@ pub(super) fn fit_at(
         .collect();
     let all: Vec<&Wanted> = wanted.iter().collect();
     let fits = book::fit(&Machine { host: room.host, gpus: room.gpus.clone() }, &all).ok()?;
-    let mut promised = Amounts { host: needs.host_bytes() * count as u64, gpus: vec![0; room.gpus.len()] };
+    let mut promised =
+        MemoryAmounts { host: needs.host_bytes() * count as u64, gpus: vec![0; room.gpus.len()] };
     let mut places = Vec::with_capacity(count);
     // Assign the fits in process order.
     for one in &wanted {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::demand::Demand;
-use super::facts::{Reading, Spec};
-use super::room::Amounts;
+use super::demand::RequestDemand;
+use super::facts::{LoadSpec, Reading};
+use super::room::MemoryAmounts;
 
 /// Life-cycle state of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +32,11 @@ pub(super) enum State {
 #[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 #[derive(Debug)]
 pub(super) struct Model {
-    pub(super) spec: Spec,
+    pub(super) spec: LoadSpec,
     pub(super) state: State,
-    pub(super) demand: Demand,
+    pub(super) demand: RequestDemand,
     /// Promised memory.
-    pub(super) promised: Amounts,
+    pub(super) promised: MemoryAmounts,
     /// Mapped bytes of the model file; the kernel counts them as free.
     pub(super) mapped: u64,
     pub(super) reading: Option<Reading>,
@@ -49,7 +49,7 @@ pub(super) struct Model {
     /// Time of the last change of settings, while the decision on it is pending.
     pub(super) remade: Option<Duration>,
     /// Promise under the new settings, while processes with earlier ones remain.
-    pub(super) renewed: Option<Amounts>,
+    pub(super) renewed: Option<MemoryAmounts>,
     /// Deadline for `renewed`.
     pub(super) renewed_until: Duration,
     /// Admitted although too large by the book: the promise is all memory.
@@ -68,12 +68,12 @@ pub(super) struct Model {
 }
 
 impl Model {
-    pub(super) fn new(spec: Spec) -> Self {
+    pub(super) fn new(spec: LoadSpec) -> Self {
         Self {
             spec,
             state: State::Out,
-            demand: Demand::default(),
-            promised: Amounts::none(),
+            demand: RequestDemand::default(),
+            promised: MemoryAmounts::none(),
             mapped: 0,
             reading: None,
             settles: None,

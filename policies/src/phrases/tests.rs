@@ -3,12 +3,12 @@
 use std::fmt::Display;
 
 use crate::admission::Admission;
-use crate::cooldown::{Held, Pause};
+use crate::cooldown::{Held, PauseRule};
 use crate::growth::Unit;
 use crate::health::{Basis, Limit, Lost, Offload, Symptom};
 use crate::lifecycle::Phase;
 use crate::recycle::WhyNot;
-use crate::replacement_cost::Weighing;
+use crate::replacement_cost::ReplacementCosts;
 use crate::schedule::Windows;
 use crate::{Action, GpuIndex, MemoryLimit, Names, Origins, Rate};
 
@@ -17,9 +17,9 @@ use super::*;
 const GIB: u64 = 1 << 30;
 const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(1));
 
-fn mib(value: f64, low: f64, high: f64) -> Interval {
+fn mib(value: f64, low: f64, high: f64) -> IntervalEstimate {
     let mib = exact(MIB);
-    Interval { value: value * mib, low: low * mib, high: high * mib }
+    IntervalEstimate { value: value * mib, low: low * mib, high: high * mib }
 }
 
 fn lines<T: Display>(said: impl IntoIterator<Item = T>) -> String {
@@ -28,7 +28,7 @@ fn lines<T: Display>(said: impl IntoIterator<Item = T>) -> String {
 
 #[test]
 fn growth_reads_as_a_sentence_with_its_interval() {
-    let open = Interval { high: f64::MAX, ..mib(4.42, 4.4, 0.0) };
+    let open = IntervalEstimate { high: f64::MAX, ..mib(4.42, 4.4, 0.0) };
     let slopes = [
         mib(4.42, 4.4, 4.45),
         mib(-0.02, -0.5, 0.0),
@@ -37,7 +37,7 @@ fn growth_reads_as_a_sentence_with_its_interval() {
         mib(0.0, 0.0, 0.0),
         open,
     ];
-    let pays = |unit, mib, share| Blame::Pays { unit, bytes_per_unit: mib * exact(MIB), share };
+    let pays = |unit, mib, share| GrowthBlame::Pays { unit, bytes_per_unit: mib * exact(MIB), share };
     let blames = [
         pays(Unit::Request, 1.0, 1.0),
         pays(Unit::PromptToken, 0.001, 0.5),
@@ -45,7 +45,7 @@ fn growth_reads_as_a_sentence_with_its_interval() {
         pays(Unit::Image, 4.42, 0.976),
         pays(Unit::Audio, 2.0, 0.8),
         pays(Unit::Hour, 300.0, 0.99),
-        Blame::Undecided { why: "every request has one image.".to_owned() },
+        GrowthBlame::Undecided { why: "every request has one image.".to_owned() },
     ];
     let fills =
         [(0, 0), (2, 1), (2, 3)].map(|(allowed, used)| Fill { allowed: allowed * GIB, used: used * GIB });
@@ -55,9 +55,10 @@ fn growth_reads_as_a_sentence_with_its_interval() {
 
 #[test]
 fn a_forecast_has_requests_and_where_a_rate_is_known_a_time() {
-    let requests = Interval { value: 120.4, low: 100.0, high: f64::MAX };
-    let bare = Forecast { limit: 1, requests, seconds: None };
-    let at = |value, low, high| Forecast { seconds: Some(Interval { value, low, high }), ..bare };
+    let requests = IntervalEstimate { value: 120.4, low: 100.0, high: f64::MAX };
+    let bare = GrowthForecast { limit: 1, requests, seconds: None };
+    let at =
+        |value, low, high| GrowthForecast { seconds: Some(IntervalEstimate { value, low, high }), ..bare };
     let forecasts = [bare, at(2100.0, 61.0, f64::MAX), at(59.9, 0.1, 7200.0), at(90_061.0, 0.0, 400e6)];
     insta::assert_snapshot!(lines(forecasts.iter().map(forecast)));
 }
@@ -85,9 +86,9 @@ fn a_decision_names_what_is_done_why_and_at_which_limit() {
 #[test]
 fn what_holds_a_replacement_back_is_said_with_the_way_out() {
     let helds = [
-        Held::TooSoon { seconds_left: 90, rule: Pause::MinInterval },
-        Held::TooSoon { seconds_left: 90, rule: Pause::MinIntervalHard },
-        Held::TooSoon { seconds_left: 90, rule: Pause::LoadTime },
+        Held::TooSoon { seconds_left: 90, rule: PauseRule::MinInterval },
+        Held::TooSoon { seconds_left: 90, rule: PauseRule::MinIntervalHard },
+        Held::TooSoon { seconds_left: 90, rule: PauseRule::LoadTime },
         Held::LongRequests { seconds_left: 300 },
         Held::Futile { recycles: 3, series: None },
         Held::Futile { recycles: 3, series: Some(VRAM) },
@@ -108,8 +109,9 @@ fn what_holds_a_replacement_back_is_said_with_the_way_out() {
         WhyNot::Reclaimed { seconds: 12, bytes: 1 << 30 },
     ];
     let held = helds.map(|by| WhyNot::Held { by });
-    let weighing = Weighing { now: true, cost_now: 12.0, cost_lull: 4.0, cost_end: 600.0, risk: 0.951 };
-    let weighings = [weighing, Weighing { now: false, risk: 0.0, ..weighing }];
+    let weighing =
+        ReplacementCosts { now: true, cost_now: 12.0, cost_lull: 4.0, cost_end: 600.0, risk: 0.951 };
+    let weighings = [weighing, ReplacementCosts { now: false, risk: 0.0, ..weighing }];
     let said = reasons.iter().chain(&held).map(ToString::to_string);
     insta::assert_snapshot!(lines(said.chain(weighings.iter().map(ToString::to_string))));
 }

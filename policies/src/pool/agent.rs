@@ -12,19 +12,19 @@
 
 use std::fmt;
 
-use super::{Facts, ModelFacts, Unready, readiness};
+use super::{BalancedModel, Facts, UnreadyReason, readiness};
 use crate::units::exact;
 
 /// Percent of an instance whose slots are all taken and whose queue is empty. It must still get some
 /// requests, because its neighbours may be as busy.
-const BUSY: f64 = 10.0;
+const BUSY_PERCENT: f64 = 10.0;
 
 /// Percent while no process takes requests: the first request would wait for a load, and a neighbour may
 /// have the model.
-const COLD: f64 = 25.0;
+const COLD_PERCENT: f64 = 25.0;
 
 /// Least share of its weight that a forecast leaves.
-const NEAR: f64 = 0.25;
+const LIMIT_SHARE_LEAST: f64 = 0.25;
 
 /// Answer to an agent check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum Line {
     /// Only bound clients should come.
     Drain,
     /// No request can be served.
-    Down(Unready),
+    Down(UnreadyReason),
     /// Requests may come.
     Up {
         /// Percent of the configured weight, 1 to 100.
@@ -59,25 +59,29 @@ impl fmt::Display for Line {
 pub fn line(facts: &Facts, horizon: f64) -> Line {
     match readiness(facts) {
         Ok(()) => {}
-        Err(Unready::Draining) => return Line::Drain,
+        Err(UnreadyReason::Draining) => return Line::Drain,
         // The connection limit is reached: fewer requests should come, but the instance is alive.
-        Err(Unready::Connections) => return Line::Up { weight: 1, connections: None },
+        Err(UnreadyReason::Connections) => return Line::Up { weight: 1, connections: None },
         Err(why) => return Line::Down(why),
     }
-    let sum = |of: fn(&ModelFacts) -> u32| facts.models.iter().map(|model| u64::from(of(model))).sum::<u64>();
+    let sum =
+        |of: fn(&BalancedModel) -> u32| facts.models.iter().map(|model| u64::from(of(model))).sum::<u64>();
     let (slots, running, waiting) =
         (sum(|model| model.slots), sum(|model| model.running), sum(|model| model.waiting));
     let depth = sum(|model| model.depth);
     let share = if slots == 0 {
-        COLD
+        COLD_PERCENT
     } else {
         let taken = running.min(slots).saturating_add(waiting).min(slots);
-        BUSY + (100.0 - BUSY) * (1.0 - exact(taken) / exact(slots))
+        BUSY_PERCENT + (100.0 - BUSY_PERCENT) * (1.0 - exact(taken) / exact(slots))
     };
     let queue = if waiting == 0 || depth == 0 { 1.0 } else { 1.0 - (exact(waiting) / exact(depth)).min(1.0) };
     let left = facts.models.iter().filter_map(|model| model.limit_in).fold(f64::INFINITY, f64::min);
-    let near =
-        if left < horizon && horizon > 0.0 { NEAR + (1.0 - NEAR) * (left.max(0.0) / horizon) } else { 1.0 };
+    let near = if left < horizon && horizon > 0.0 {
+        LIMIT_SHARE_LEAST + (1.0 - LIMIT_SHARE_LEAST) * (left.max(0.0) / horizon)
+    } else {
+        1.0
+    };
     // A free slot is filled from the local queue, so as many requests may wait as there are slots. Further
     // ones wait in the balancer, which can still send them elsewhere.
     let connections = u32::try_from(slots.saturating_add(slots.min(depth))).ok().filter(|most| *most > 0);
@@ -100,11 +104,11 @@ mod tests {
 
     const HORIZON: f64 = 900.0;
 
-    fn model(slots: u32, running: u32, waiting: u32) -> ModelFacts {
-        ModelFacts { slots, running, waiting, depth: 16, refuses: false, limit_in: None }
+    fn model(slots: u32, running: u32, waiting: u32) -> BalancedModel {
+        BalancedModel { slots, running, waiting, depth: 16, refuses: false, limit_in: None }
     }
 
-    fn said(models: &[ModelFacts]) -> String {
+    fn said(models: &[BalancedModel]) -> String {
         line(&Facts { models: models.to_vec(), ..Facts::default() }, HORIZON).to_string()
     }
 
@@ -122,7 +126,7 @@ mod tests {
 
     #[test]
     fn who_nears_a_limit_gets_less_before_it_is_replaced() {
-        let leaks = |left| ModelFacts { limit_in: Some(left), ..model(4, 0, 0) };
+        let leaks = |left| BalancedModel { limit_in: Some(left), ..model(4, 0, 0) };
         assert_eq!(said(&[leaks(10_000.0)]), "ready up 100% maxconn:8");
         assert_eq!(said(&[leaks(450.0)]), "ready up 63% maxconn:8");
         assert_eq!(said(&[leaks(0.0)]), "ready up 25% maxconn:8");
@@ -132,10 +136,11 @@ mod tests {
 
     #[test]
     fn who_leaves_says_so_and_who_cannot_serve_says_why() {
-        let facts = |draining, full, models: &[ModelFacts]| Facts { draining, full, models: models.to_vec() };
+        let facts =
+            |draining, full, models: &[BalancedModel]| Facts { draining, full, models: models.to_vec() };
         assert_eq!(line(&facts(true, false, &[model(4, 0, 0)]), HORIZON).to_string(), "drain");
         assert_eq!(line(&facts(false, true, &[model(4, 0, 0)]), HORIZON).to_string(), "ready up 1%");
-        let refuses = ModelFacts { refuses: true, ..model(0, 0, 0) };
+        let refuses = BalancedModel { refuses: true, ..model(0, 0, 0) };
         assert_eq!(line(&facts(false, false, &[refuses]), HORIZON).to_string(), "ready down #refusing");
         assert_eq!(
             line(&facts(false, false, &[model(4, 4, 16)]), HORIZON).to_string(),

@@ -11,7 +11,7 @@ use std::fmt;
 
 /// Balancing facts of one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ModelFacts {
+pub struct BalancedModel {
     /// Slots of processes that take requests.
     pub slots: u32,
     /// Requests in slots.
@@ -26,7 +26,7 @@ pub struct ModelFacts {
     pub limit_in: Option<f64>,
 }
 
-impl ModelFacts {
+impl BalancedModel {
     /// Returns true if one more request would be served or queued.
     pub const fn takes(&self) -> bool {
         !self.refuses && (self.running < self.slots || self.waiting < self.depth)
@@ -41,12 +41,12 @@ pub struct Facts {
     /// The connection limit is reached.
     pub full: bool,
     /// Models of the instance.
-    pub models: Vec<ModelFacts>,
+    pub models: Vec<BalancedModel>,
 }
 
 /// Reason for which no request should come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unready {
+pub enum UnreadyReason {
     /// An operator or SIGTERM has asked it to drain; it still serves requests that come.
     Draining,
     /// No model is configured.
@@ -61,7 +61,7 @@ pub enum Unready {
     Unknown,
 }
 
-impl Unready {
+impl UnreadyReason {
     /// Returns a word for programs.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -76,7 +76,7 @@ impl Unready {
 }
 
 /// Formats a sentence for people.
-impl fmt::Display for Unready {
+impl fmt::Display for UnreadyReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Draining => "it was told to leave, and still serves who comes",
@@ -94,21 +94,21 @@ impl fmt::Display for Unready {
 /// # Errors
 ///
 /// Reason for which they should not.
-pub fn readiness(facts: &Facts) -> Result<(), Unready> {
+pub fn readiness(facts: &Facts) -> Result<(), UnreadyReason> {
     if facts.draining {
-        return Err(Unready::Draining);
+        return Err(UnreadyReason::Draining);
     }
     if facts.models.is_empty() {
-        return Err(Unready::NoModel);
+        return Err(UnreadyReason::NoModel);
     }
     if facts.full {
-        return Err(Unready::Connections);
+        return Err(UnreadyReason::Connections);
     }
-    if facts.models.iter().any(ModelFacts::takes) {
+    if facts.models.iter().any(BalancedModel::takes) {
         return Ok(());
     }
     let all_refuse = facts.models.iter().all(|model| model.refuses);
-    Err(if all_refuse { Unready::Refusing } else { Unready::Full })
+    Err(if all_refuse { UnreadyReason::Refusing } else { UnreadyReason::Full })
 }
 
 /// Returns the share of the slots' context in use, 0 to 1: `tokens` of running requests, in slots with room
@@ -124,32 +124,32 @@ pub fn fill(tokens: u64, capacity: u64) -> f64 {
 mod tests {
     use super::*;
 
-    const IDLE: ModelFacts =
-        ModelFacts { slots: 4, running: 0, waiting: 0, depth: 8, refuses: false, limit_in: None };
+    const IDLE: BalancedModel =
+        BalancedModel { slots: 4, running: 0, waiting: 0, depth: 8, refuses: false, limit_in: None };
 
-    fn of(models: &[ModelFacts]) -> Facts {
+    fn of(models: &[BalancedModel]) -> Facts {
         Facts { models: models.to_vec(), ..Facts::default() }
     }
 
     #[test]
     fn it_is_ready_while_any_model_serves_or_lets_wait() {
-        let full = ModelFacts { running: 4, waiting: 8, ..IDLE };
-        let refuses = ModelFacts { slots: 0, refuses: true, ..IDLE };
-        let unloaded = ModelFacts { slots: 0, ..IDLE };
-        let no_queue = ModelFacts { depth: 0, ..IDLE };
+        let full = BalancedModel { running: 4, waiting: 8, ..IDLE };
+        let refuses = BalancedModel { slots: 0, refuses: true, ..IDLE };
+        let unloaded = BalancedModel { slots: 0, ..IDLE };
+        let no_queue = BalancedModel { depth: 0, ..IDLE };
         for models in [&[IDLE][..], &[full, unloaded], &[refuses, IDLE], &[no_queue]] {
             assert_eq!(readiness(&of(models)), Ok(()), "{models:?}");
         }
         for (models, why) in [
-            (&[][..], Unready::NoModel),
-            (&[refuses, refuses], Unready::Refusing),
-            (&[full, refuses], Unready::Full),
-            (&[ModelFacts { slots: 0, depth: 0, ..IDLE }], Unready::Full),
+            (&[][..], UnreadyReason::NoModel),
+            (&[refuses, refuses], UnreadyReason::Refusing),
+            (&[full, refuses], UnreadyReason::Full),
+            (&[BalancedModel { slots: 0, depth: 0, ..IDLE }], UnreadyReason::Full),
         ] {
             assert_eq!(readiness(&of(models)), Err(why), "{models:?}");
         }
-        assert_eq!(readiness(&Facts { full: true, ..of(&[IDLE]) }), Err(Unready::Connections));
-        assert_eq!(readiness(&Facts { draining: true, ..of(&[IDLE]) }), Err(Unready::Draining));
+        assert_eq!(readiness(&Facts { full: true, ..of(&[IDLE]) }), Err(UnreadyReason::Connections));
+        assert_eq!(readiness(&Facts { draining: true, ..of(&[IDLE]) }), Err(UnreadyReason::Draining));
     }
 
     #[test]

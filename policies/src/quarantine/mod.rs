@@ -30,7 +30,7 @@ mod terms;
 pub use terms::{Death, Fingerprint, Found, Known, QuarantinePolicy, Standing};
 
 /// Remembered ends of generations, for connections whose break is noticed late.
-const ENDS: usize = 64;
+const ENDS_KEPT: usize = 64;
 
 /// End of a generation, from the view of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ struct Trial {
 
 /// A request whose client left before its answer was complete.
 #[derive(Clone, Copy, Debug)]
-struct Left {
+struct AbandonedRequest {
     generation: GenerationId,
     request: Fingerprint,
     at: Duration,
@@ -79,7 +79,7 @@ pub struct Quarantine {
     /// Requests on trial, by generation.
     trials: BTreeMap<GenerationId, Trial>,
     /// Oldest first.
-    left: VecDeque<Left>,
+    left: VecDeque<AbandonedRequest>,
     ends: VecDeque<(GenerationId, End)>,
     refused: u64,
     refusals: u64,
@@ -178,13 +178,13 @@ impl Quarantine {
         if self.left.len() >= self.policy.known {
             self.left.pop_front();
         }
-        self.left.push_back(Left { generation, request, at: now });
+        self.left.push_back(AbandonedRequest { generation, request, at: now });
         false
     }
 
     /// Returns the time until no other abandoned request may still run on a generation; `None` if none does.
     pub fn lingers(&self, generation: GenerationId, request: Fingerprint, now: Duration) -> Option<Duration> {
-        let others = |left: &&Left| left.generation == generation && left.request != request;
+        let others = |left: &&AbandonedRequest| left.generation == generation && left.request != request;
         let last = self.left.iter().rev().find(others)?;
         let until = last.at.saturating_add(self.policy.lingers_for);
         (until > now).then(|| until.saturating_sub(now))
@@ -224,7 +224,7 @@ impl Quarantine {
 
     /// Returns the time that a suspect may be alone. Longer after further deaths, which it may cause only
     /// late, and never as long as later requests wait.
-    pub fn solitude(&self, request: Fingerprint) -> Duration {
+    pub fn alone_time(&self, request: Fingerprint) -> Duration {
         const DOUBLINGS: u32 = 2;
         self.policy.alone_for.saturating_mul(1 << self.further(request).min(DOUBLINGS))
     }
@@ -252,7 +252,7 @@ impl Quarantine {
         if self.entries.get(&trial.request).is_some_and(doubted) {
             return;
         }
-        let own = |left: &&Left| left.generation == generation && left.request == trial.request;
+        let own = |left: &&AbandonedRequest| left.generation == generation && left.request == trial.request;
         trial.left = self.left.iter().rev().find(own).map(|left| left.at);
         if trial.left.is_none() {
             self.trials.remove(&generation);
@@ -280,7 +280,8 @@ impl Quarantine {
         let all = std::mem::take(&mut self.left);
         let (of_it, others) = all.into_iter().partition(|left| left.generation == generation);
         self.left = others;
-        let lingering = of_it.into_iter().filter(|left: &Left| lingers(left.at)).map(|left| left.request);
+        let lingering =
+            of_it.into_iter().filter(|left: &AbandonedRequest| lingers(left.at)).map(|left| left.request);
         // The broken connection of the request on trial may not have been noticed yet.
         for request in trial.into_iter().chain(lingering).filter(|_| self.is_on()).collect::<Vec<_>>() {
             let entry = self.entry(request, until, now);
@@ -357,7 +358,7 @@ impl Quarantine {
     }
 
     fn end(&mut self, generation: GenerationId, end: End) {
-        if self.ends.len() >= ENDS {
+        if self.ends.len() >= ENDS_KEPT {
             self.ends.pop_front();
         }
         self.ends.push_back((generation, end));

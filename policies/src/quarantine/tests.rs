@@ -160,11 +160,11 @@ fn leaving_its_trial_saves_nobody_and_nobody_is_refused_for_one_that_left_before
 #[test]
 fn who_meets_death_again_and_again_waits_longer_to_be_alone() {
     let mut known = Quarantine::new(policy());
-    assert_eq!((known.patience(A), known.solitude(A)), (MINUTE, MINUTE));
+    assert_eq!((known.patience(A), known.alone_time(A)), (MINUTE, MINUTE));
     for (generation, minutes) in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 32), (7, 32)] {
         known.broke(GenerationId(generation), A, at(0));
         known.died(GenerationId(generation), among(3), at(0));
-        assert_eq!((known.patience(A), known.solitude(A)), (MINUTE * minutes, MINUTE * minutes.min(4)));
+        assert_eq!((known.patience(A), known.alone_time(A)), (MINUTE * minutes, MINUTE * minutes.min(4)));
     }
 }
 

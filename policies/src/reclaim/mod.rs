@@ -31,7 +31,7 @@ use crate::units::{ByteSize, scale, span};
 
 /// First step for a decision that calls for a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rung {
+pub enum ReclaimDecision {
     /// Ask the process to reclaim memory.
     Reclaim,
     /// Wait for the answer, or for the first reading after it.
@@ -95,7 +95,7 @@ impl std::fmt::Display for NoReclaim {
 
 /// Result of a request, by a reading after its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Worth {
+pub enum ReclaimWorth {
     /// The memory in question fell far enough.
     Enough,
     /// The memory in question did not fall far enough.
@@ -106,7 +106,7 @@ pub enum Worth {
 
 /// A request in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Asked {
+struct ActiveReclaim {
     at: Duration,
     /// Cause of the request; `None` for an operator's.
     cause: Option<Cause>,
@@ -126,7 +126,7 @@ struct Cause {
 
 /// Memory that fell far enough after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Fell {
+struct FreedMemory {
     series: MemoryKind,
     at: Duration,
     /// Bytes before.
@@ -137,12 +137,12 @@ struct Fell {
 
 /// History of the requests to one generation. All times are since one epoch of the caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reclaims {
-    asked: Option<Asked>,
+pub struct ReclaimHistory {
+    asked: Option<ActiveReclaim>,
     /// Completion of the last request.
     last: Option<Duration>,
     /// Result of the last request by memory; requests for other memories or by operators do not change it.
-    fell: Vec<Fell>,
+    fell: Vec<FreedMemory>,
     /// Memories for which no further request is made.
     in_vain: Vec<(MemoryKind, NoReclaim)>,
     /// The last request was for other limits, so its recency is no argument against the next one, which
@@ -152,7 +152,7 @@ pub struct Reclaims {
     refused: bool,
 }
 
-impl Reclaims {
+impl ReclaimHistory {
     /// Returns the first step for this decision. `facts` describe the memory in question; `parts` are the
     /// reclaimable parts, `None` while unknown.
     pub fn rung(
@@ -162,15 +162,15 @@ impl Reclaims {
         decision: &Decision,
         facts: Option<&SeriesFacts>,
         now: Duration,
-    ) -> Rung {
-        let Some((series, charged)) = memory_of(decision, facts) else {
-            return Rung::Replace(NoReclaim::NotMemory);
+    ) -> ReclaimDecision {
+        let Some((series, charged)) = reclaimable_memory(decision, facts) else {
+            return ReclaimDecision::Replace(NoReclaim::NotMemory);
         };
         if !policy.reclaim {
-            return Rung::Replace(NoReclaim::Off);
+            return ReclaimDecision::Replace(NoReclaim::Off);
         }
         if let Some((_, why)) = self.in_vain.iter().find(|(of, _)| *of == series) {
-            return Rung::Replace(*why);
+            return ReclaimDecision::Replace(*why);
         }
         if let Some(asked) = self.asked {
             let limit = if decision.action >= Action::DrainNow {
@@ -179,33 +179,33 @@ impl Reclaims {
                 policy.reclaim_limit
             };
             let late = now.saturating_sub(asked.at) >= limit;
-            return if late { Rung::Replace(NoReclaim::NoAnswer) } else { Rung::Wait };
+            return if late { ReclaimDecision::Replace(NoReclaim::NoAnswer) } else { ReclaimDecision::Wait };
         }
         if !parts.unwrap_or_default().have(series) {
-            return Rung::Replace(NoReclaim::CannotAsk);
+            return ReclaimDecision::Replace(NoReclaim::CannotAsk);
         }
-        let Some(last) = self.last else { return Rung::Reclaim };
+        let Some(last) = self.last else { return ReclaimDecision::Reclaim };
         let since = now.saturating_sub(last);
         if decision.reason == Some(Reason::Growth) {
             let fell = self.fell.iter().find(|fell| fell.series == series);
-            if let Some(Fell { at, before, bytes, .. }) = fell
+            if let Some(FreedMemory { at, before, bytes, .. }) = fell
                 && (charged < *before || since < policy.reclaim_again)
             {
-                return Rung::Rest { seconds: now.saturating_sub(*at).as_secs(), bytes: *bytes };
+                return ReclaimDecision::Rest { seconds: now.saturating_sub(*at).as_secs(), bytes: *bytes };
             }
             if since < policy.reclaim_again {
                 // The running request is for another memory or by an operator; this memory's request
                 // follows later.
-                return Rung::Wait;
+                return ReclaimDecision::Wait;
             }
         }
         if since < policy.reclaim_again {
             if (self.forgiven || self.refused) && decision.action < Action::DrainNow {
-                return Rung::Wait;
+                return ReclaimDecision::Wait;
             }
-            return Rung::Replace(NoReclaim::TooOften { seconds: since.as_secs() });
+            return ReclaimDecision::Replace(NoReclaim::TooOften { seconds: since.as_secs() });
         }
-        Rung::Reclaim
+        ReclaimDecision::Reclaim
     }
 
     /// Records a request, for this decision or by an operator.
@@ -216,7 +216,7 @@ impl Reclaims {
         now: Duration,
     ) {
         let cause = cause.and_then(|(decision, facts)| {
-            let (series, before) = memory_of(decision, facts)?;
+            let (series, before) = reclaimable_memory(decision, facts)?;
             let own = matches!(
                 decision.reason,
                 Some(Reason::HostSoft | Reason::HostHard | Reason::VramSoft | Reason::VramHard)
@@ -230,7 +230,7 @@ impl Reclaims {
             };
             Some(Cause { series, before, most })
         });
-        self.asked = Some(Asked { at: now, cause, answered: None });
+        self.asked = Some(ActiveReclaim { at: now, cause, answered: None });
     }
 
     /// Handles changed limits: requests that failed for the old limits may help for the new ones. The time
@@ -262,13 +262,17 @@ impl Reclaims {
 
     /// Adds a reading started at this time, with the process's bytes by memory; `None` if it completes no
     /// request.
-    pub fn read(&mut self, begun: Duration, charged: impl Fn(MemoryKind) -> Option<u64>) -> Option<Worth> {
-        let Some(Asked { cause, answered: Some(at), .. }) = self.asked else { return None };
+    pub fn read(
+        &mut self,
+        begun: Duration,
+        charged: impl Fn(MemoryKind) -> Option<u64>,
+    ) -> Option<ReclaimWorth> {
+        let Some(ActiveReclaim { cause, answered: Some(at), .. }) = self.asked else { return None };
         if begun < at {
             return None;
         }
         self.asked = None;
-        let mut worth = Worth::Unknown;
+        let mut worth = ReclaimWorth::Unknown;
         // A missing reading does not prove a failure; the next decision shows the result.
         if let Some(cause) = cause
             && let Some(after) = charged(cause.series)
@@ -277,10 +281,10 @@ impl Reclaims {
             let bytes = before.saturating_sub(after);
             self.fell.retain(|fell| fell.series != series);
             if after <= cause.most {
-                worth = Worth::Enough;
-                self.fell.push(Fell { series, at, before, bytes });
+                worth = ReclaimWorth::Enough;
+                self.fell.push(FreedMemory { series, at, before, bytes });
             } else {
-                worth = Worth::NotEnough;
+                worth = ReclaimWorth::NotEnough;
                 self.in_vain.push((cause.series, NoReclaim::NoHelp { bytes }));
             }
         }
@@ -291,7 +295,7 @@ impl Reclaims {
 }
 
 /// Returns the reclaimable memory that a decision is about, and its bytes.
-fn memory_of(decision: &Decision, facts: Option<&SeriesFacts>) -> Option<(MemoryKind, u64)> {
+fn reclaimable_memory(decision: &Decision, facts: Option<&SeriesFacts>) -> Option<(MemoryKind, u64)> {
     let wanted = matches!(decision.action, Action::RecycleWhenQuiet | Action::DrainNow);
     let memory = matches!(
         decision.reason?,

@@ -38,19 +38,20 @@ fn s(seconds: u64) -> Duration {
 }
 
 /// A process with a budget of 2,000 MiB, asked at `at` when it held 2,010 and read two seconds later.
-fn after(reason: Reason, at: u64, left: u64) -> Reclaims {
+fn after(reason: Reason, at: u64, left: u64) -> ReclaimHistory {
     let decision = decision(reason, Some(2000 * MIB));
     let series = decision.series.unwrap();
-    let mut reclaims = Reclaims::default();
+    let mut reclaims = ReclaimHistory::default();
     reclaims.asked(&policy(), Some((&decision, Some(&facts(series, 2010)))), s(at));
     assert!(reclaims.answered(Outcome::Done, s(at + 1)));
     assert_eq!(reclaims.read(s(at), |_| Some(0)), None, "a reading from before the answer says nothing");
-    let worth = if left <= 1750 || reason == Reason::Growth { Worth::Enough } else { Worth::NotEnough };
+    let worth =
+        if left <= 1750 || reason == Reason::Growth { ReclaimWorth::Enough } else { ReclaimWorth::NotEnough };
     assert_eq!(reclaims.read(s(at + 2), |_| Some(left * MIB)), Some(worth));
     reclaims
 }
 
-fn rung(reclaims: &Reclaims, reason: Reason, charged: u64, now: u64) -> Rung {
+fn rung(reclaims: &ReclaimHistory, reason: Reason, charged: u64, now: u64) -> ReclaimDecision {
     let decision = decision(reason, Some(2000 * MIB));
     let facts = facts(decision.series.unwrap(), charged);
     reclaims.rung(&policy(), Some(BOTH), &decision, Some(&facts), s(now))
@@ -58,7 +59,7 @@ fn rung(reclaims: &Reclaims, reason: Reason, charged: u64, now: u64) -> Rung {
 
 #[test]
 fn memory_is_asked_for_first_where_somebody_has_it_and_nothing_else_ever_is() {
-    let fresh = Reclaims::default();
+    let fresh = ReclaimHistory::default();
     let of = |policy: &Recycle, parts, reason| {
         let decision = decision(reason, Some(2000 * MIB));
         let facts = facts(decision.series.unwrap(), 2010);
@@ -74,18 +75,21 @@ fn memory_is_asked_for_first_where_somebody_has_it_and_nothing_else_ever_is() {
         Reason::SharedVram,
     ];
     for reason in Reason::ALL.iter().copied() {
-        let wanted =
-            if first.contains(&reason) { Rung::Reclaim } else { Rung::Replace(NoReclaim::NotMemory) };
+        let wanted = if first.contains(&reason) {
+            ReclaimDecision::Reclaim
+        } else {
+            ReclaimDecision::Replace(NoReclaim::NotMemory)
+        };
         assert_eq!(of(&policy(), Some(BOTH), reason), wanted, "{reason}");
     }
-    assert_eq!(of(&policy(), Some(HEAP), Reason::HostSoft), Rung::Reclaim);
+    assert_eq!(of(&policy(), Some(HEAP), Reason::HostSoft), ReclaimDecision::Reclaim);
     for (parts, reason) in
         [(Some(HEAP), Reason::VramSoft), (Some(Parts::default()), Reason::HostSoft), (None, Reason::HostSoft)]
     {
-        assert_eq!(of(&policy(), parts, reason), Rung::Replace(NoReclaim::CannotAsk), "{parts:?}");
+        assert_eq!(of(&policy(), parts, reason), ReclaimDecision::Replace(NoReclaim::CannotAsk), "{parts:?}");
     }
     let off = Recycle { reclaim: false, ..policy() };
-    assert_eq!(of(&off, Some(BOTH), Reason::HostSoft), Rung::Replace(NoReclaim::Off));
+    assert_eq!(of(&off, Some(BOTH), Reason::HostSoft), ReclaimDecision::Replace(NoReclaim::Off));
     // Decisions that are only reported, and unknown memory, have no effect.
     let told = Decision { action: Action::Observe, ..decision(Reason::Growth, None) };
     let known = facts(MemoryKind::Host, 2010);
@@ -93,7 +97,7 @@ fn memory_is_asked_for_first_where_somebody_has_it_and_nothing_else_ever_is() {
     let soft = decision(Reason::HostSoft, Some(2000 * MIB));
     for (decision, facts) in [(&told, Some(&known)), (&soft, Some(&unknown)), (&soft, None)] {
         let rung = fresh.rung(&policy(), Some(BOTH), decision, facts, s(100));
-        assert_eq!(rung, Rung::Replace(NoReclaim::NotMemory));
+        assert_eq!(rung, ReclaimDecision::Replace(NoReclaim::NotMemory));
     }
 }
 
@@ -101,40 +105,52 @@ fn memory_is_asked_for_first_where_somebody_has_it_and_nothing_else_ever_is() {
 fn what_helped_is_asked_for_again_when_the_budget_is_passed_again_and_not_too_often() {
     let again = policy().reclaim_again.as_secs();
     let helped = after(Reason::HostSoft, 100, 1200);
-    assert_eq!(rung(&helped, Reason::HostSoft, 2001, 101 + again), Rung::Reclaim);
-    let soon = Rung::Replace(NoReclaim::TooOften { seconds: again - 1 });
+    assert_eq!(rung(&helped, Reason::HostSoft, 2001, 101 + again), ReclaimDecision::Reclaim);
+    let soon = ReclaimDecision::Replace(NoReclaim::TooOften { seconds: again - 1 });
     assert_eq!(rung(&helped, Reason::HostSoft, 2001, 100 + again), soon);
     // A reclaim helps up to three quarters of the way to the budget.
-    assert_eq!(rung(&after(Reason::HostSoft, 100, 1750), Reason::HostSoft, 2001, 500), Rung::Reclaim);
-    let vain = Rung::Replace(NoReclaim::NoHelp { bytes: 259 * MIB });
+    assert_eq!(
+        rung(&after(Reason::HostSoft, 100, 1750), Reason::HostSoft, 2001, 500),
+        ReclaimDecision::Reclaim
+    );
+    let vain = ReclaimDecision::Replace(NoReclaim::NoHelp { bytes: 259 * MIB });
     assert_eq!(rung(&after(Reason::HostSoft, 100, 1751), Reason::HostSoft, 2001, 102), vain);
     assert_eq!(rung(&after(Reason::HostSoft, 100, 1751), Reason::HostSoft, 2001, 99_999), vain);
     let mut forgiven = after(Reason::HostSoft, 100, 1751);
     forgiven.forgive();
     // A process refuses a request that comes too soon: wait, but not at a hard budget.
-    assert_eq!(rung(&forgiven, Reason::HostSoft, 2001, 102), Rung::Wait);
-    let hard = Rung::Replace(NoReclaim::TooOften { seconds: 1 });
+    assert_eq!(rung(&forgiven, Reason::HostSoft, 2001, 102), ReclaimDecision::Wait);
+    let hard = ReclaimDecision::Replace(NoReclaim::TooOften { seconds: 1 });
     assert_eq!(rung(&forgiven, Reason::HostHard, 2001, 102), hard);
-    assert_eq!(rung(&forgiven, Reason::HostSoft, 2001, 101 + again), Rung::Reclaim);
+    assert_eq!(rung(&forgiven, Reason::HostSoft, 2001, 101 + again), ReclaimDecision::Reclaim);
     // Another memory is judged separately.
-    assert_eq!(rung(&after(Reason::HostSoft, 100, 1900), Reason::VramSoft, 2001, 500), Rung::Reclaim);
+    assert_eq!(
+        rung(&after(Reason::HostSoft, 100, 1900), Reason::VramSoft, 2001, 500),
+        ReclaimDecision::Reclaim
+    );
 }
 
 #[test]
 fn growth_rests_until_as_much_is_held_as_before_and_a_shared_budget_does_not_rest() {
     let helped = after(Reason::Growth, 100, 1400);
-    let rest = Rung::Rest { seconds: 9, bytes: 610 * MIB };
+    let rest = ReclaimDecision::Rest { seconds: 9, bytes: 610 * MIB };
     assert_eq!(rung(&helped, Reason::Growth, 1500, 110), rest);
-    assert_eq!(rung(&helped, Reason::Growth, 2009, 50_000), Rung::Rest { seconds: 49_899, bytes: 610 * MIB });
-    assert_eq!(rung(&helped, Reason::Growth, 2010, 50_000), Rung::Reclaim);
+    assert_eq!(
+        rung(&helped, Reason::Growth, 2009, 50_000),
+        ReclaimDecision::Rest { seconds: 49_899, bytes: 610 * MIB }
+    );
+    assert_eq!(rung(&helped, Reason::Growth, 2010, 50_000), ReclaimDecision::Reclaim);
     // A fast leak far below its budget does not justify a replacement if a reclaim returns everything; the
     // budget does.
     assert_eq!(rung(&helped, Reason::Growth, 2500, 110), rest);
-    assert_eq!(rung(&helped, Reason::HostSoft, 2500, 110), Rung::Replace(NoReclaim::TooOften { seconds: 9 }));
+    assert_eq!(
+        rung(&helped, Reason::HostSoft, 2500, 110),
+        ReclaimDecision::Replace(NoReclaim::TooOften { seconds: 9 })
+    );
     let shared = after(Reason::SharedHost, 100, 1400);
     assert_eq!(
         rung(&shared, Reason::SharedHost, 1400, 102),
-        Rung::Replace(NoReclaim::TooOften { seconds: 1 })
+        ReclaimDecision::Replace(NoReclaim::TooOften { seconds: 1 })
     );
 }
 
@@ -143,39 +159,42 @@ fn an_answer_is_waited_for_within_its_limit_and_one_that_does_not_come_is_the_la
     let policy = policy();
     let soft = decision(Reason::HostSoft, Some(2000 * MIB));
     let known = facts(MemoryKind::Host, 2010);
-    let mut asked = Reclaims::default();
+    let mut asked = ReclaimHistory::default();
     asked.asked(&policy, Some((&soft, Some(&known))), s(100));
     assert!(asked.asked.is_some());
-    assert_eq!(rung(&asked, Reason::HostSoft, 2050, 101), Rung::Wait);
+    assert_eq!(rung(&asked, Reason::HostSoft, 2050, 101), ReclaimDecision::Wait);
     let late = 100 + policy.reclaim_limit.as_secs();
-    assert_eq!(rung(&asked, Reason::HostSoft, 2050, late - 1), Rung::Wait);
-    assert_eq!(rung(&asked, Reason::HostSoft, 2050, late), Rung::Replace(NoReclaim::NoAnswer));
+    assert_eq!(rung(&asked, Reason::HostSoft, 2050, late - 1), ReclaimDecision::Wait);
+    assert_eq!(rung(&asked, Reason::HostSoft, 2050, late), ReclaimDecision::Replace(NoReclaim::NoAnswer));
     // At the hard budget the wait is shorter.
     let hard = 100 + policy.reclaim_limit_hard.as_secs();
-    assert_eq!(rung(&asked, Reason::HostHard, 2300, hard), Rung::Replace(NoReclaim::NoAnswer));
+    assert_eq!(rung(&asked, Reason::HostHard, 2300, hard), ReclaimDecision::Replace(NoReclaim::NoAnswer));
     assert!(!asked.answered(Outcome::NoAnswer, s(110)));
-    assert_eq!(rung(&asked, Reason::HostSoft, 2050, 111), Rung::Replace(NoReclaim::NoAnswer));
+    assert_eq!(rung(&asked, Reason::HostSoft, 2050, 111), ReclaimDecision::Replace(NoReclaim::NoAnswer));
     assert!(!asked.answered(Outcome::Done, s(112)), "nobody asked");
     // An operator's request is no evidence against the process, and without a reading the result is open.
-    let mut by_hand = Reclaims::default();
+    let mut by_hand = ReclaimHistory::default();
     by_hand.asked(&policy, None, s(100));
     assert!(!by_hand.answered(Outcome::NoAnswer, s(110)));
-    assert_eq!(rung(&by_hand, Reason::HostSoft, 2050, 111), Rung::Reclaim);
+    assert_eq!(rung(&by_hand, Reason::HostSoft, 2050, 111), ReclaimDecision::Reclaim);
 }
 
 #[test]
 fn refused_is_as_good_as_nothing_and_a_process_without_a_known_size_has_to_fall_below_the_limit() {
     let refused = after(Reason::HostSoft, 100, 2010);
-    assert_eq!(rung(&refused, Reason::HostSoft, 2010, 103), Rung::Replace(NoReclaim::NoHelp { bytes: 0 }));
+    assert_eq!(
+        rung(&refused, Reason::HostSoft, 2010, 103),
+        ReclaimDecision::Replace(NoReclaim::NoHelp { bytes: 0 })
+    );
     let soft = decision(Reason::HostSoft, Some(2000 * MIB));
     let bare = SeriesFacts::of(MemoryKind::Host, Some(2010 * MIB));
     for (left, helps) in [(1999, true), (2000, false)] {
-        let mut reclaims = Reclaims::default();
+        let mut reclaims = ReclaimHistory::default();
         reclaims.asked(&policy(), Some((&soft, Some(&bare))), s(100));
         reclaims.answered(Outcome::Done, s(101));
         reclaims.read(s(102), |_| Some(left * MIB));
         let rung = reclaims.rung(&policy(), Some(BOTH), &soft, Some(&bare), s(500));
-        assert_eq!(rung == Rung::Reclaim, helps, "{left}");
+        assert_eq!(rung == ReclaimDecision::Reclaim, helps, "{left}");
     }
 }
 
@@ -230,7 +249,7 @@ struct Story {
 fn live(leak_kib: u64, gone: f64, answers: bool, seconds: u64) -> Story {
     let policy = policy();
     let soft = decision(Reason::HostSoft, Some(2000 * MIB));
-    let (mut grown, mut reclaims, mut story) = (0, Reclaims::default(), Story::default());
+    let (mut grown, mut reclaims, mut story) = (0, ReclaimHistory::default(), Story::default());
     let mut answer_at = None;
     for now in 0..seconds {
         grown += leak_kib * 1024;
@@ -254,13 +273,13 @@ fn live(leak_kib: u64, gone: f64, answers: bool, seconds: u64) -> Story {
             ..SeriesFacts::of(MemoryKind::Host, Some(1000 * MIB + grown))
         };
         match reclaims.rung(&policy, Some(BOTH), &soft, Some(&known), s(now)) {
-            Rung::Reclaim => {
+            ReclaimDecision::Reclaim => {
                 reclaims.asked(&policy, Some((&soft, Some(&known))), s(now));
                 story.asked.push(now);
                 answer_at = Some(now + if answers { 2 } else { policy.reclaim_wait.as_secs() + 2 });
             }
-            Rung::Wait | Rung::Rest { .. } => {}
-            Rung::Replace(_) => {
+            ReclaimDecision::Wait | ReclaimDecision::Rest { .. } => {}
+            ReclaimDecision::Replace(_) => {
                 story.replaced = Some(now);
                 return story;
             }
@@ -313,30 +332,33 @@ proptest! {
 fn a_request_for_something_else_ends_no_rest_and_makes_none_too_often() {
     let again = policy().reclaim_again.as_secs();
     let mut rests = after(Reason::Growth, 100, 1200);
-    let asked_by_hand = |reclaims: &mut Reclaims, at: u64| {
+    let asked_by_hand = |reclaims: &mut ReclaimHistory, at: u64| {
         reclaims.asked(&policy(), None, s(at));
         assert!(reclaims.answered(Outcome::Done, s(at)));
-        assert_eq!(reclaims.read(s(at), |_| Some(1100 * MIB)), Some(Worth::Unknown));
+        assert_eq!(reclaims.read(s(at), |_| Some(1100 * MIB)), Some(ReclaimWorth::Unknown));
     };
     asked_by_hand(&mut rests, 200);
     for at in [201, 300] {
         let rung = rung(&rests, Reason::Growth, 1300, at);
-        assert_eq!(rung, Rung::Rest { seconds: at - 101, bytes: 810 * MIB });
+        assert_eq!(rung, ReclaimDecision::Rest { seconds: at - 101, bytes: 810 * MIB });
     }
     // A process never asked because of its growth is asked in time, and not replaced meanwhile.
-    let mut new = Reclaims::default();
+    let mut new = ReclaimHistory::default();
     asked_by_hand(&mut new, 200);
-    assert_eq!(rung(&new, Reason::Growth, 1900, 201), Rung::Wait);
-    assert_eq!(rung(&new, Reason::Growth, 1900, 200 + again), Rung::Reclaim);
+    assert_eq!(rung(&new, Reason::Growth, 1900, 201), ReclaimDecision::Wait);
+    assert_eq!(rung(&new, Reason::Growth, 1900, 200 + again), ReclaimDecision::Reclaim);
     // Exceeding the budget anyway does not wait.
-    assert_eq!(rung(&new, Reason::HostSoft, 2001, 201), Rung::Replace(NoReclaim::TooOften { seconds: 1 }));
+    assert_eq!(
+        rung(&new, Reason::HostSoft, 2001, 201),
+        ReclaimDecision::Replace(NoReclaim::TooOften { seconds: 1 })
+    );
 }
 
 #[test]
 fn a_request_that_came_too_soon_is_made_once_more_and_not_for_ever() {
     let again = policy().reclaim_again.as_secs();
-    let mut reclaims = Reclaims::default();
-    let ask = |reclaims: &mut Reclaims, at: u64| {
+    let mut reclaims = ReclaimHistory::default();
+    let ask = |reclaims: &mut ReclaimHistory, at: u64| {
         reclaims.asked(
             &policy(),
             Some((&decision(Reason::HostSoft, Some(2000 * MIB)), Some(&facts(MemoryKind::Host, 2010)))),
@@ -345,9 +367,12 @@ fn a_request_that_came_too_soon_is_made_once_more_and_not_for_ever() {
         reclaims.answered(Outcome::TooSoon, s(at))
     };
     assert!(!ask(&mut reclaims, 100), "nothing is read for it");
-    assert_eq!(rung(&reclaims, Reason::HostSoft, 2010, 101), Rung::Wait);
-    assert_eq!(rung(&reclaims, Reason::HostSoft, 2010, 100 + again), Rung::Reclaim);
+    assert_eq!(rung(&reclaims, Reason::HostSoft, 2010, 101), ReclaimDecision::Wait);
+    assert_eq!(rung(&reclaims, Reason::HostSoft, 2010, 100 + again), ReclaimDecision::Reclaim);
     assert!(ask(&mut reclaims, 100 + again));
-    assert_eq!(reclaims.read(s(101 + again), |_| Some(2010 * MIB)), Some(Worth::NotEnough));
-    assert!(matches!(rung(&reclaims, Reason::HostSoft, 2010, 1000), Rung::Replace(NoReclaim::NoHelp { .. })));
+    assert_eq!(reclaims.read(s(101 + again), |_| Some(2010 * MIB)), Some(ReclaimWorth::NotEnough));
+    assert!(matches!(
+        rung(&reclaims, Reason::HostSoft, 2010, 1000),
+        ReclaimDecision::Replace(NoReclaim::NoHelp { .. })
+    ));
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::policy::{Budget, RecyclePolicy};
-use crate::growth::{Forecast, Growth, Monitor};
+use crate::growth::{Growth, GrowthForecast, Monitor};
 use crate::health::Symptom;
 use crate::replacement_cost::Load;
 use crate::sample::{MemoryKind, Work};
@@ -60,11 +60,11 @@ pub struct SeriesFacts {
     /// State of the series by the detector.
     pub growth: Option<Growth>,
     /// Forecast to the soft budget.
-    pub to_soft: Option<Forecast>,
+    pub to_soft: Option<GrowthForecast>,
     /// Forecast to the hard budget.
-    pub to_hard: Option<Forecast>,
+    pub to_hard: Option<GrowthForecast>,
     /// Forecast to the exhaustion of the memory.
-    pub to_end: Option<Forecast>,
+    pub to_end: Option<GrowthForecast>,
     /// Budgets in bytes.
     #[serde(default)]
     pub budget: Budget,

@@ -23,7 +23,7 @@ pub use decision::{Action, Decision, Reason, WhyNot};
 pub use facts::{Facts, Reading, SeriesFacts};
 pub use policy::{Budget, GrowthMode, LevelsPolicy, RecyclePolicy};
 
-use crate::growth::Forecast;
+use crate::growth::GrowthForecast;
 use crate::health::Symptom;
 use crate::replacement_cost;
 use crate::sample::MemoryKind;
@@ -47,7 +47,7 @@ pub fn decide(policy: &RecyclePolicy, facts: &Facts) -> Decision {
     decide_unless(policy, facts, |_, _| false)
 }
 
-/// Judges one generation with barred reasons ([`crate::cooldown::Cooldown::bars`]). A barred reason never
+/// Judges one generation with barred reasons ([`crate::cooldown::RecycleCooldown::bars`]). A barred reason never
 /// precedes another one, however urgent. If nothing else is wanted it is returned anyway, so that the
 /// cooldown holds it back and says why.
 pub fn decide_unless(
@@ -69,7 +69,7 @@ pub fn decide_unless(
             why_not: Some(WhyNot::Observing { would: wish.action }),
             ..Decision::OBSERVE
         });
-        return observed.or_else(|| not_yet(policy, facts)).unwrap_or(Decision::OBSERVE);
+        return observed.or_else(|| future_decision(policy, facts)).unwrap_or(Decision::OBSERVE);
     };
     let decision = Decision {
         action: wish.action,
@@ -80,11 +80,11 @@ pub fn decide_unless(
         why_not: None,
         threat: wish.threat,
     };
-    if wish.action > Action::RecycleWhenQuiet { decision } else { when_quiet(policy, facts, decision) }
+    if wish.action > Action::RecycleWhenQuiet { decision } else { check_quiet(policy, facts, decision) }
 }
 
 /// Decides if the moment for a deferrable replacement has come.
-fn when_quiet(policy: &RecyclePolicy, facts: &Facts, decision: Decision) -> Decision {
+fn check_quiet(policy: &RecyclePolicy, facts: &Facts, decision: Decision) -> Decision {
     if let Some(minute) = facts.minute
         && !policy.only.open(minute)
     {
@@ -109,7 +109,7 @@ fn when_quiet(policy: &RecyclePolicy, facts: &Facts, decision: Decision) -> Deci
 }
 
 /// Returns the earliest exhaustion of a leaking memory.
-fn end(facts: &Facts) -> Option<&Forecast> {
+fn end(facts: &Facts) -> Option<&GrowthForecast> {
     let leaking = |series: &&SeriesFacts| series.growth.as_ref().is_some_and(|growth| growth.verdict.leaks());
     let ends = facts
         .series
@@ -117,7 +117,7 @@ fn end(facts: &Facts) -> Option<&Forecast> {
         .filter(leaking)
         .flat_map(|series| [series.to_hard.as_ref(), series.to_end.as_ref()]);
     ends.flatten().filter(|forecast| forecast.seconds.is_some()).min_by(|a, b| {
-        let low = |forecast: &Forecast| forecast.seconds.map_or(f64::MAX, |seconds| seconds.low);
+        let low = |forecast: &GrowthForecast| forecast.seconds.map_or(f64::MAX, |seconds| seconds.low);
         low(a).total_cmp(&low(b))
     })
 }
@@ -126,7 +126,7 @@ fn end(facts: &Facts) -> Option<&Forecast> {
 fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
     let mut wishes = Vec::new();
     for series in &facts.series {
-        wishes.extend(exhausted(policy, series));
+        wishes.extend(exhaustion_wish(policy, series));
     }
     for series in &facts.series {
         wishes.extend(over_budget(policy, series, facts.urgent_for));
@@ -199,7 +199,7 @@ fn weight(symptom: &Symptom, urgent_for: Option<Duration>) -> Action {
 
 /// Last defence for almost exhausted memory. A backend is killed only if that frees enough: killing a small
 /// one for another program's memory use would cost its requests and help no one.
-fn exhausted(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<Wish> {
+fn exhaustion_wish(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<Wish> {
     let (free, gain) = (facts.free?, facts.gain()?);
     let limit = policy.end(facts);
     // Free VRAM is constant on a device filled by design; only a process that still grows is in danger.
@@ -247,7 +247,7 @@ fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Optio
         return None;
     }
     let quiet = quiet_horizon(policy, facts);
-    let soonest = |forecasts: &[Option<Forecast>], within: Duration| {
+    let soonest = |forecasts: &[Option<GrowthForecast>], within: Duration| {
         let known =
             forecasts.iter().flatten().filter_map(|forecast| Some((forecast.limit, forecast.seconds?.value)));
         known
@@ -274,7 +274,7 @@ fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Optio
 
 /// A leak that will be handled later: the first limit that it reaches, and the time at which that is near
 /// enough.
-fn not_yet(policy: &RecyclePolicy, facts: &Facts) -> Option<Decision> {
+fn future_decision(policy: &RecyclePolicy, facts: &Facts) -> Option<Decision> {
     if policy.common.growth != GrowthMode::Recycle {
         return None;
     }
@@ -305,7 +305,7 @@ fn not_yet(policy: &RecyclePolicy, facts: &Facts) -> Option<Decision> {
 /// horizon of a drain.
 fn quiet_horizon(policy: &RecyclePolicy, facts: &Facts) -> Duration {
     if !policy.only.is_always() {
-        let next = facts.minute.map_or(Duration::ZERO, |minute| policy.only.next_after_this(minute));
+        let next = facts.minute.map_or(Duration::ZERO, |minute| policy.only.time_to_next(minute));
         return policy.common.growth_quiet.max(next);
     }
     let least = policy.common.growth_drain.saturating_mul(2).min(policy.common.growth_quiet);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::cooldown::Held;
 use crate::defaults::Recycle;
-use crate::growth::{Growth, Interval, Verdict};
+use crate::growth::{Growth, IntervalEstimate, Verdict};
 use crate::health::{Basis, Limit, Symptom};
 use crate::sample::{GpuIndex, Work};
 use crate::schedule::Windows;
@@ -88,9 +88,9 @@ pub(super) fn growth(series: MemoryKind, verdict: Verdict, baseline: u64) -> Gro
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "every forecast may be missing")]
-fn forecast(limit: u64, hours: f64) -> Option<Forecast> {
-    let at = |value| Interval { value, low: value * 0.8, high: value * 1.3 };
-    Some(Forecast { limit, requests: at(hours * 1000.0), seconds: Some(at(hours * 3600.0)) })
+fn forecast(limit: u64, hours: f64) -> Option<GrowthForecast> {
+    let at = |value| IntervalEstimate { value, low: value * 0.8, high: value * 1.3 };
+    Some(GrowthForecast { limit, requests: at(hours * 1000.0), seconds: Some(at(hours * 3600.0)) })
 }
 
 /// A VRAM leak that reaches the soft budget in this many hours, and the hard one in twice as many.
@@ -171,7 +171,7 @@ fn growth_recycles_when_the_budget_is_hours_away_and_drains_when_it_is_minutes_a
     assert_eq!(now.limit_bytes, Some(22 * GIB), "the hard budget, in 12 minutes");
     let suspected = SeriesFacts { growth: Some(growth(VRAM, Verdict::Suspected, 10 * GIB)), ..leak(0.1) };
     assert_eq!(decide(&recycling(), &only(suspected)), Decision::OBSERVE);
-    let no_rate = Forecast { seconds: None, ..forecast(20 * GIB, 0.1).unwrap() };
+    let no_rate = GrowthForecast { seconds: None, ..forecast(20 * GIB, 0.1).unwrap() };
     let idle = SeriesFacts { to_soft: Some(no_rate), to_hard: None, to_end: None, ..leak(0.1) };
     assert_eq!(decide(&recycling(), &only(idle)), Decision::OBSERVE, "nothing comes, so nothing grows");
 }
@@ -375,7 +375,7 @@ fn reasons_are_named_once_and_every_why_not_is_a_sentence() {
     let window = WhyNot::OutsideWindow { minutes_left: 85 }.to_string();
     assert!(window.ends_with("1 h 25 min"), "{window}");
     let held =
-        WhyNot::Held { by: Held::TooSoon { seconds_left: 5, rule: crate::cooldown::Pause::MinInterval } };
+        WhyNot::Held { by: Held::TooSoon { seconds_left: 5, rule: crate::cooldown::PauseRule::MinInterval } };
     let json = serde_json::to_string(&Decision::OBSERVE.but(held)).unwrap();
     assert_eq!(serde_json::from_str::<Decision>(&json).unwrap(), Decision::OBSERVE.but(held), "{json}");
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Tier;
+use super::RollupTier;
 use crate::growth::{Law, Verdict};
 use crate::units::{exact, whole};
 
@@ -68,11 +68,11 @@ pub struct Bucket {
 
 /// Percent of a bucket that readings must cover to make it whole: a process started in its last seconds
 /// does not count.
-const WHOLE: u64 = 90;
+const WHOLE_PERCENT: u64 = 90;
 
 impl Bucket {
     /// Creates a bucket from its first reading.
-    pub fn of(reading: &Reading, tier: Tier) -> Self {
+    pub fn of(reading: &Reading, tier: RollupTier) -> Self {
         Self {
             start: tier.start(reading.at / 1000),
             seconds: tier.seconds,
@@ -90,7 +90,7 @@ impl Bucket {
 
     /// Adds a reading of the same stretch.
     pub fn add(&mut self, reading: &Reading) {
-        let tier = Tier { seconds: self.seconds, slots: 1 };
+        let tier = RollupTier { seconds: self.seconds, slots: 1 };
         self.merge(&Self::of(reading, tier));
     }
 
@@ -125,7 +125,7 @@ impl Bucket {
 
     /// Returns true if readings cover the whole stretch.
     pub const fn is_whole(&self) -> bool {
-        self.covered >= self.seconds.saturating_mul(1000) / 100 * WHOLE
+        self.covered >= self.seconds.saturating_mul(1000) / 100 * WHOLE_PERCENT
     }
 
     /// Returns the mean in whole bytes.

@@ -40,14 +40,14 @@ pub type SeriesPolicy = crate::defaults::Series;
 
 /// A bucket width and the number of kept buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tier {
+pub struct RollupTier {
     /// Seconds per bucket, 1 or more.
     pub seconds: u64,
     /// Number of kept buckets, 1 or more.
     pub slots: u64,
 }
 
-impl Tier {
+impl RollupTier {
     /// Creates a tier of this width for this time; widths below a second count as one, and at least one
     /// bucket is kept.
     pub fn new(width: Duration, time: Duration) -> Self {
@@ -73,28 +73,28 @@ impl Tier {
 }
 
 /// Returns the tiers of a policy, finest first.
-pub fn tiers(policy: &SeriesPolicy) -> [Tier; 4] {
+pub fn tiers(policy: &SeriesPolicy) -> [RollupTier; 4] {
     [
-        Tier::new(policy.first, FIRST_KEPT_TIME),
-        Tier::new(policy.second, SECOND_KEPT_TIME),
-        Tier::new(policy.third, THIRD_KEPT_TIME),
-        Tier::new(policy.fourth, FOURTH_KEPT_TIME),
+        RollupTier::new(policy.first, FIRST_KEPT_TIME),
+        RollupTier::new(policy.second, SECOND_KEPT_TIME),
+        RollupTier::new(policy.third, THIRD_KEPT_TIME),
+        RollupTier::new(policy.fourth, FOURTH_KEPT_TIME),
     ]
 }
 
 /// Collects readings of one memory into buckets.
 #[derive(Clone, Debug)]
-pub struct Rollup {
-    tiers: Vec<Tier>,
+pub struct SeriesRollup {
+    tiers: Vec<RollupTier>,
     /// Milliseconds for which a reading counts as the present value.
     fresh: u64,
     open: Vec<Option<Bucket>>,
     before: Option<u64>,
 }
 
-impl Rollup {
+impl SeriesRollup {
     /// Creates an empty collector. `fresh`: time for which a reading counts as the present value.
-    pub fn new(tiers: &[Tier], fresh: Duration) -> Self {
+    pub fn new(tiers: &[RollupTier], fresh: Duration) -> Self {
         let fresh = u64::try_from(fresh.as_millis()).unwrap_or(u64::MAX);
         Self { tiers: tiers.to_vec(), fresh, open: vec![None; tiers.len()], before: None }
     }
@@ -139,7 +139,7 @@ impl Rollup {
 /// Rebuilds the buckets that a coarse tier lacks because its writer was killed. `fine` are the buckets of
 /// the finest tier, `newest` is the time of the last reading in the coarse one, in milliseconds since 1970.
 /// The result is to be merged.
-pub fn missing(tier: Tier, newest: u64, fine: &[Bucket]) -> Vec<Bucket> {
+pub fn missing(tier: RollupTier, newest: u64, fine: &[Bucket]) -> Vec<Bucket> {
     let mut all: Vec<Bucket> = Vec::new();
     for bucket in fine.iter().filter(|bucket| bucket.first_at > newest) {
         let start = tier.start(bucket.start);

@@ -1,6 +1,6 @@
 //! Chooses the tier for a range, and reduces its buckets to the requested number of points.
 
-use super::{Bucket, Tier};
+use super::{Bucket, RollupTier};
 
 /// A requested range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,10 +21,10 @@ impl Range {
 }
 
 /// Returns the index of the tier to use: the finest that goes back far enough, else the longest.
-pub fn tier_for(tiers: &[Tier], range: Range, now: u64) -> usize {
+pub fn tier_for(tiers: &[RollupTier], range: Range, now: u64) -> usize {
     let back = now.saturating_sub(range.from);
     // The first bucket may begin before the range, and the last slot is about to be overwritten.
-    let reaches = |tier: &Tier| tier.span() >= back.saturating_add(tier.seconds);
+    let reaches = |tier: &RollupTier| tier.span() >= back.saturating_add(tier.seconds);
     tiers.iter().position(reaches).unwrap_or(tiers.len().saturating_sub(1))
 }
 
@@ -47,7 +47,7 @@ pub fn thin(buckets: &[Bucket], points: usize) -> Vec<Bucket> {
     let groups_most = u64::try_from(points).unwrap_or(u64::MAX).saturating_sub(1).max(1);
     let mut step = (last - first + 1).div_ceil(groups_most).max(1);
     loop {
-        let groups = grouped(buckets, width, step);
+        let groups = group_buckets(buckets, width, step);
         if groups.len() <= points {
             return groups;
         }
@@ -55,7 +55,7 @@ pub fn thin(buckets: &[Bucket], points: usize) -> Vec<Bucket> {
     }
 }
 
-fn grouped(buckets: &[Bucket], width: u64, step: u64) -> Vec<Bucket> {
+fn group_buckets(buckets: &[Bucket], width: u64, step: u64) -> Vec<Bucket> {
     let seconds = width.saturating_mul(step);
     let mut groups: Vec<Bucket> = Vec::new();
     for bucket in buckets {

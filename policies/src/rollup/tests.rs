@@ -10,8 +10,12 @@ use crate::growth::Verdict;
 /// An arbitrary day.
 const NOON: u64 = 1_790_000_000;
 
-fn small() -> Vec<Tier> {
-    vec![Tier { seconds: 10, slots: 60 }, Tier { seconds: 60, slots: 60 }, Tier { seconds: 600, slots: 24 }]
+fn small() -> Vec<RollupTier> {
+    vec![
+        RollupTier { seconds: 10, slots: 60 },
+        RollupTier { seconds: 60, slots: 60 },
+        RollupTier { seconds: 600, slots: 24 },
+    ]
 }
 
 const FRESH: Duration = Duration::from_secs(30);
@@ -33,7 +37,7 @@ fn keep(kept: &mut Kept, all: Vec<(usize, Bucket)>) {
 }
 
 fn rolled(readings: &[Reading]) -> Kept {
-    let mut rollup = Rollup::new(&small(), FRESH);
+    let mut rollup = SeriesRollup::new(&small(), FRESH);
     let mut kept = Kept::new();
     for reading in readings {
         keep(&mut kept, rollup.add(reading));

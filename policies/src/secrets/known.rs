@@ -1,11 +1,11 @@
 //! Secrets given to a process, redacted in all of its output.
 
-use super::{HIDDEN, is_flag, is_random, is_secret};
+use super::{REDACTED, is_flag, is_random, is_secret};
 
 /// Least length of a flag's value; shorter ones occur within other words.
-const LEAST: usize = 6;
+const SECRET_LENGTH_LEAST: usize = 6;
 /// Least length of a variable's value without both letters and digits: `enabled` is a common word in logs.
-const LEAST_PLAIN: usize = 16;
+const PLAIN_SECRET_LENGTH_LEAST: usize = 16;
 
 /// Secrets of one process. `Debug` shows none of them.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -29,11 +29,11 @@ impl Known {
             };
             // llama-server accepts several keys, separated by commas.
             let keys = value.into_iter().flat_map(|value| value.split(','));
-            all.extend(keys.filter(|key| key.len() >= LEAST).map(str::to_owned));
+            all.extend(keys.filter(|key| key.len() >= SECRET_LENGTH_LEAST).map(str::to_owned));
         }
         for (name, value) in variables {
-            let is_word = value.len() < LEAST_PLAIN && !is_random(value);
-            let counts = value.len() >= LEAST && !is_word && !value.starts_with('/');
+            let is_word = value.len() < PLAIN_SECRET_LENGTH_LEAST && !is_random(value);
+            let counts = value.len() >= SECRET_LENGTH_LEAST && !is_word && !value.starts_with('/');
             if counts && is_secret(name, value) {
                 all.push(value.to_owned());
             }
@@ -48,7 +48,7 @@ impl Known {
     #[must_use]
     pub fn hide(&self, text: String) -> String {
         self.0.iter().fold(text, |text, secret| {
-            if text.contains(secret.as_str()) { text.replace(secret.as_str(), HIDDEN) } else { text }
+            if text.contains(secret.as_str()) { text.replace(secret.as_str(), REDACTED) } else { text }
         })
     }
 }

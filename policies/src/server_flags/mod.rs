@@ -16,7 +16,7 @@ const FLAG_INDENT: usize = 20;
 /// Prefix of variables that set flags.
 const VARIABLE: &str = "LLAMA_ARG_";
 /// Text about flags that are listed only to name their replacement. Such a flag ends the process.
-const REMOVED: &str = "the argument has been removed";
+const REMOVED_TEXT: &str = "the argument has been removed";
 
 /// All flags listed by a llama-server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl FlagList {
         let mut list = Self::default();
         let mut entry: Option<(Vec<String>, String, String)> = None;
         for line in help.lines() {
-            match header(line) {
+            match entry_header(line) {
                 Some((flags, value, text)) => {
                     list.take(entry.replace((flags, value, text)));
                 }
@@ -50,14 +50,15 @@ impl FlagList {
         list.take(entry);
         if list.known.len() < FEWEST_FLAGS {
             // A fork with another help format: every mentioned flag counts.
-            list.known = mentioned(help).into_iter().map(|flag| (flag, String::new())).collect();
+            list.known = mentioned_flags(help).into_iter().map(|flag| (flag, String::new())).collect();
         }
         (list.known.len() >= FEWEST_FLAGS).then_some(list)
     }
 
     fn take(&mut self, entry: Option<(Vec<String>, String, String)>) {
         let Some((flags, value, text)) = entry else { return };
-        let removed = text.find(REMOVED).map(|at| text[at + REMOVED.len()..].trim_start_matches(['.', ' ']));
+        let removed =
+            text.find(REMOVED_TEXT).map(|at| text[at + REMOVED_TEXT.len()..].trim_start_matches(['.', ' ']));
         if removed.is_none() {
             self.variables.extend(variables_in(&text));
         }
@@ -107,8 +108,8 @@ impl FlagList {
 
     /// Translates renamed flags to the spelling of this binary, and returns the exchanged pairs. Unknown
     /// words stay unchanged.
-    pub fn translate(&self, words: &[String]) -> Translated {
-        let mut done = Translated::default();
+    pub fn translate(&self, words: &[String]) -> TranslatedCommand {
+        let mut done = TranslatedCommand::default();
         let mut at = 0;
         while let Some(word) = words.get(at) {
             let rest = words.get(at + 1).map(String::as_str);
@@ -170,7 +171,7 @@ impl FlagList {
 
 /// A command line translated for another build.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Translated {
+pub struct TranslatedCommand {
     /// Words of the command line.
     pub words: Vec<String>,
     /// Exchanged words: before, after.
@@ -193,7 +194,7 @@ pub fn is_flag(word: &str) -> bool {
 
 /// Parses the first line of a help entry: its flags, the value's placeholder, and the start of its
 /// description.
-fn header(line: &str) -> Option<(Vec<String>, String, String)> {
+fn entry_header(line: &str) -> Option<(Vec<String>, String, String)> {
     let text = line.trim_start();
     if line.len() - text.len() >= FLAG_INDENT || !is_flag(first_word(text)) {
         return None;
@@ -223,7 +224,7 @@ fn first_word(text: &str) -> &str {
 }
 
 /// Returns all flags mentioned anywhere in a text.
-fn mentioned(text: &str) -> BTreeSet<String> {
+fn mentioned_flags(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| {
         c.is_whitespace() || matches!(c, ',' | '|' | '`' | '(' | ')' | '[' | ']' | '=' | '\'' | '"')
     });

@@ -111,12 +111,12 @@ pub struct Report {
 
 /// Runs one strategy. Equal scenarios and strategies give equal outcomes on every machine.
 pub fn run(scenario: &Scenario, strategy: &Strategy<'_>) -> Outcome {
-    run::Simulation::new(scenario, strategy).run().0
+    run::StrategyRun::new(scenario, strategy).run().0
 }
 
 /// Runs the policy, no policy and a tuned counter. `every` overrides the counter.
 pub fn compare(scenario: &Scenario, policy: &Policy, every: Option<u64>) -> Report {
-    let (nothing, shortest) = run::Simulation::new(scenario, &Strategy::Nothing).run();
+    let (nothing, shortest) = run::StrategyRun::new(scenario, &Strategy::Nothing).run();
     let every = every.or_else(|| shortest.map(|requests| (requests / 2).max(1)));
     let counter = every.map(|every| run(scenario, &Strategy::Every(every)));
     let policy = run(scenario, &Strategy::Policy(policy));

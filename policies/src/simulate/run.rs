@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use super::{Outcome, Policy, Scenario, Strategy};
 use crate::cooldown::working_set::Passed;
-use crate::cooldown::{Ask, Cooldown, Held, helped};
+use crate::cooldown::{Ask, Held, RecycleCooldown, helped};
 use crate::growth::Monitor;
 use crate::recycle::{Action, Decision, Facts, Reading, SeriesFacts, decide_unless};
-use crate::replacement_cost::{Load, Lulls};
+use crate::replacement_cost::{Load, LullHistory};
 use crate::sample::{MemoryKind, Sample};
 use crate::schedule::{DAY, Windows};
 use crate::world::Run;
 
 /// A restart whose success is not yet known: the memory, its bytes before and when fresh, and the limit.
-type Waiting = (MemoryKind, u64, Option<u64>, Option<u64>);
+type PendingVerdict = (MemoryKind, u64, Option<u64>, Option<u64>);
 
-pub(super) struct Simulation<'a> {
+pub(super) struct StrategyRun<'a> {
     scenario: &'a Scenario,
     strategy: &'a Strategy<'a>,
     world: Run,
@@ -26,28 +26,28 @@ pub(super) struct Simulation<'a> {
     lived: u64,
     shortest: Option<u64>,
     ready_at: f64,
-    mind: Option<Mind>,
+    mind: Option<SimulatedBackend>,
     /// Decision that waits for a quiet moment.
     pending: Option<Decision>,
 }
 
 /// The product's state for the simulated backend.
-struct Mind {
+struct SimulatedBackend {
     monitor: Monitor,
-    cooldown: Cooldown,
-    lulls: Lulls,
+    cooldown: RecycleCooldown,
+    lulls: LullHistory,
     wanted: Option<f64>,
     urgent: Option<f64>,
     last: Option<Sample>,
     /// The previous sample.
     previous: Option<Sample>,
     at_ready: Option<Sample>,
-    waiting: Option<Waiting>,
+    waiting: Option<PendingVerdict>,
     /// Budgets that the present process has exceeded.
     passed: Passed,
 }
 
-impl<'a> Simulation<'a> {
+impl<'a> StrategyRun<'a> {
     pub(super) fn new(scenario: &'a Scenario, strategy: &'a Strategy<'a>) -> Self {
         let name = match strategy {
             Strategy::Nothing => "no policy".to_owned(),
@@ -55,7 +55,7 @@ impl<'a> Simulation<'a> {
             Strategy::Policy(_) => "policy".to_owned(),
         };
         let mind = match strategy {
-            Strategy::Policy(policy) => Some(Mind::new(scenario, policy)),
+            Strategy::Policy(policy) => Some(SimulatedBackend::new(scenario, policy)),
             _ => None,
         };
         Self {
@@ -171,7 +171,7 @@ impl<'a> Simulation<'a> {
         self.down_until = self.down_until.max(self.ready_at);
         self.pending = None;
         if let (Some(mind), Strategy::Policy(policy)) = (&mut self.mind, self.strategy) {
-            mind.respawned(self.scenario, policy);
+            mind.record_respawn(self.scenario, policy);
         }
     }
 
@@ -331,19 +331,19 @@ impl<'a> Simulation<'a> {
         self.restart(reason.as_str(), idle, decision.action == Action::KillNow);
         let ready = duration(self.ready_at);
         if let Some(mind) = &mut self.mind {
-            mind.cooldown.note_ready(ready);
+            mind.cooldown.record_ready(ready);
             mind.waiting = waiting;
         }
         true
     }
 }
 
-impl Mind {
+impl SimulatedBackend {
     fn new(scenario: &Scenario, policy: &Policy) -> Self {
         Self {
             monitor: monitor(scenario, policy, Vec::new()),
-            cooldown: Cooldown::default(),
-            lulls: Lulls::new(&crate::defaults().moment, Duration::ZERO),
+            cooldown: RecycleCooldown::default(),
+            lulls: LullHistory::new(&crate::defaults().moment, Duration::ZERO),
             wanted: None,
             urgent: None,
             last: None,
@@ -354,7 +354,7 @@ impl Mind {
         }
     }
 
-    fn respawned(&mut self, scenario: &Scenario, policy: &Policy) {
+    fn record_respawn(&mut self, scenario: &Scenario, policy: &Policy) {
         self.monitor = monitor(scenario, policy, self.monitor.priors());
         (self.last, self.previous, self.at_ready) = (None, None, None);
         (self.wanted, self.urgent, self.waiting) = (None, None, None);
@@ -362,7 +362,7 @@ impl Mind {
     }
 }
 
-fn monitor(scenario: &Scenario, policy: &Policy, priors: Vec<crate::growth::Prior>) -> Monitor {
+fn monitor(scenario: &Scenario, policy: &Policy, priors: Vec<crate::growth::LeakPrior>) -> Monitor {
     let mut monitor = Monitor::with_prior(&policy.growth, priors);
     monitor.allow(MemoryKind::Host, scenario.allowance);
     monitor

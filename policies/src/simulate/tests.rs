@@ -5,7 +5,7 @@ use crate::defaults::Recycle;
 use crate::growth::Unit;
 use crate::recycle::GrowthMode;
 use crate::units::{ByteSize, MemoryLimit};
-use crate::world::{Background, Leak, Load};
+use crate::world::{Leak, Load, MemoryBackground};
 
 const MIB: u64 = 1024 * 1024;
 const GIB: u64 = 1024 * MIB;
@@ -138,10 +138,10 @@ fn a_leak_of_vram_is_stopped_before_the_device_is_full() {
 #[test]
 fn a_cache_that_fills_as_declared_is_left_alone_and_one_that_nobody_declared_is_not() {
     let mut cache = scenario(None);
-    cache
-        .world
-        .backgrounds
-        .push(Background::Cache { per_request: 1.5 * 1024.0 * 1024.0, cap: 2.0 * 1024.0 * 1024.0 * 1024.0 });
+    cache.world.backgrounds.push(MemoryBackground::Cache {
+        per_request: 1.5 * 1024.0 * 1024.0,
+        cap: 2.0 * 1024.0 * 1024.0 * 1024.0,
+    });
     cache.requests = 6000;
     cache.allowance = 2 * GIB;
     let mut policy = policy();

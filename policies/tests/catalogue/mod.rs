@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use warden_policies::growth::Unit;
-use warden_policies::world::{Background, Leak, Load, Noise, SplitMix, World};
+use warden_policies::world::{Leak, Load, MemoryBackground, Noise, SplitMix, World};
 
 const KIB: f64 = 1024.0;
 const MIB: f64 = 1024.0 * KIB;
@@ -82,16 +82,16 @@ impl Harmless {
                 let half = draw.between(20.0, 200.0);
                 // It adds as much again whenever the number of requests grows by a factor of e.
                 let first = draw.between(10.0, 300.0) * MIB / half;
-                world.backgrounds.push(Background::Ratchet { first, half });
+                world.backgrounds.push(MemoryBackground::Ratchet { first, half });
             }
             Self::RunningMax => {
                 let longest = 1000 << draw.below(6);
                 world.load.prompt_tokens = (20, longest);
                 let largest = draw.between(100.0, 1000.0) * MIB;
                 #[expect(clippy::cast_precision_loss, reason = "a small number")]
-                world.backgrounds.push(Background::RunningMax { per_token: largest / longest as f64 });
+                world.backgrounds.push(MemoryBackground::RunningMax { per_token: largest / longest as f64 });
             }
-            Self::Plateaus => world.backgrounds.push(Background::Plateaus {
+            Self::Plateaus => world.backgrounds.push(MemoryBackground::Plateaus {
                 count: 12,
                 low: 32.0 * MIB,
                 high: 256.0 * MIB,
@@ -99,14 +99,16 @@ impl Harmless {
             }),
             Self::Diurnal => {
                 world.load.per_second = draw.between(0.1, 2.0);
-                world.backgrounds.push(Background::Diurnal { amplitude: 40.0 * MIB });
+                world.backgrounds.push(MemoryBackground::Diurnal { amplitude: 40.0 * MIB });
             }
             Self::Cache => {
                 let megabytes = 512 << draw.below(5);
                 declared = megabytes << 20;
                 #[expect(clippy::cast_precision_loss, reason = "a small number")]
                 let cap = megabytes as f64 * MIB;
-                world.backgrounds.push(Background::Cache { per_request: draw.between(1.0, 30.0) * MIB, cap });
+                world
+                    .backgrounds
+                    .push(MemoryBackground::Cache { per_request: draw.between(1.0, 30.0) * MIB, cap });
             }
             Self::Busy => {
                 world.load = Load {

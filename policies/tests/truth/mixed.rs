@@ -2,7 +2,7 @@
 //! with requests in flight are a real server's, block by block in another order; the leak is put back, or something else.
 
 use crate::recorded::{Extra, MIB, RecordedLoad, real};
-use warden_policies::growth::{Blame, Monitor, Unit, Verdict};
+use warden_policies::growth::{GrowthBlame, Monitor, Unit, Verdict};
 use warden_policies::{MemoryKind, Sample, defaults};
 
 const fn host(bytes: f64) -> Extra {
@@ -32,7 +32,7 @@ fn judged(samples: &[Sample], declared: u64) -> (Option<u64>, Option<Unit>) {
         }
     }
     let blame = match monitor.growth()[0].blame {
-        Some(Blame::Pays { unit, .. }) => Some(unit),
+        Some(GrowthBlame::Pays { unit, .. }) => Some(unit),
         _ => None,
     };
     (first, blame)

@@ -1,6 +1,6 @@
 //! What the detector says of one leaking run, beside what is true.
 
-use warden_policies::growth::{Blame, Growth, Monitor, Unit, Verdict};
+use warden_policies::growth::{Growth, GrowthBlame, Monitor, Unit, Verdict};
 use warden_policies::{Sample, defaults};
 
 use crate::leaks::{HOST, Leaking};
@@ -34,9 +34,9 @@ pub(crate) struct Seen {
     /// Bytes that had grown by then.
     pub(crate) cost: f64,
     /// Blame at the first verdict.
-    pub(crate) first: Option<Blame>,
+    pub(crate) first: Option<GrowthBlame>,
     /// Blame at the end.
-    pub(crate) last: Option<Blame>,
+    pub(crate) last: Option<GrowthBlame>,
     /// Something wrong was blamed at some time, also while it was only suspected.
     pub(crate) ever_wrong: bool,
     /// It was called harmless after the first verdict.
@@ -102,13 +102,13 @@ fn own<'a>(monitor: &'a Monitor, kind: &Leaking) -> Option<&'a Growth> {
 }
 
 /// Whether a blame names a unit that does not pay, or claims too much for one that does.
-pub(crate) fn is_wrong(pays: &[(Unit, f64)], blame: Option<&Blame>) -> bool {
-    matches!(blame, Some(Blame::Pays { .. })) && !is_right(pays, blame)
+pub(crate) fn is_wrong(pays: &[(Unit, f64)], blame: Option<&GrowthBlame>) -> bool {
+    matches!(blame, Some(GrowthBlame::Pays { .. })) && !is_right(pays, blame)
 }
 
 /// Whether it names one that pays, and claims no more for it than it pays.
-pub(crate) fn is_right(pays: &[(Unit, f64)], blame: Option<&Blame>) -> bool {
-    let Some(Blame::Pays { unit, share, .. }) = blame else { return false };
+pub(crate) fn is_right(pays: &[(Unit, f64)], blame: Option<&GrowthBlame>) -> bool {
+    let Some(GrowthBlame::Pays { unit, share, .. }) = blame else { return false };
     pays.iter().any(|(paying, true_share)| paying == unit && *share <= true_share + CLAIM)
 }
 

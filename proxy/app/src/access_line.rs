@@ -37,8 +37,8 @@ pub(crate) fn trace(record: &Record) {
 }
 
 /// A line with its end, as text or as a JSON object. Without a level: all lines are of one kind.
-pub(crate) fn spell(record: &Record, now: &[u8], json: bool) -> Vec<u8> {
-    let mut line = Line { out: Vec::with_capacity(512), digits: itoa::Buffer::new(), json };
+pub(crate) fn format_line(record: &Record, now: &[u8], json: bool) -> Vec<u8> {
+    let mut line = LineWriter { out: Vec::with_capacity(512), digits: itoa::Buffer::new(), json };
     line.begin(now);
     line.quoted("id", &record.request_id);
     if let Some(key) = &record.key {
@@ -94,13 +94,13 @@ fn protocol(version: Version) -> &'static str {
     }
 }
 
-struct Line {
+struct LineWriter {
     out: Vec<u8>,
     digits: itoa::Buffer,
     json: bool,
 }
 
-impl Line {
+impl LineWriter {
     fn begin(&mut self, now: &[u8]) {
         if self.json {
             self.out.extend_from_slice(b"{\"timestamp\":\"");
@@ -232,14 +232,14 @@ pub(crate) mod tests {
     #[test]
     fn a_line_is_text_or_json_with_the_same_fields() {
         let record = Record { late_status: Some(400), ..record() };
-        let text = String::from_utf8(spell(&record, NOW, false)).unwrap();
+        let text = String::from_utf8(format_line(&record, NOW, false)).unwrap();
         assert_eq!(
             text,
             "2026-01-02T03:04:05.000006Z access: id=\"r\\\"1\" key=\"alice\" model=\"a model\" generation=3 method=POST \
              route=chat protocol=h2 status=200 outcome=ok stream=true late_status=400 queue_ms=1.5 ttfb_ms=20 total_ms=30 \
              prompt_tokens=7 output_tokens=8 bytes_in=5 bytes_out=6 retries=1 continued=true peer=127.0.0.1 user_agent=\"an agent/1.0\"\n"
         );
-        let json: serde_json::Value = serde_json::from_slice(&spell(&record, NOW, true)).unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&format_line(&record, NOW, true)).unwrap();
         let fields: Vec<&str> =
             text.split(' ').filter_map(|word| word.split_once('=')).map(|one| one.0).collect();
         for field in fields {
@@ -250,7 +250,7 @@ pub(crate) mod tests {
             (&"alice".into(), &1.5.into(), &"access".into())
         );
         let unknown = Record { key: None, model: None, generation: None, first_byte: None, ..record };
-        let json: serde_json::Value = serde_json::from_slice(&spell(&unknown, NOW, true)).unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&format_line(&unknown, NOW, true)).unwrap();
         assert!(json.get("key").is_none() && json.get("ttfb_ms").is_none(), "{json}");
     }
 
@@ -267,16 +267,16 @@ pub(crate) mod tests {
             (12_345_678_901, "12345.679"),
         ] {
             let record = Record { total: Duration::from_nanos(nanos), ..record() };
-            let line = String::from_utf8(spell(&record, NOW, false)).unwrap();
+            let line = String::from_utf8(format_line(&record, NOW, false)).unwrap();
             assert!(line.contains(&format!(" total_ms={text} ")), "{nanos}: {line}");
-            let line: serde_json::Value = serde_json::from_slice(&spell(&record, NOW, true)).unwrap();
+            let line: serde_json::Value = serde_json::from_slice(&format_line(&record, NOW, true)).unwrap();
             assert_eq!(line["total_ms"].to_string(), text, "{nanos}");
         }
         for id in ["a\nb", "\u{e9}", "\\", "\"x\" forged=1", "\u{7f}"] {
             let record = Record { request_id: id.to_owned(), ..record() };
-            let line = String::from_utf8(spell(&record, NOW, false)).unwrap();
+            let line = String::from_utf8(format_line(&record, NOW, false)).unwrap();
             assert!(line.contains(&format!(" id={id:?} ")) && line.lines().count() == 1, "{line}");
-            let line: serde_json::Value = serde_json::from_slice(&spell(&record, NOW, true)).unwrap();
+            let line: serde_json::Value = serde_json::from_slice(&format_line(&record, NOW, true)).unwrap();
             assert_eq!(line["id"], id);
         }
     }

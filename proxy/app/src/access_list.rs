@@ -7,7 +7,7 @@ use rustix::fs::getxattr;
 use rustix::io::Errno;
 
 /// The extended attribute with the access list.
-pub(crate) const ATTRIBUTE: &str = "system.posix_acl_access";
+pub(crate) const ACL_ATTRIBUTE: &str = "system.posix_acl_access";
 
 /// The access list of a file, if it has one.
 ///
@@ -16,7 +16,7 @@ pub(crate) const ATTRIBUTE: &str = "system.posix_acl_access";
 pub(crate) fn access_list(path: &Path) -> io::Result<Option<Vec<u8>>> {
     // The kernel's limit for any such attribute.
     let mut list = vec![0; 64 << 10];
-    match getxattr(path, ATTRIBUTE, &mut list[..]) {
+    match getxattr(path, ACL_ATTRIBUTE, &mut list[..]) {
         Ok(bytes) => {
             list.truncate(bytes);
             Ok(Some(list))

@@ -28,15 +28,15 @@ use crate::log_writer::{LogWriter, Trouble};
 use crate::sync::lock;
 
 /// The lines have addresses of clients, so they are not readable by everybody.
-const MODE: u32 = 0o640;
+const FILE_MODE: u32 = 0o640;
 /// Limit of the last writes of the process, longer than any working disk needs.
-const FLUSH: Duration = Duration::from_secs(1);
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 /// Writes the access log. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct AccessLog(Option<Arc<OwnFile>>);
+pub(crate) struct AccessLog(Option<Arc<AccessFile>>);
 
-struct OwnFile {
+struct AccessFile {
     path: PathBuf,
     json: bool,
     file: Shared,
@@ -57,7 +57,7 @@ impl Write for Shared {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    append::open(path, MODE)
+    append::open(path, FILE_MODE)
 }
 
 /// State of the log for `status`.
@@ -96,7 +96,12 @@ impl AccessLog {
             }
         };
         let writer = LogWriter::start(log.buffered_lines, file.clone(), tell).map_err(failed)?;
-        Ok(Self(Some(Arc::new(OwnFile { path: path.to_owned(), json: log.format == "json", file, writer }))))
+        Ok(Self(Some(Arc::new(AccessFile {
+            path: path.to_owned(),
+            json: log.format == "json",
+            file,
+            writer,
+        }))))
     }
 
     /// A log without its own file.
@@ -119,7 +124,7 @@ impl AccessLog {
     /// Reopens the file. If that fails, the old one stays in use.
     pub(crate) fn reopen(&self) {
         let Some(own) = &self.0 else { return };
-        own.writer.flush(FLUSH);
+        own.writer.flush(FLUSH_LIMIT);
         match open(&own.path) {
             Ok(file) => *lock(&own.file.0) = file,
             Err(error) => {
@@ -131,7 +136,7 @@ impl AccessLog {
     /// Waits until everything is written.
     pub(crate) fn flush(&self) {
         if let Some(own) = &self.0 {
-            own.writer.flush(FLUSH);
+            own.writer.flush(FLUSH_LIMIT);
         }
     }
 
@@ -140,7 +145,7 @@ impl AccessLog {
         match &self.0 {
             None => access_line::trace(record),
             Some(own) => {
-                let line = access_line::spell(record, &clock::now_exact(), own.json);
+                let line = access_line::format_line(record, &clock::now_exact(), own.json);
                 // Cannot fail: the queue takes the line, or counts it as lost.
                 drop(own.writer.clone().write_all(&line));
             }
@@ -162,7 +167,7 @@ mod tests {
         let access = AccessLog::start(Some(&path), &log).unwrap();
         access.write(&record());
         access.flush();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777 & !MODE, 0);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777 & !FILE_MODE, 0);
         let renamed = dir.path().join("access.log.1");
         std::fs::rename(&path, &renamed).unwrap();
         access.reopen();

@@ -9,15 +9,15 @@ use serde::{Deserialize, Serialize};
 use crate::sync::lock;
 
 /// Limit of kept requests of all models together.
-const MOST: usize = 100;
+const MAX_CAPTURES: usize = 100;
 /// Limit in bytes of one request; the rest is cut.
-const LONGEST: usize = 64 << 10;
+const MAX_LINE_BYTES: usize = 64 << 10;
 /// Limit in bytes of all requests together.
-const ALL: usize = 2 << 20;
+const MAX_TOTAL_BYTES: usize = 2 << 20;
 
 /// A recorded request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Capture {
+pub(crate) struct CapturedRequest {
     /// Its `X-Request-Id`.
     pub(crate) id: String,
     /// A line of JSON with method, path and redacted body, possibly cut.
@@ -28,33 +28,33 @@ pub(crate) struct Capture {
 
 /// The latest recorded requests. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Captures(Arc<Mutex<Kept>>);
+pub(crate) struct CaptureStore(Arc<Mutex<CaptureQueue>>);
 
 #[derive(Debug, Default)]
-struct Kept {
-    all: VecDeque<Capture>,
+struct CaptureQueue {
+    all: VecDeque<CapturedRequest>,
     bytes: usize,
 }
 
-impl Captures {
+impl CaptureStore {
     /// Adds a request; beyond the limits the oldest ones are dropped.
     pub(crate) fn keep(&self, id: &str, line: &str) {
-        let mut end = line.len().min(LONGEST);
+        let mut end = line.len().min(MAX_LINE_BYTES);
         while !line.is_char_boundary(end) {
             end -= 1;
         }
-        let new = Capture { id: id.to_owned(), line: line[..end].to_owned(), bytes: line.len() };
+        let new = CapturedRequest { id: id.to_owned(), line: line[..end].to_owned(), bytes: line.len() };
         let mut kept = lock(&self.0);
         kept.bytes += cost(&new);
         kept.all.push_back(new);
-        while kept.all.len() > MOST || kept.bytes > ALL {
+        while kept.all.len() > MAX_CAPTURES || kept.bytes > MAX_TOTAL_BYTES {
             let Some(oldest) = kept.all.pop_front() else { return };
             kept.bytes -= cost(&oldest);
         }
     }
 
     /// The latest request with this id, if it is still kept.
-    pub(crate) fn of(&self, id: &str) -> Option<Capture> {
+    pub(crate) fn of(&self, id: &str) -> Option<CapturedRequest> {
         lock(&self.0).all.iter().rev().find(|one| one.id == id).cloned()
     }
 
@@ -65,7 +65,7 @@ impl Captures {
 }
 
 /// Bytes counted for one request. The gateway bounds the id, which a client chooses.
-fn cost(one: &Capture) -> usize {
+fn cost(one: &CapturedRequest) -> usize {
     one.line.len() + one.id.len()
 }
 
@@ -75,28 +75,28 @@ mod tests {
 
     #[test]
     fn the_last_ones_are_kept_in_bounds() {
-        let captures = Captures::default();
+        let captures = CaptureStore::default();
         assert_eq!((captures.of("a"), captures.ids().len()), (None, 0));
         for n in 0..1000 {
             captures.keep(&format!("r-{n}"), "{}");
         }
         assert_eq!(
             (captures.ids().len(), captures.of("r-899"), captures.of("r-999").is_some()),
-            (MOST, None, true)
+            (MAX_CAPTURES, None, true)
         );
-        let long = "ä".repeat(LONGEST);
+        let long = "ä".repeat(MAX_LINE_BYTES);
         for n in 0..100 {
             captures.keep(&format!("long-{n}"), &long);
         }
         let kept = lock(&captures.0);
-        assert!(kept.bytes <= ALL && kept.all.len() > 20, "{} of {}", kept.all.len(), kept.bytes);
-        assert!(kept.all.iter().all(|one| one.line.len() <= LONGEST && one.bytes == long.len()));
+        assert!(kept.bytes <= MAX_TOTAL_BYTES && kept.all.len() > 20, "{} of {}", kept.all.len(), kept.bytes);
+        assert!(kept.all.iter().all(|one| one.line.len() <= MAX_LINE_BYTES && one.bytes == long.len()));
         assert_eq!(kept.bytes, kept.all.iter().map(cost).sum::<usize>());
     }
 
     #[test]
     fn of_two_with_one_id_the_last_counts() {
-        let captures = Captures::default();
+        let captures = CaptureStore::default();
         captures.keep("a", "1");
         captures.keep("a", "2");
         assert_eq!(captures.of("a").map(|one| one.line).as_deref(), Some("2"));

@@ -11,7 +11,7 @@ pub(crate) fn now_text() -> String {
 }
 
 /// Milliseconds since 1970 as RFC 3339 in UTC with seconds.
-pub(crate) fn text_of_unix_ms(ms: u64) -> String {
+pub(crate) fn unix_ms_text(ms: u64) -> String {
     let time = i64::try_from(ms / 1000).ok().and_then(|second| Timestamp::from_second(second).ok());
     time.unwrap_or(Timestamp::MAX).to_string()
 }

@@ -15,18 +15,18 @@ use warden_supervisor::{Event, EventKind, StateKind, StateWriter};
 use crate::append;
 
 /// Name of the file in the state directory.
-const NAME: &str = "events.jsonl";
+const FILE_NAME: &str = "events.jsonl";
 /// Name of the previous file.
-const BEFORE: &str = "events.jsonl.1";
+const PREVIOUS_NAME: &str = "events.jsonl.1";
 /// Limit of each file in bytes: some 50,000 events, years of a healthy fleet, days of one that crashes all
 /// the time.
-const MOST: u64 = 16 << 20;
+const MAX_FILE_BYTES: u64 = 16 << 20;
 /// The file has names of models and output of llama-server, so it is not readable by everybody.
-const MODE: u32 = 0o640;
+const FILE_MODE: u32 = 0o640;
 
 /// The files in a state directory, oldest first.
 pub(crate) fn files(state: &Path) -> [PathBuf; 2] {
-    [state.join(BEFORE), state.join(NAME)]
+    [state.join(PREVIOUS_NAME), state.join(FILE_NAME)]
 }
 
 /// Appends the events of this instance.
@@ -40,7 +40,7 @@ pub(crate) struct EventsFile {
 impl EventsFile {
     /// The file in a state directory, for the process `pid`.
     pub(crate) fn new(state: &Path, pid: u32) -> Self {
-        Self { state: state.to_owned(), pid, most: MOST }
+        Self { state: state.to_owned(), pid, most: MAX_FILE_BYTES }
     }
 
     /// Queues an event for writing. The writer counts events that cannot be written.
@@ -68,20 +68,20 @@ impl EventsFile {
     }
 
     fn append(&self, line: &str) -> io::Result<()> {
-        let path = self.state.join(NAME);
+        let path = self.state.join(FILE_NAME);
         let full = fs::metadata(&path).is_ok_and(|facts| facts.len() + line.len() as u64 > self.most);
         if full {
-            self.put_aside(&path)?;
+            self.rotate(&path)?;
         }
         // Opened each time: another instance with this directory may have renamed it.
-        let mut file = append::open(&path, MODE)?;
+        let mut file = append::open(&path, FILE_MODE)?;
         // A single write, so that lines of two instances do not mix.
         file.write_all(line.as_bytes())
     }
 
     /// Renames the full file over the previous one, if that is one of ours.
-    fn put_aside(&self, path: &Path) -> io::Result<()> {
-        let before = self.state.join(BEFORE);
+    fn rotate(&self, path: &Path) -> io::Result<()> {
+        let before = self.state.join(PREVIOUS_NAME);
         if before.exists() && !begins_with_an_event(&before) {
             let why = format!("it is full, and {} is not llama-warden's", before.display());
             return Err(io::Error::other(why));
@@ -123,9 +123,9 @@ mod tests {
         let ids: Vec<u64> = all.lines().map(|line| serde_json::from_str::<Event>(line).unwrap().id).collect();
         assert_eq!(ids, [0, 1, 2, 3]);
         assert!(all.lines().all(|line| line.contains("\"instance\":7")), "{all}");
-        fs::write(state.path().join(BEFORE), "my notes\n").unwrap();
+        fs::write(state.path().join(PREVIOUS_NAME), "my notes\n").unwrap();
         let full = (4..9).map(write).find_map(Result::err).unwrap();
         assert!(full.to_string().contains("is not llama-warden's"), "{full}");
-        assert_eq!(fs::read_to_string(state.path().join(BEFORE)).unwrap(), "my notes\n");
+        assert_eq!(fs::read_to_string(state.path().join(PREVIOUS_NAME)).unwrap(), "my notes\n");
     }
 }

@@ -15,11 +15,11 @@ use std::process::ExitCode;
 use warden_policies::secrets;
 use warden_supervisor::{ControlError, FleetError};
 
-use crate::config::problem::{Problem, Problems, error_lines};
+use crate::config::problem::{ConfigProblem, ConfigProblems, error_lines};
 use crate::out;
 
 /// Exit code for configuration and usage.
-pub(crate) const USAGE: u8 = 2;
+pub(crate) const USAGE_CODE: u8 = 2;
 /// Exit code for a patch set that is refused.
 pub(crate) const REFUSED: u8 = 3;
 /// Exit code for a leak that was found.
@@ -31,14 +31,14 @@ pub(crate) const TOO_FEW: u8 = 5;
 /// Exit code after an interrupt, as in shells: 128 plus the number of SIGINT.
 pub(crate) const INTERRUPTED: u8 = 130;
 /// Exit code for everything else.
-pub(crate) const FAILURE: u8 = 1;
+pub(crate) const FAILURE_CODE: u8 = 1;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     /// Invalid configuration.
     #[error(transparent)]
-    Config(#[from] Problems),
+    Config(#[from] ConfigProblems),
     /// Invalid usage.
     #[error("{message}")]
     Usage { message: String, hint: String },
@@ -85,11 +85,11 @@ impl Failure {
 
     pub(crate) fn code(&self) -> u8 {
         match self {
-            Self::Config(_) | Self::Usage { .. } => USAGE,
+            Self::Config(_) | Self::Usage { .. } => USAGE_CODE,
             Self::Refused { .. } => REFUSED,
             Self::Told { code } => *code,
             Self::Interrupted { .. } => INTERRUPTED,
-            Self::Failed { .. } | Self::Pipe => FAILURE,
+            Self::Failed { .. } | Self::Pipe => FAILURE_CODE,
         }
     }
 
@@ -116,8 +116,8 @@ impl Failure {
     }
 }
 
-impl From<Problem> for Failure {
-    fn from(problem: Problem) -> Self {
+impl From<ConfigProblem> for Failure {
+    fn from(problem: ConfigProblem) -> Self {
         Self::Config(problem.into())
     }
 }
@@ -181,14 +181,14 @@ pub(crate) fn install_panic_hook() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::problem::{Place, Problem};
+    use crate::config::problem::{ConfigProblem, Place};
 
     #[test]
     fn every_problem_of_a_configuration_gets_its_own_lines_and_code_2() {
         let place = || Place::File { path: "w.toml".into(), line: 3 };
-        let failure = Failure::from(Problems(vec![
-            Problem::new(place(), "bad").hint("cure"),
-            Problem::new(Place::Env("X".into()), "worse"),
+        let failure = Failure::from(ConfigProblems(vec![
+            ConfigProblem::new(place(), "bad").hint("cure"),
+            ConfigProblem::new(Place::Env("X".into()), "worse"),
         ]));
         assert_eq!(
             failure.lines(),

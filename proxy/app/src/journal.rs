@@ -24,14 +24,14 @@ use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
 /// Socket of journald.
-const SOCKET: &str = "/run/systemd/journal/socket";
+const JOURNALD_SOCKET: &str = "/run/systemd/journal/socket";
 /// Separator of fields in a line. [`LINE`] replaces a line's end within a value.
-const FIELD: char = '\u{1f}';
+const FIELD_SEPARATOR: char = '\u{1f}';
 const LINE: char = '\u{1e}';
 /// Limit of one value in bytes. A datagram has to fit into the buffer of a socket, 208 KiB by default.
-const MOST: usize = 32 * 1024;
+const MAX_VALUE_BYTES: usize = 32 * 1024;
 /// Names with a meaning to journald, or written by ourselves.
-const TAKEN: [&str; 6] = ["MESSAGE", "MESSAGE_ID", "PRIORITY", "TARGET", "ERRNO", "DOCUMENTATION"];
+const RESERVED_FIELDS: [&str; 6] = ["MESSAGE", "MESSAGE_ID", "PRIORITY", "TARGET", "ERRNO", "DOCUMENTATION"];
 
 /// Sends entries to journald.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Journal {
     pub(crate) fn here(stream: Option<&OsStr>) -> Option<Self> {
         let own = rustix::fs::fstat(io::stderr()).ok()?;
         let is_own = stream?.to_str()? == format!("{}:{}", own.st_dev, own.st_ino);
-        let journal = Self::at(Path::new(SOCKET)).ok()?;
+        let journal = Self::at(Path::new(JOURNALD_SOCKET)).ok()?;
         (is_own && journal.to.exists()).then_some(journal)
     }
 
@@ -60,7 +60,7 @@ impl Write for Journal {
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
         let end = lines.iter().position(|&byte| byte == b'\n');
         let line = String::from_utf8_lossy(&lines[..end.unwrap_or(lines.len())]);
-        if self.from.send_to(&datagram(&line), &self.to).is_err() {
+        if self.from.send_to(&make_datagram(&line), &self.to).is_err() {
             // journald is unavailable now, but another program may read our standard error.
             let (priority, message) = plain(&line);
             writeln!(io::stderr().lock(), "<{priority}>{message}")?;
@@ -74,10 +74,10 @@ impl Write for Journal {
 }
 
 /// A datagram of journald's protocol.
-fn datagram(line: &str) -> Vec<u8> {
+fn make_datagram(line: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(line.len() + 64);
-    let fields = || line.split(FIELD).filter_map(|field| field.split_once('='));
-    if !line.contains(FIELD) {
+    let fields = || line.split(FIELD_SEPARATOR).filter_map(|field| field.split_once('='));
+    if !line.contains(FIELD_SEPARATOR) {
         // A line of the queue itself, without fields.
         put(&mut out, "PRIORITY", "4");
         put(&mut out, "MESSAGE", line);
@@ -104,7 +104,7 @@ fn put(out: &mut Vec<u8>, name: &str, value: &str) {
 /// Priority and message of a line.
 fn plain(line: &str) -> (&str, String) {
     let value = |name: &str| {
-        line.split(FIELD)
+        line.split(FIELD_SEPARATOR)
             .find_map(|field| field.split_once('=').filter(|(own, _)| *own == name))
             .map(|(_, value)| value)
     };
@@ -113,9 +113,9 @@ fn plain(line: &str) -> (&str, String) {
 
 /// Formats events as lines of the queue.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entries;
+pub(crate) struct JournalFormat;
 
-impl<S, N> FormatEvent<S, N> for Entries
+impl<S, N> FormatEvent<S, N> for JournalFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -133,12 +133,12 @@ where
             Level::INFO => 6,
             _ => 7,
         };
-        let mut fields = Fields::default();
+        let mut fields = EventFields::default();
         event.record(&mut fields);
         let target = facts.target();
         write!(
             writer,
-            "PRIORITY={priority}{FIELD}SYSLOG_IDENTIFIER=llama-warden{FIELD}TARGET={target}{FIELD}"
+            "PRIORITY={priority}{FIELD_SEPARATOR}SYSLOG_IDENTIFIER=llama-warden{FIELD_SEPARATOR}TARGET={target}{FIELD_SEPARATOR}"
         )?;
         writer.write_str(&fields.named)?;
         // The message alone must be understandable.
@@ -151,7 +151,7 @@ where
 }
 
 #[derive(Default)]
-struct Fields {
+struct EventFields {
     message: String,
     /// Fields of the entry.
     named: String,
@@ -159,15 +159,15 @@ struct Fields {
     beside: String,
 }
 
-impl Fields {
+impl EventFields {
     fn add(&mut self, field: &Field, value: &str) {
         let value: String = value
             .chars()
             .scan(0, |bytes, char| {
                 *bytes += char.len_utf8();
-                (*bytes <= MOST).then_some(match char {
+                (*bytes <= MAX_VALUE_BYTES).then_some(match char {
                     '\n' => LINE,
-                    FIELD | LINE => ' ',
+                    FIELD_SEPARATOR | LINE => ' ',
                     other => other,
                 })
             })
@@ -181,16 +181,17 @@ impl Fields {
             .chars()
             .map(|char| if char.is_ascii_alphanumeric() { char.to_ascii_uppercase() } else { '_' })
             .collect();
-        if !name.starts_with('_') && !name.starts_with("SYSLOG_") && !TAKEN.contains(&name.as_str()) {
+        if !name.starts_with('_') && !name.starts_with("SYSLOG_") && !RESERVED_FIELDS.contains(&name.as_str())
+        {
             // Lines of children have the shown form, `g7`: as a field it is always a number.
             let value = if name == "GENERATION" { value.trim_start_matches('g') } else { &value };
-            let _infallible = write!(self.named, "{name}={value}{FIELD}");
+            let _infallible = write!(self.named, "{name}={value}{FIELD_SEPARATOR}");
         }
         let _infallible = write!(self.beside, " {}={value}", field.name());
     }
 }
 
-impl Visit for Fields {
+impl Visit for EventFields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.add(field, &format!("{value:?}"));
     }
@@ -223,8 +224,10 @@ mod tests {
     fn written(events: impl FnOnce()) -> Vec<u8> {
         let kept = Kept::default();
         let writer = kept.clone();
-        let subscriber =
-            tracing_subscriber::fmt().with_writer(move || writer.clone()).event_format(Entries).finish();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || writer.clone())
+            .event_format(JournalFormat)
+            .finish();
         tracing::subscriber::with_default(subscriber, events);
         kept.0.lock().unwrap().clone()
     }
@@ -269,11 +272,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         let journald = UnixDatagram::bind(&path).unwrap();
-        let long = "ü".repeat(MOST);
+        let long = "ü".repeat(MAX_VALUE_BYTES);
         let lines = written(|| tracing::info!(%long, "{long}"));
         Journal::at(&path).unwrap().write_all(&lines).unwrap();
-        let mut bytes = vec![0; 8 * MOST];
+        let mut bytes = vec![0; 8 * MAX_VALUE_BYTES];
         let length = journald.recv(&mut bytes).unwrap();
-        assert!((2 * MOST..4 * MOST).contains(&length), "{length}");
+        assert!((2 * MAX_VALUE_BYTES..4 * MAX_VALUE_BYTES).contains(&length), "{length}");
     }
 }

@@ -21,17 +21,17 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// Time in which lines are gathered: too short for a reader to notice, and thousands of lines go out in one
 /// write.
-const GATHER: Duration = Duration::from_millis(20);
+const GATHER_TIME: Duration = Duration::from_millis(20);
 
 /// Least time between two reports of trouble: a full disk comes and goes with each removed file.
-const TELL_AGAIN: Duration = Duration::from_secs(60);
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Bytes that the buffer keeps. A burst may need more, which is freed afterwards.
-const KEPT_BYTES: usize = 64 * 1024;
+const KEPT_BUFFER_BYTES: usize = 64 * 1024;
 
 /// Queues lines and never waits for their reader. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct LogWriter(Arc<Shared>);
+pub(crate) struct LogWriter(Arc<LogWriterShared>);
 
 /// Report to the owner.
 pub(crate) enum Trouble<'a> {
@@ -41,7 +41,7 @@ pub(crate) enum Trouble<'a> {
     Ended(u64),
 }
 
-struct Shared {
+struct LogWriterShared {
     capacity: usize,
     /// Lines that are missing: not queued, or not written.
     lost: AtomicU64,
@@ -65,7 +65,7 @@ struct Queue {
     writing: bool,
 }
 
-impl Shared {
+impl LogWriterShared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         lock(&self.queue)
     }
@@ -78,7 +78,7 @@ impl LogWriter {
         out: impl Write + Send + 'static,
         tell: impl FnMut(Trouble<'_>) + Send + 'static,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LogWriterShared {
             capacity: capacity.max(1),
             lost: AtomicU64::new(0),
             failing: Mutex::default(),
@@ -128,7 +128,7 @@ struct End<W, T> {
 }
 
 impl<W: Write, T: FnMut(Trouble<'_>)> End<W, T> {
-    fn write(&mut self, shared: &Shared, lines: &[u8]) {
+    fn write(&mut self, shared: &LogWriterShared, lines: &[u8]) {
         let mut done = 0;
         let written = self.pass(lines, &mut done);
         let mut failing = lock(&shared.failing);
@@ -145,7 +145,7 @@ impl<W: Write, T: FnMut(Trouble<'_>)> End<W, T> {
                 self.torn |= done > 0 && lines[done - 1] != b'\n';
                 let first = failing.replace(error.to_string()).is_none();
                 drop(failing);
-                if first && self.told.is_none_or(|told| told.elapsed() > TELL_AGAIN) {
+                if first && self.told.is_none_or(|told| told.elapsed() > REPORT_INTERVAL) {
                     self.told = Some(Instant::now());
                     (self.tell)(Trouble::Began(&error));
                 }
@@ -173,7 +173,11 @@ impl<W: Write, T: FnMut(Trouble<'_>)> End<W, T> {
 }
 
 /// Writes the queued lines, or waits for some. `spare` is the buffer that is filled meanwhile.
-fn write_next<W: Write, T: FnMut(Trouble<'_>)>(shared: &Shared, spare: &mut Vec<u8>, end: &mut End<W, T>) {
+fn write_next<W: Write, T: FnMut(Trouble<'_>)>(
+    shared: &LogWriterShared,
+    spare: &mut Vec<u8>,
+    end: &mut End<W, T>,
+) {
     let mut queue = shared.lock();
     while queue.lines == 0 {
         queue.rests = true;
@@ -182,7 +186,7 @@ fn write_next<W: Write, T: FnMut(Trouble<'_>)>(shared: &Shared, spare: &mut Vec<
     }
     queue.rests = false;
     let gathers = |queue: &mut Queue| !queue.hurry && queue.lines < shared.capacity / 2;
-    queue = match shared.pushed.wait_timeout_while(queue, GATHER, gathers) {
+    queue = match shared.pushed.wait_timeout_while(queue, GATHER_TIME, gathers) {
         Ok((queue, _)) => queue,
         Err(poisoned) => poisoned.into_inner().0,
     };
@@ -197,7 +201,7 @@ fn write_next<W: Write, T: FnMut(Trouble<'_>)>(shared: &Shared, spare: &mut Vec<
     }
     end.write(shared, spare);
     spare.clear();
-    spare.shrink_to(KEPT_BYTES);
+    spare.shrink_to(KEPT_BUFFER_BYTES);
     shared.lock().writing = false;
     shared.written.notify_all();
 }

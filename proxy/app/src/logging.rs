@@ -13,18 +13,18 @@ use warden_policies::defaults::Log;
 use crate::child_lines::Bare;
 use crate::config::log_filter::log_filter;
 use crate::exit::Failure;
-use crate::journal::{Entries, Journal};
+use crate::journal::{Journal, JournalFormat};
 use crate::log_writer::LogWriter;
 
 /// Limit of the last flush, longer than any reader needs that still reads.
-const FLUSH: Duration = Duration::from_secs(1);
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 static WRITER: OnceLock<LogWriter> = OnceLock::new();
 
 /// Waits until the log is written, but not for a reader that has stopped reading.
 pub(crate) fn flush() {
     if let Some(writer) = WRITER.get() {
-        writer.flush(FLUSH);
+        writer.flush(FLUSH_LIMIT);
     }
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
     let builder =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(WRITER.get_or_init(|| writer).clone());
     let started = if is_journal {
-        builder.event_format(Entries).try_init()
+        builder.event_format(JournalFormat).try_init()
     } else if log.format == "json" {
         builder.json().flatten_event(true).try_init()
     } else {

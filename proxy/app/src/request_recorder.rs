@@ -24,34 +24,34 @@ use warden_policies::{ModelName, QuickMap, defaults};
 use warden_supervisor::{WorkKind, run_job};
 
 use crate::append;
-use crate::captures::Captures;
-use crate::config::resolve::Resolved;
+use crate::captures::CaptureStore;
+use crate::config::resolve::ResolvedConfig;
 use crate::exit::Failure;
 
 /// Lengths and times are private, too, so the file is not readable by everybody.
-const MODE: u32 = 0o600;
+const FILE_MODE: u32 = 0o600;
 /// Limit of requests that wait for the thread; only a disk that hangs causes more.
-const WAITING: usize = 64;
+const MAX_WAITING: usize = 64;
 /// Limit in bytes of waiting bodies, in addition to the gateway's own budget. A larger one waits alone.
-const WAITING_BYTES: usize = 32 << 20;
+const MAX_WAITING_BYTES: usize = 32 << 20;
 
 /// All files that requests are recorded to, by path. An open file stays open: another model may use it later.
 #[derive(Debug, Default)]
-pub(crate) struct Recorders {
+pub(crate) struct RecorderSet {
     files: BTreeMap<PathBuf, Arc<RequestRecorder>>,
-    captures: Captures,
+    captures: CaptureStore,
 }
 
-impl Recorders {
+impl RecorderSet {
     /// Opens the files of a configuration that are not open yet. Blocks.
-    pub(crate) fn open(&mut self, resolved: &Resolved) -> Result<(), Failure> {
+    pub(crate) fn open(&mut self, resolved: &ResolvedConfig) -> Result<(), Failure> {
         let opened = open_all(self.missing(resolved), &self.captures)?;
         self.files.extend(opened);
         Ok(())
     }
 
     /// [`Self::open`] while we serve: on another thread and with a limit, because a disk may hang.
-    pub(crate) async fn open_beside(&mut self, resolved: &Resolved) -> Result<(), Failure> {
+    pub(crate) async fn open_while_serving(&mut self, resolved: &ResolvedConfig) -> Result<(), Failure> {
         const PATIENCE: Duration = Duration::from_secs(5);
         let (missing, captures) = (self.missing(resolved), self.captures.clone());
         if missing.is_empty() {
@@ -68,17 +68,17 @@ impl Recorders {
         Ok(())
     }
 
-    fn missing(&self, resolved: &Resolved) -> BTreeSet<PathBuf> {
+    fn missing(&self, resolved: &ResolvedConfig) -> BTreeSet<PathBuf> {
         let named = resolved.record_requests.iter().flatten();
         named.filter(|path| !self.files.contains_key(*path)).cloned().collect()
     }
 
     /// The latest requests of all files.
-    pub(crate) fn captures(&self) -> Captures {
+    pub(crate) fn captures(&self) -> CaptureStore {
         self.captures.clone()
     }
 
-    pub(crate) fn of(&self, resolved: &Resolved) -> QuickMap<ModelName, Arc<dyn Recorder>> {
+    pub(crate) fn of(&self, resolved: &ResolvedConfig) -> QuickMap<ModelName, Arc<dyn Recorder>> {
         let models = resolved.fleet.models.iter().zip(&resolved.record_requests);
         let open = |path: &PathBuf| Some(Arc::clone(self.files.get(path)?) as Arc<dyn Recorder>);
         models.filter_map(|(model, path)| Some((model.name.clone(), open(path.as_ref()?)?))).collect()
@@ -87,7 +87,7 @@ impl Recorders {
 
 fn open_all(
     paths: BTreeSet<PathBuf>,
-    captures: &Captures,
+    captures: &CaptureStore,
 ) -> Result<Vec<(PathBuf, Arc<RequestRecorder>)>, Failure> {
     let numbers = &defaults().diagnose;
     let (body, most) = (numbers.recording_body.0, numbers.recording_bytes.0);
@@ -107,28 +107,33 @@ fn open_all(
 }
 
 /// A queued request: id, method, path and body.
-type Taken = (String, Method, String, Vec<Bytes>);
+type QueuedRequest = (String, Method, String, Vec<Bytes>);
 
 /// Writes requests to one file.
 #[derive(Debug)]
 pub(crate) struct RequestRecorder {
     path: PathBuf,
     body: usize,
-    queue: SyncSender<Taken>,
+    queue: SyncSender<QueuedRequest>,
     missed: AtomicU64,
     waiting: Arc<AtomicUsize>,
 }
 
 impl RequestRecorder {
     /// Appends to `path`, up to `most` bytes in all. `body`: limit in bytes of a request.
-    pub(crate) fn start(path: &Path, body: usize, most: u64, captures: Captures) -> io::Result<Arc<Self>> {
-        let file = append::open(path, MODE)?;
+    pub(crate) fn start(
+        path: &Path,
+        body: usize,
+        most: u64,
+        captures: CaptureStore,
+    ) -> io::Result<Arc<Self>> {
+        let file = append::open(path, FILE_MODE)?;
         // An existing file may be readable by everybody.
-        file.set_permissions(Permissions::from_mode(MODE))?;
+        file.set_permissions(Permissions::from_mode(FILE_MODE))?;
         let left = most.saturating_sub(file.metadata()?.len());
-        let (queue, requests) = sync_channel::<Taken>(WAITING);
+        let (queue, requests) = sync_channel::<QueuedRequest>(MAX_WAITING);
         let redactor = Redactor::new();
-        let mut tape = Writer { file, left, path: path.to_owned(), is_over: false };
+        let mut tape = RecordWriter { file, left, path: path.to_owned(), is_over: false };
         let waiting = Arc::new(AtomicUsize::new(0));
         let done = Arc::clone(&waiting);
         std::thread::Builder::new().name("recorder".to_owned()).spawn(move || {
@@ -153,7 +158,7 @@ impl Recorder for RequestRecorder {
     fn take(&self, id: &str, method: &Method, path: &str, body: Vec<Bytes>) {
         let bytes = body.iter().map(Bytes::len).sum();
         let before = self.waiting.fetch_add(bytes, Ordering::Relaxed);
-        let fits = before == 0 || before.saturating_add(bytes) <= WAITING_BYTES;
+        let fits = before == 0 || before.saturating_add(bytes) <= MAX_WAITING_BYTES;
         let sent =
             fits && self.queue.try_send((id.to_owned(), method.clone(), path.to_owned(), body)).is_ok();
         if !sent {
@@ -167,7 +172,7 @@ impl Recorder for RequestRecorder {
 }
 
 /// The state of the writing thread.
-struct Writer {
+struct RecordWriter {
     file: File,
     left: u64,
     path: PathBuf,
@@ -175,7 +180,7 @@ struct Writer {
     is_over: bool,
 }
 
-impl Writer {
+impl RecordWriter {
     fn write(&mut self, mut line: String) {
         if self.is_over {
             return;
@@ -208,7 +213,7 @@ mod tests {
         let line =
             |n: u32| format!("{{\"method\":\"POST\",\"path\":\"/completion\",\"body\":{{\"n\":{n}}}}}");
         std::fs::write(&path, format!("{}\n{}", line(1), &line(2)[..30])).unwrap();
-        let captures = Captures::default();
+        let captures = CaptureStore::default();
         let recorder = RequestRecorder::start(&path, 1 << 20, 1 << 20, captures.clone()).unwrap();
         recorder.take("r-1", &Method::POST, "/completion", vec![Bytes::from_static(b"{\"n_predict\":4}")]);
         let is_whole = || {
@@ -232,8 +237,8 @@ mod tests {
     fn what_is_written_is_redacted_private_and_bounded() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("requests.jsonl");
-        let file = append::open(&path, MODE).unwrap();
-        let mut writer = Writer { file, left: 150, path: path.clone(), is_over: false };
+        let file = append::open(&path, FILE_MODE).unwrap();
+        let mut writer = RecordWriter { file, left: 150, path: path.clone(), is_over: false };
         let redactor = Redactor::new();
         let line = |body: &[u8]| redactor.line("POST", "/completion?key=1", body);
         let body = br#"{"prompt": "a secret", "user": "somebody", "n_predict": 4}"#;
@@ -246,6 +251,6 @@ mod tests {
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(!text.contains("secret") && !text.contains("somebody") && !text.contains("key"), "{text}");
         assert!(text.contains("\"n_predict\":4"), "{text}");
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777 & !MODE, 0);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777 & !FILE_MODE, 0);
     }
 }

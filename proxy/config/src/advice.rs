@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use warden_patches::mitigation::{Advice, BuildFacts, Memory, Seen};
 use warden_patches::set::life::Standing;
-use warden_policies::growth::{Blame, Growth, Verdict};
+use warden_policies::growth::{Growth, GrowthBlame, Verdict};
 use warden_policies::{MemoryKind, Work};
 use warden_supervisor::{FleetView, ModelSpec};
 
 use crate::resolve::mitigations::{Mitigations, catalogue};
 
 /// Maximum number of leaks to report. More candidates do not help an operator.
-const MOST: usize = 2;
+const MAX_ADVICE: usize = 2;
 /// Minimum likelihood of a reported leak.
-const LEAST: f64 = 0.2;
+const MIN_LIKELIHOOD: f64 = 0.2;
 
 /// Facts about a model's server that advice depends on.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -94,7 +94,7 @@ pub fn advise<'a>(
         match one.verdict {
             Verdict::Suspected | Verdict::Leaking => {
                 seen.grows.push(memory);
-                if let Some(Blame::Pays { unit, .. }) = &one.blame {
+                if let Some(GrowthBlame::Pays { unit, .. }) = &one.blame {
                     seen.unit.get_or_insert_with(|| unit.as_str().to_owned());
                 }
             }
@@ -115,13 +115,13 @@ pub fn advise<'a>(
     }
     let Ok(list) = catalogue() else { return Vec::new() };
     let mut all = list.advise(&seen);
-    all.retain(|advice| advice.confidence >= LEAST);
-    all.truncate(MOST);
+    all.retain(|advice| advice.confidence >= MIN_LIKELIHOOD);
+    all.truncate(MAX_ADVICE);
     all
 }
 
 /// Advice for each model of a fleet, from its worst process. Leaves out models without advice.
-pub fn of_fleet(servers: &Servers, view: &FleetView) -> BTreeMap<String, Vec<Advice>> {
+pub fn advise_fleet(servers: &Servers, view: &FleetView) -> BTreeMap<String, Vec<Advice>> {
     let mut all = BTreeMap::new();
     for model in &view.models {
         let name = model.name.as_str();
@@ -147,7 +147,7 @@ mod tests {
         Growth {
             verdict,
             since_request: 1,
-            blame: unit.map(|unit| Blame::Pays { unit, bytes_per_unit: 1.0, share: 1.0 }),
+            blame: unit.map(|unit| GrowthBlame::Pays { unit, bytes_per_unit: 1.0, share: 1.0 }),
             ..Growth::of(series)
         }
     }
@@ -162,7 +162,7 @@ mod tests {
             Server { build: Some(10_587), backend: Some("cuda".to_owned()), ..Server::default() };
         let told = advise(Some(&server), Work::default(), all.iter());
         assert_eq!(told[0].leak, "cuda-graph-window", "{told:?}");
-        assert!(told[0].mitigations.contains(&"graph-cache-cap".to_owned()) && told.len() <= MOST);
+        assert!(told[0].mitigations.contains(&"graph-cache-cap".to_owned()) && told.len() <= MAX_ADVICE);
         // Not advised for a fork whose source contains upstream's own limit, whatever its build number.
         let life = warden_patches::set::life::Life {
             is: warden_patches::set::life::LifeState::Superseded,

@@ -5,14 +5,14 @@
 
 /// Number of words that a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Takes {
+enum FlagArity {
     Nothing,
     Value,
 }
 
 /// Meaning of a listening flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listening {
+pub enum ListeningFlag {
     /// Address, which becomes llama-warden's.
     Host,
     /// Port, which becomes llama-warden's.
@@ -29,25 +29,25 @@ pub enum Listening {
     Key,
 }
 
-const LISTENING: [(&str, Takes, Listening); 8] = [
-    ("--host", Takes::Value, Listening::Host),
-    ("--port", Takes::Value, Listening::Port),
-    ("--reuse-port", Takes::Nothing, Listening::Pointless),
-    ("--ssl-key-file", Takes::Value, Listening::PrivateKey),
-    ("--ssl-cert-file", Takes::Value, Listening::Certificate),
-    ("--api-prefix", Takes::Value, Listening::Prefix),
-    ("--api-key", Takes::Value, Listening::Key),
-    ("--api-key-file", Takes::Value, Listening::Key),
+const LISTENING_FLAGS: [(&str, FlagArity, ListeningFlag); 8] = [
+    ("--host", FlagArity::Value, ListeningFlag::Host),
+    ("--port", FlagArity::Value, ListeningFlag::Port),
+    ("--reuse-port", FlagArity::Nothing, ListeningFlag::Pointless),
+    ("--ssl-key-file", FlagArity::Value, ListeningFlag::PrivateKey),
+    ("--ssl-cert-file", FlagArity::Value, ListeningFlag::Certificate),
+    ("--api-prefix", FlagArity::Value, ListeningFlag::Prefix),
+    ("--api-key", FlagArity::Value, ListeningFlag::Key),
+    ("--api-key-file", FlagArity::Value, ListeningFlag::Key),
 ];
 
-const MODEL: [&str; 2] = ["-m", "--model"];
-const ALIAS: [&str; 2] = ["-a", "--alias"];
-const CONTEXT: [&str; 2] = ["-c", "--ctx-size"];
-const UBATCH: [&str; 2] = ["-ub", "--ubatch-size"];
-const HTTP_THREADS: [&str; 1] = ["--threads-http"];
-const PING: [&str; 1] = ["--sse-ping-interval"];
-const SLOTS: [&str; 2] = ["-np", "--parallel"];
-const REMOTE: [&str; 8] =
+const MODEL_FLAGS: [&str; 2] = ["-m", "--model"];
+const ALIAS_FLAGS: [&str; 2] = ["-a", "--alias"];
+const CONTEXT_FLAGS: [&str; 2] = ["-c", "--ctx-size"];
+const UBATCH_FLAGS: [&str; 2] = ["-ub", "--ubatch-size"];
+const HTTP_THREADS_FLAGS: [&str; 1] = ["--threads-http"];
+const PING_FLAGS: [&str; 1] = ["--sse-ping-interval"];
+const SLOTS_FLAGS: [&str; 2] = ["-np", "--parallel"];
+const REMOTE_MODEL_FLAGS: [&str; 8] =
     ["-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo", "--models-dir"];
 
 /// Normalises a flag like llama-server.
@@ -63,17 +63,17 @@ fn value_of<'a>(args: &'a [String], names: &[&str]) -> Option<&'a str> {
 
 /// The model file of `-m` or `--model`.
 pub fn model(args: &[String]) -> Option<&str> {
-    value_of(args, &MODEL)
+    value_of(args, &MODEL_FLAGS)
 }
 
 /// The remote source of the model, if it is not a file.
 pub fn remote_model(args: &[String]) -> Option<&str> {
-    value_of(args, &REMOTE)
+    value_of(args, &REMOTE_MODEL_FLAGS)
 }
 
 /// Names of `--alias`, which takes several with commas.
 pub fn aliases(args: &[String]) -> Vec<String> {
-    let text = value_of(args, &ALIAS).unwrap_or_default();
+    let text = value_of(args, &ALIAS_FLAGS).unwrap_or_default();
     text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
@@ -81,38 +81,38 @@ pub fn aliases(args: &[String]) -> Vec<String> {
 /// its file in every answer. Skips a router, which is no model, and a name with a comma, which llama-server
 /// would split.
 pub fn put_alias(args: &mut Vec<String>, name: &str, is_named: bool) {
-    let given = args.iter().any(|word| ALIAS.contains(&normal(word).as_str()));
+    let given = args.iter().any(|word| ALIAS_FLAGS.contains(&normal(word).as_str()));
     let router = value_of(args, &["--models-dir"]).is_some();
     let model = model(args).or_else(|| remote_model(args)).is_some();
     if model && !router && !given && !is_named && !name.contains(',') {
-        args.extend([ALIAS[1].to_owned(), name.to_owned()]);
+        args.extend([ALIAS_FLAGS[1].to_owned(), name.to_owned()]);
     }
 }
 
 /// Number of slots (`-np`); `None` if it is not given, or left to the server.
 pub fn slots(args: &[String]) -> Option<u32> {
-    value_of(args, &SLOTS)?.parse().ok().filter(|slots| *slots > 0)
+    value_of(args, &SLOTS_FLAGS)?.parse().ok().filter(|slots| *slots > 0)
 }
 
 /// Context size in tokens (`-c`); `None` if it is not given.
 pub fn context(args: &[String]) -> Option<u64> {
-    value_of(args, &CONTEXT)?.parse().ok()
+    value_of(args, &CONTEXT_FLAGS)?.parse().ok()
 }
 
 /// Micro-batch size in tokens (`-ub`); `None` if it is not given.
 pub fn ubatch(args: &[String]) -> Option<u64> {
-    value_of(args, &UBATCH)?.parse().ok()
+    value_of(args, &UBATCH_FLAGS)?.parse().ok()
 }
 
 /// Seconds without an event until a stream gets a comment (`--sse-ping-interval`); below 1, it gets none.
 /// `None` if it is not given.
 pub fn ping(args: &[String]) -> Option<i64> {
-    value_of(args, &PING)?.parse().ok()
+    value_of(args, &PING_FLAGS)?.parse().ok()
 }
 
 /// Number of HTTP threads (`--threads-http`); `None` if it is not given, or left to the server.
 pub fn http_threads(args: &[String]) -> Option<u32> {
-    value_of(args, &HTTP_THREADS)?.parse().ok()
+    value_of(args, &HTTP_THREADS_FLAGS)?.parse().ok()
 }
 
 /// Finds the last of these flags, as written with its value. Also returns whether it equals `words` (a flag
@@ -131,31 +131,31 @@ pub fn given(args: &[String], names: &[String], words: &[&str]) -> Option<(Strin
 }
 
 /// The first listening flag among the arguments.
-pub fn first_listening(args: &[String]) -> Option<(&'static str, Listening)> {
+pub fn first_listening(args: &[String]) -> Option<(&'static str, ListeningFlag)> {
     args.iter().find_map(|word| {
         let word = normal(word);
-        LISTENING.iter().find(|(flag, ..)| *flag == word).map(|(flag, _, what)| (*flag, *what))
+        LISTENING_FLAGS.iter().find(|(flag, ..)| *flag == word).map(|(flag, _, what)| (*flag, *what))
     })
 }
 
 /// Arguments for the child, and the removed listening flags.
-pub struct Split {
+pub struct SplitArguments {
     /// Arguments for the child.
     pub args: Vec<String>,
     /// Removed flags in order: flag, value, meaning.
-    pub taken: Vec<(&'static str, String, Listening)>,
+    pub taken: Vec<(&'static str, String, ListeningFlag)>,
 }
 
 /// Removes the listening flags from a llama-server command line. Keeps API keys, because the child checks
 /// them.
-pub fn split_listening(args: &[String]) -> Split {
-    let mut split = Split { args: Vec::new(), taken: Vec::new() };
+pub fn split_listening(args: &[String]) -> SplitArguments {
+    let mut split = SplitArguments { args: Vec::new(), taken: Vec::new() };
     let mut words = args.iter();
     while let Some(word) = words.next() {
-        let found = LISTENING.iter().find(|(flag, ..)| *flag == normal(word));
+        let found = LISTENING_FLAGS.iter().find(|(flag, ..)| *flag == normal(word));
         match found {
-            Some((flag, takes, what)) if *what != Listening::Key => {
-                let value = if *takes == Takes::Value { words.next().cloned() } else { None };
+            Some((flag, takes, what)) if *what != ListeningFlag::Key => {
+                let value = if *takes == FlagArity::Value { words.next().cloned() } else { None };
                 split.taken.push((flag, value.unwrap_or_default(), *what));
             }
             _ => split.args.push(word.clone()),
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_listening_flag_is_found_however_it_is_spelled() {
-        assert_eq!(first_listening(&words("-c 1 --api_key k")), Some(("--api-key", Listening::Key)));
+        assert_eq!(first_listening(&words("-c 1 --api_key k")), Some(("--api-key", ListeningFlag::Key)));
         assert_eq!(first_listening(&words("-c 1 -m x")), None);
     }
 }

@@ -8,7 +8,7 @@ use super::source::layers::Loaded;
 
 /// Differences between two configurations.
 #[derive(Debug, Default)]
-pub struct Changes {
+pub struct ConfigChanges {
     /// Changed keys, without their values, which may be secrets. Keys of a model carry its name, unless a
     /// change of the defaults explains them.
     pub keys: Vec<String>,
@@ -17,9 +17,9 @@ pub struct Changes {
 }
 
 /// Compares two configurations. Ignores models that only one of them has.
-pub fn compare_loaded(old: &Loaded, new: &Loaded) -> Changes {
+pub fn compare_loaded(old: &Loaded, new: &Loaded) -> ConfigChanges {
     let (mut keys, mut models) = (Vec::new(), Vec::new());
-    compare(&mut Vec::new(), &old.merged, &new.merged, &mut keys);
+    compare_tables(&mut Vec::new(), &old.merged, &new.merged, &mut keys);
     let shared: Vec<Vec<String>> =
         keys.iter().filter(|key| key[0] == "defaults").map(|key| key[1..].to_vec()).collect();
     let same_defaults = old.settings.defaults == new.settings.defaults;
@@ -30,7 +30,7 @@ pub fn compare_loaded(old: &Loaded, new: &Loaded) -> Changes {
             continue;
         }
         let mut of_model = Vec::new();
-        compare(&mut Vec::new(), &old.table(name), &new.table(name), &mut of_model);
+        compare_tables(&mut Vec::new(), &old.table(name), &new.table(name), &mut of_model);
         if !of_model.is_empty() {
             models.push(name.clone());
         }
@@ -41,10 +41,10 @@ pub fn compare_loaded(old: &Loaded, new: &Loaded) -> Changes {
             }),
         );
     }
-    Changes { keys: keys.iter().map(|key| dotted(key)).collect(), models }
+    ConfigChanges { keys: keys.iter().map(|key| dotted(key)).collect(), models }
 }
 
-fn compare(path: &mut Vec<String>, old: &Dict, new: &Dict, keys: &mut Vec<Vec<String>>) {
+fn compare_tables(path: &mut Vec<String>, old: &Dict, new: &Dict, keys: &mut Vec<Vec<String>>) {
     let mut names: Vec<&String> = old.keys().chain(new.keys()).collect();
     names.sort_unstable();
     names.dedup();
@@ -52,9 +52,9 @@ fn compare(path: &mut Vec<String>, old: &Dict, new: &Dict, keys: &mut Vec<Vec<St
         path.push(name.clone());
         // Compare a table that only one side has with an empty one, so that its keys are named.
         match (old.get(name), new.get(name)) {
-            (Some(Value::Dict(_, old)), Some(Value::Dict(_, new))) => compare(path, old, new, keys),
-            (Some(Value::Dict(_, old)), None) => compare(path, old, &Dict::new(), keys),
-            (None, Some(Value::Dict(_, new))) => compare(path, &Dict::new(), new, keys),
+            (Some(Value::Dict(_, old)), Some(Value::Dict(_, new))) => compare_tables(path, old, new, keys),
+            (Some(Value::Dict(_, old)), None) => compare_tables(path, old, &Dict::new(), keys),
+            (None, Some(Value::Dict(_, new))) => compare_tables(path, &Dict::new(), new, keys),
             (old, new) if old != new => keys.push(path.clone()),
             _ => {}
         }

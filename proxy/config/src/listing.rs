@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use warden_gateway::Listing as Listed;
 
-use super::problem::Problem;
-use super::resolve::Resolver;
+use super::problem::ConfigProblem;
+use super::resolve::ConfigResolver;
 use super::schema;
 
 /// Maximum bytes of one model's fields as JSON, because every list of models contains them.
@@ -32,7 +32,7 @@ pub struct Listing {
     pub hidden: bool,
     /// Capabilities of the model.
     #[serde(default)]
-    pub capabilities: Capabilities,
+    pub capabilities: ModelCapabilities,
     /// Further metadata for clients: `meta.llamaswap` of the entry, as in llama-swap.
     #[serde(default)]
     #[schemars(schema_with = "schema::parameters")]
@@ -42,15 +42,15 @@ pub struct Listing {
 /// Capabilities of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Capabilities {
+pub struct ModelCapabilities {
     /// Input: `text`, `image`, `audio`.
     #[serde(default, rename = "in")]
-    #[schemars(with = "Vec<Modality>")]
-    pub inputs: Vec<Modality>,
+    #[schemars(with = "Vec<ContentModality>")]
+    pub inputs: Vec<ContentModality>,
     /// Output: `text`, `image`, `audio`.
     #[serde(default, rename = "out")]
-    #[schemars(with = "Vec<Modality>")]
-    pub outputs: Vec<Modality>,
+    #[schemars(with = "Vec<ContentModality>")]
+    pub outputs: Vec<ContentModality>,
     /// The model calls tools.
     #[serde(default)]
     pub tools: bool,
@@ -65,7 +65,7 @@ pub struct Capabilities {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(inline)]
-pub enum Modality {
+pub enum ContentModality {
     Text,
     Image,
     Audio,
@@ -102,11 +102,11 @@ impl Listing {
         }
         let (takes, gives) = (|kind| inputs.contains(&kind), |kind| outputs.contains(&kind));
         let words: Map<String, Value> = [
-            ("vision", takes(Modality::Image)),
-            ("audio_transcriptions", takes(Modality::Audio) && gives(Modality::Text)),
-            ("audio_speech", takes(Modality::Text) && gives(Modality::Audio)),
-            ("image_generation", takes(Modality::Text) && gives(Modality::Image)),
-            ("image_to_image", takes(Modality::Image) && gives(Modality::Image)),
+            ("vision", takes(ContentModality::Image)),
+            ("audio_transcriptions", takes(ContentModality::Audio) && gives(ContentModality::Text)),
+            ("audio_speech", takes(ContentModality::Text) && gives(ContentModality::Audio)),
+            ("image_generation", takes(ContentModality::Text) && gives(ContentModality::Image)),
+            ("image_to_image", takes(ContentModality::Image) && gives(ContentModality::Image)),
             ("function_calling", able.tools),
             ("reranker", able.reranker),
         ]
@@ -135,7 +135,7 @@ impl Listing {
     }
 }
 
-impl Resolver<'_> {
+impl ConfigResolver<'_> {
     /// Resolves the listing of a model for the gateway.
     pub(super) fn listing(&mut self, name: &str, listing: &Listing) -> Listed {
         let fields = listing.fields();
@@ -144,7 +144,8 @@ impl Resolver<'_> {
             let message =
                 format!("model `{name}`: its `listing` has {bytes} bytes, at most {MOST_BYTES} are taken");
             let place = self.place(&["models", name, "listing"]);
-            self.problems.push(Problem::new(place, message).hint("each list of models has them: say less"));
+            self.problems
+                .push(ConfigProblem::new(place, message).hint("each list of models has them: say less"));
         }
         Listed { hidden: listing.hidden, fields }
     }

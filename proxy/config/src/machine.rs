@@ -112,7 +112,7 @@ impl Machine {
 
     /// Directories in which instances of this user and the service of this machine register themselves,
     /// independent of their configured directories. This process writes to the first.
-    pub fn meeting_places(&self) -> Vec<PathBuf> {
+    pub fn registration_dirs(&self) -> Vec<PathBuf> {
         let all = [
             self.runtime_base(),
             PathBuf::from(format!("/run/user/{}", self.uid)),

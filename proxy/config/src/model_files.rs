@@ -37,12 +37,12 @@ impl ModelFile {
     }
 }
 
-type Known = HashMap<PathBuf, (Stamp, Arc<ModelFile>)>;
+type ModelFileCache = HashMap<PathBuf, (Stamp, Arc<ModelFile>)>;
 
-static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
+static MODEL_FILE_CACHE: LazyLock<Mutex<ModelFileCache>> = LazyLock::new(Mutex::default);
 
 /// Maximum number of cached files, above the size of any model folder.
-const MOST: usize = 4096;
+const MAX_CACHED_FILES: usize = 4096;
 
 /// Stamp of a file, which changes with its content.
 pub fn stamp(path: &Path) -> Option<Stamp> {
@@ -56,7 +56,7 @@ pub fn stamp(path: &Path) -> Option<Stamp> {
 /// The file cannot be read, or is no GGUF.
 pub fn read(path: &Path) -> Result<Arc<ModelFile>, String> {
     let stamp = stamp(path);
-    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = || MODEL_FILE_CACHE.lock().unwrap_or_else(PoisonError::into_inner);
     if let (Some(stamp), Some((of, file))) = (stamp, known().get(path))
         && *of == stamp
     {
@@ -65,7 +65,7 @@ pub fn read(path: &Path) -> Result<Arc<ModelFile>, String> {
     let file = Arc::new(ModelFile::of(gguf::read(path).map_err(|error| error.to_string())?));
     if let Some(stamp) = stamp {
         let mut known = known();
-        if known.len() >= MOST {
+        if known.len() >= MAX_CACHED_FILES {
             known.clear();
         }
         known.insert(path.to_owned(), (stamp, Arc::clone(&file)));

@@ -7,12 +7,12 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use warden_gateway::{ModelRules, Name, RequestRules};
 use warden_policies::ModelName;
-use warden_policies::modes::Choose;
+use warden_policies::modes::ChooseMode;
 use warden_supervisor::spec::RemoteSpec;
 
-use super::problem::Problem;
+use super::problem::ConfigProblem;
 use super::request::{PROMPTS, Request, TOKENS};
-use super::resolve::Resolver;
+use super::resolve::ConfigResolver;
 use super::schema;
 use super::settings::Model;
 
@@ -28,13 +28,13 @@ pub struct Named {
     /// Models whose processes do not start are skipped. Default: `"loaded"`.
     #[serde(default)]
     #[schemars(schema_with = "schema::choose")]
-    pub choose: Choose,
+    pub choose: ChooseMode,
     /// Changes to requests under this name. They override the same settings in the model's own `request`.
     #[serde(default)]
     pub request: Request,
 }
 
-impl Resolver<'_> {
+impl ConfigResolver<'_> {
     /// Resolves the names for the gateway. `rules` has the rules of each model in order, and `remote_rules`
     /// those of each remote model.
     pub(super) fn by_name(
@@ -54,7 +54,7 @@ impl Resolver<'_> {
             let taken = taken.map(|(model, ..)| model.as_str()).or(of_remotes);
             let place = self.place(&["names", name]);
             let mut problem = |message: String, hint: String| {
-                self.problems.push(Problem::new(place.clone(), message).hint(hint));
+                self.problems.push(ConfigProblem::new(place.clone(), message).hint(hint));
             };
             // Allow an entry for a model's own name: it changes requests to that name, but not to its
             // aliases.
@@ -77,7 +77,7 @@ impl Resolver<'_> {
                 let here = loaded.models.iter().map(|(known, ..)| known.as_str()).zip(rules);
                 let there = remotes.iter().map(|spec| spec.name.as_str()).zip(remote_rules);
                 let Some((_, rules)) = here.chain(there).find(|(known, _)| known == model) else {
-                    self.no_such_model(&["names", name, "models"], model, "the name means the others");
+                    self.report_unknown_model(&["names", name, "models"], model, "the name means the others");
                     continue;
                 };
                 let request = over(&rules.request, &own);
@@ -99,7 +99,7 @@ impl Resolver<'_> {
             let mut problem = |message: &str, hint: &str| {
                 let place = self.place(&["models", name, "with"]);
                 self.problems
-                    .push(Problem::new(place, format!("`models.{name}.with`: {message}")).hint(hint));
+                    .push(ConfigProblem::new(place, format!("`models.{name}.with`: {message}")).hint(hint));
             };
             match known {
                 Some(_) if other == name => problem("it names the model itself", "leave it out"),
@@ -115,7 +115,11 @@ impl Resolver<'_> {
                     "leave it out",
                 ),
                 None => {
-                    self.no_such_model(&["models", name, "with"], other, "the model is loaded without it");
+                    self.report_unknown_model(
+                        &["models", name, "with"],
+                        other,
+                        "the model is loaded without it",
+                    );
                 }
             }
         }
@@ -124,12 +128,12 @@ impl Resolver<'_> {
 
     /// Reports an unknown model. In a folder of models this is a warning, and `meanwhile` describes the
     /// effect.
-    fn no_such_model(&mut self, key: &[&str], model: &str, meanwhile: &str) {
+    fn report_unknown_model(&mut self, key: &[&str], model: &str, meanwhile: &str) {
         let loaded = self.loaded;
         let place = self.place(key);
         let known = loaded.models.iter().map(|(known, ..)| known).chain(loaded.settings.remotes.keys());
         let known: Vec<_> = known.map(|known| format!("`{known}`")).collect();
-        let problem = Problem::new(place, format!("`{}`: there is no model `{model}`", key.join(".")));
+        let problem = ConfigProblem::new(place, format!("`{}`: there is no model `{model}`", key.join(".")));
         if loaded.folders.is_empty() {
             self.problems.push(problem.hint(format!("the models are {}", known.join(", "))));
         } else {

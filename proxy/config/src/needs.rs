@@ -12,19 +12,20 @@ use warden_policies::book::{
 use warden_policies::cooldown::working_set::{Shortfall, find_shortfalls};
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::{ByteSize, MemoryKind, Reason, loading};
-use warden_sensors::gpu::{Device, Gpus, Vendor};
-use warden_supervisor::spec::{Command, Fallback, FleetConfig, ModelSpec};
+use warden_sensors::gpu::{Device, GpuVendor, Gpus};
+use warden_supervisor::spec::{Command, FallbackSpec, FleetConfig, ModelSpec};
 use warden_supervisor::{KnownMemory, has_gpu, known_memory};
 
 use super::machine::Machine;
-use super::problem::{Place, Problem};
-use super::resolve::Resolved;
+use super::problem::{ConfigProblem, Place};
+use super::resolve::ResolvedConfig;
 use super::{arguments, model_files};
 
 /// Variable that selects the visible NVIDIA GPUs.
-const CUDA: &str = "CUDA_VISIBLE_DEVICES";
+const CUDA_DEVICES_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 /// Variables that select visible GPUs.
-const SEEN: [&str; 4] = [CUDA, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"];
+const VISIBLE_DEVICES_VARIABLES: [&str; 4] =
+    [CUDA_DEVICES_VARIABLE, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"];
 
 /// Facts about a model before it is loaded.
 pub struct Known {
@@ -110,7 +111,7 @@ fn model_file(args: &[String], env: &BTreeMap<String, String>) -> Result<PathBuf
 
 /// Sets the needs of each model, as far as they are known. If a GPU does not report its memory, models that
 /// may run on GPUs stay unknown.
-pub fn fill(resolved: &mut Resolved, machine: &Machine) {
+pub fn fill(resolved: &mut ResolvedConfig, machine: &Machine) {
     let gpus = Gpus::open();
     let own = || gpus.devices().iter().filter(|gpu| !gpu.unified);
     let on_gpus = own().next().is_some();
@@ -119,7 +120,7 @@ pub fn fill(resolved: &mut Resolved, machine: &Machine) {
     let mut of_server = inherited.clone();
     of_server.retain(|name, _| name.starts_with("LLAMA_ARG_"));
     // Only for NVIDIA GPUs can llama-warden restrict the GPUs that a process sees.
-    let nvidia = own().all(|gpu| gpu.vendor == Vendor::Nvidia);
+    let nvidia = own().all(|gpu| gpu.vendor == GpuVendor::Nvidia);
     let room = left_for_models(machine.memory.0, &own_memory(&gpus), &resolved.fleet.loading);
     let models = resolved.fleet.models.iter_mut().zip(&resolved.builds);
     for (spec, build) in models {
@@ -135,9 +136,9 @@ pub fn fill(resolved: &mut Resolved, machine: &Machine) {
         }
         let seen = visible(&env, gpus.devices());
         // Restrict a process within the GPUs that all processes see, but not if its own settings name GPUs.
-        let is_own = spec.command.env.iter().any(|(name, _)| name == CUDA);
+        let is_own = spec.command.env.iter().any(|(name, _)| name == CUDA_DEVICES_VARIABLE);
         let seen = seen.filter(|seen| !is_own || seen.len() == 1);
-        let says = names_devices(&spec.command.args, &env, seen.is_some());
+        let says = selects_devices(&spec.command.args, &env, seen.is_some());
         let known = Known::read(&spec.command, of_server.clone(), server);
         let Ok(known) = known else { continue };
         let (named, may_split) = known.gpus();
@@ -169,22 +170,26 @@ pub fn fill(resolved: &mut Resolved, machine: &Machine) {
         .iter()
         .map(|spec| known_memory(&resolved.fleet.state_dir, &spec.command))
         .collect();
-    resolved.warnings.extend(misfits(&resolved.fleet, &room, &seen));
+    resolved.warnings.extend(misfit_warnings(&resolved.fleet, &room, &seen));
     let total = |series| match series {
         MemoryKind::Host => Some(machine.memory.0),
         MemoryKind::Vram(gpu) => gpus.devices().iter().find(|device| device.index == gpu)?.total,
     };
     for (spec, seen) in resolved.fleet.models.iter().zip(&seen) {
-        resolved.warnings.extend(small_budgets(spec, &seen.held, total));
+        resolved.warnings.extend(small_budget_warnings(spec, &seen.held, total));
     }
 }
 
 /// Warns of budgets that are too small, judged by the recorded memory of the model's processes.
-fn small_budgets(spec: &ModelSpec, seen: &[Held], total: impl Fn(MemoryKind) -> Option<u64>) -> Vec<Problem> {
+fn small_budget_warnings(
+    spec: &ModelSpec,
+    seen: &[Held],
+    total: impl Fn(MemoryKind) -> Option<u64>,
+) -> Vec<ConfigProblem> {
     let found = find_shortfalls(&spec.recycle, seen, total);
     let problem = |(series, reason, shortfall): (MemoryKind, Reason, Shortfall)| {
         let message = format!("model `{}`: {}", spec.name, shortfall.figures(series, reason));
-        Problem::new(Place::Nowhere, message).hint(shortfall.advice(reason))
+        ConfigProblem::new(Place::Nowhere, message).hint(shortfall.advice(reason))
     };
     found.into_iter().map(problem).collect()
 }
@@ -220,24 +225,24 @@ pub fn why(misfit: &Misfit) -> String {
 
 /// Warns of impossible wishes: a model that is too large, or pinned models that do not fit together. They
 /// are started all the same, because the computed needs may be wrong.
-fn misfits(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Vec<Problem> {
+fn misfit_warnings(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Vec<ConfigProblem> {
     let wanted: Vec<(Wanted, &ModelSpec)> = fleet
         .models
         .iter()
         .zip(seen)
         .filter_map(|(spec, seen)| {
-            let loading::Spec { needs, gpus, may_split, .. } = spec.loading.clone();
+            let loading::LoadSpec { needs, gpus, may_split, .. } = spec.loading.clone();
             let needs = Needs { measured: Measured::of(&seen.held, &seen.worst), ..needs? };
             Some((Wanted { name: spec.name.to_string(), needs, gpus, may_split }, &**spec))
         })
         .collect();
     let mut problems = Vec::new();
     let mut told = |message: String, hint: &str| {
-        problems.push(Problem::new(Place::Nowhere, message).hint(hint));
+        problems.push(ConfigProblem::new(Place::Nowhere, message).hint(hint));
     };
     for (one, spec) in &wanted {
         if let Err(misfit) = book::fit(room, &[one]) {
-            if let Some(Fallback { args, needs }) = &spec.fallback {
+            if let Some(FallbackSpec { args, needs }) = &spec.fallback {
                 let less = needs.clone().map(|needs| Wanted { needs, ..one.clone() });
                 if let Some(misfit) = less.and_then(|less| book::fit(room, &[&less]).err()) {
                     let message = format!(
@@ -291,7 +296,7 @@ fn misfits(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Vec<Proble
 }
 
 /// Flags that select devices, with the corresponding variable.
-const DEVICES: [(&[&str], &str); 4] = [
+const DEVICE_FLAGS: [(&[&str], &str); 4] = [
     (&["-dev", "--device"], "LLAMA_ARG_DEVICE"),
     (&["-mg", "--main-gpu"], "LLAMA_ARG_MAIN_GPU"),
     (&["-ts", "--tensor-split"], "LLAMA_ARG_TENSOR_SPLIT"),
@@ -302,8 +307,8 @@ const DEVICES: [(&[&str], &str); 4] = [
 /// Accepts numbers if CUDA and the driver number the GPUs equally, because all are alike or a variable sets
 /// the order.
 fn visible(env: &BTreeMap<String, String>, gpus: &[Device]) -> Option<Vec<usize>> {
-    let words = env.get(CUDA)?;
-    let nvidia: Vec<&Device> = gpus.iter().filter(|gpu| gpu.vendor == Vendor::Nvidia).collect();
+    let words = env.get(CUDA_DEVICES_VARIABLE)?;
+    let nvidia: Vec<&Device> = gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia).collect();
     let by_place = env.get("CUDA_DEVICE_ORDER").is_some_and(|order| order == "PCI_BUS_ID")
         || nvidia.windows(2).all(|pair| pair[0].name == pair[1].name);
     let one = |word: &str| {
@@ -324,10 +329,12 @@ fn visible(env: &BTreeMap<String, String>, gpus: &[Device]) -> Option<Vec<usize>
 
 /// Returns whether a command or its environment selects devices. `seen` means that `CUDA_VISIBLE_DEVICES`
 /// is understood.
-fn names_devices(args: &[String], env: &BTreeMap<String, String>, seen: bool) -> bool {
-    let sees_some = SEEN.iter().any(|name| env.contains_key(*name) && !(seen && *name == CUDA));
+fn selects_devices(args: &[String], env: &BTreeMap<String, String>, seen: bool) -> bool {
+    let sees_some = VISIBLE_DEVICES_VARIABLES
+        .iter()
+        .any(|name| env.contains_key(*name) && !(seen && *name == CUDA_DEVICES_VARIABLE));
     sees_some
-        || DEVICES.iter().any(|(flags, variable)| {
+        || DEVICE_FLAGS.iter().any(|(flags, variable)| {
             env.contains_key(*variable) || args.iter().any(|word| flags.contains(&word.as_str()))
         })
 }
@@ -346,19 +353,22 @@ mod tests {
             index: GpuIndex(index),
             vendor,
             name: name.to_owned(),
-            uuid: (vendor == Vendor::Nvidia).then(|| format!("GPU-{index}aaa-bbb")),
+            uuid: (vendor == GpuVendor::Nvidia).then(|| format!("GPU-{index}aaa-bbb")),
             pci: None,
             total: Some(1 << 34),
             unified: false,
         };
-        let alike =
-            [gpu(0, Vendor::Nvidia, "H100"), gpu(1, Vendor::Nvidia, "H100"), gpu(2, Vendor::Amd, "MI")];
-        let mixed = [gpu(0, Vendor::Nvidia, "A2"), gpu(1, Vendor::Nvidia, "H100")];
+        let alike = [
+            gpu(0, GpuVendor::Nvidia, "H100"),
+            gpu(1, GpuVendor::Nvidia, "H100"),
+            gpu(2, GpuVendor::Amd, "MI"),
+        ];
+        let mixed = [gpu(0, GpuVendor::Nvidia, "A2"), gpu(1, GpuVendor::Nvidia, "H100")];
         let env = |pairs: &[(&str, &str)]| {
             let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
             pairs.collect::<BTreeMap<_, _>>()
         };
-        let seen = |words: &str, gpus: &[Device]| visible(&env(&[(CUDA, words)]), gpus);
+        let seen = |words: &str, gpus: &[Device]| visible(&env(&[(CUDA_DEVICES_VARIABLE, words)]), gpus);
         assert_eq!(visible(&env(&[]), &alike), None);
         assert_eq!(seen("0", &alike), Some(vec![0]));
         assert_eq!(seen("1, 0", &alike), Some(vec![1, 0]));
@@ -367,15 +377,15 @@ mod tests {
             assert_eq!(seen(words, &alike), None, "{words}");
         }
         assert_eq!(seen("0", &mixed), None, "CUDA counts the fastest first");
-        let by_place = env(&[(CUDA, "0"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]);
+        let by_place = env(&[(CUDA_DEVICES_VARIABLE, "0"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]);
         assert_eq!(visible(&by_place, &mixed), Some(vec![0]));
         assert_eq!(seen("0", &[]), None);
         let flags = ["-dev".to_owned(), "CUDA0".to_owned()];
         assert!(
-            !names_devices(&[], &env(&[(CUDA, "0")]), true)
-                && names_devices(&[], &env(&[(CUDA, "0")]), false)
+            !selects_devices(&[], &env(&[(CUDA_DEVICES_VARIABLE, "0")]), true)
+                && selects_devices(&[], &env(&[(CUDA_DEVICES_VARIABLE, "0")]), false)
         );
-        assert!(names_devices(&flags, &env(&[(CUDA, "0")]), true));
+        assert!(selects_devices(&flags, &env(&[(CUDA_DEVICES_VARIABLE, "0")]), true));
     }
 
     #[test]

@@ -78,7 +78,7 @@ fn resolved(limit: MemoryLimit, total: Option<ByteSize>) -> MemoryLimit {
 impl Budgets {
     /// Describes the error if the hard budget is below the soft one. Does not compare a percentage of an
     /// unknown total with a size.
-    pub fn wrong_order(self, total: Option<ByteSize>) -> Option<String> {
+    pub fn order_error(self, total: Option<ByteSize>) -> Option<String> {
         let (soft, hard) = (resolved(self.soft?, total), resolved(self.hard?, total));
         let below = match (soft, hard) {
             (MemoryLimit::Bytes(soft), MemoryLimit::Bytes(hard)) => hard < soft,

@@ -7,7 +7,7 @@ use figment::Figment;
 use figment::value::{Dict, Value};
 
 use super::policy::Policy;
-use super::problem::{Place, Problem, Problems};
+use super::problem::{ConfigProblem, ConfigProblems, Place};
 use super::schema;
 use super::schema::validate::validate_as;
 use super::source::layers::{Plain, Sources, file_layer, load, problem, written};
@@ -18,7 +18,7 @@ use super::source::tree::Kind;
 ///
 /// # Errors
 /// The file cannot be read, or a key in it is wrong.
-pub fn load_policy(path: &Path) -> Result<Policy, Problems> {
+pub fn load_policy(path: &Path) -> Result<Policy, ConfigProblems> {
     let defaults = load(Sources::default())?.settings.defaults;
     let beneath = match defaults.get("policy") {
         Some(Value::Dict(_, dict)) => dict.clone(),
@@ -40,14 +40,15 @@ pub fn load_policy(path: &Path) -> Result<Policy, Problems> {
         let policy: Policy = merged.extract().map_err(|error| problem(&layers, &error, &[]))?;
         for (memory, budgets) in [("host", policy.host), ("vram", policy.vram)] {
             let at = [memory.to_owned(), "hard".to_owned()];
-            problems.extend(budgets.wrong_order(None).map(|wrong| {
+            problems.extend(budgets.order_error(None).map(|wrong| {
                 let place = written(&layers, &at).unwrap_or(Place::Nowhere);
-                Problem::new(place, wrong).hint(format!("`{memory}.hard` has to be the larger of the two"))
+                ConfigProblem::new(place, wrong)
+                    .hint(format!("`{memory}.hard` has to be the larger of the two"))
             }));
         }
         if problems.is_empty() {
             return Ok(policy);
         }
     }
-    Err(Problems(problems))
+    Err(ConfigProblems(problems))
 }

@@ -47,7 +47,7 @@ impl fmt::Display for Place {
 
 /// A problem of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct ConfigProblem {
     /// Place of the faulty value.
     pub place: Place,
     /// Description, in a sentence.
@@ -56,7 +56,7 @@ pub struct Problem {
     pub hint: Option<String>,
 }
 
-impl Problem {
+impl ConfigProblem {
     /// Creates a problem without a hint.
     pub fn new(place: Place, message: impl Into<String>) -> Self {
         Self { place, message: message.into(), hint: None }
@@ -70,7 +70,7 @@ impl Problem {
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ConfigProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.place, self.message)
     }
@@ -79,9 +79,9 @@ impl fmt::Display for Problem {
 /// All problems; never empty.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-pub struct Problems(pub Vec<Problem>);
+pub struct ConfigProblems(pub Vec<ConfigProblem>);
 
-impl Problems {
+impl ConfigProblems {
     /// Lines to print: an error per problem, followed by its hint.
     pub fn lines(&self) -> Vec<String> {
         self.0.iter().flat_map(|one| error_lines(&one.to_string(), one.hint.as_deref())).collect()
@@ -95,8 +95,8 @@ pub fn error_lines(message: &str, hint: Option<&str>) -> Vec<String> {
     lines
 }
 
-impl From<Problem> for Problems {
-    fn from(problem: Problem) -> Self {
+impl From<ConfigProblem> for ConfigProblems {
+    fn from(problem: ConfigProblem) -> Self {
         Self(vec![problem])
     }
 }

@@ -14,13 +14,13 @@ use warden_supervisor::Origin;
 use warden_supervisor::spec::RemoteSpec;
 
 use super::policy::optional_duration;
-use super::problem::Problem;
+use super::problem::ConfigProblem;
 use super::request::Request;
-use super::resolve::Resolver;
+use super::resolve::ConfigResolver;
 use super::schema;
 
 /// Maximum bytes of a key file. A key is one line, so a larger file is not one.
-const KEY_BYTES: usize = 4096;
+const MAX_KEY_BYTES: usize = 4096;
 
 /// A model served by a remote endpoint.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -47,7 +47,7 @@ pub struct RemoteModel {
     pub request: Request,
 }
 
-impl Resolver<'_> {
+impl ConfigResolver<'_> {
     /// Resolves all remote models, with the rules for the gateway.
     pub(super) fn remotes(&mut self) -> Vec<(RemoteSpec, Arc<ModelRules>)> {
         let loaded = self.loaded;
@@ -79,7 +79,7 @@ impl Resolver<'_> {
                 let message = format!(
                     "`remotes.{name}`: its key and all requests go over the network for anybody to read"
                 );
-                self.warnings.push(Problem::new(self.place(&path), message).hint("use `https://`"));
+                self.warnings.push(ConfigProblem::new(self.place(&path), message).hint("use `https://`"));
             }
             let rules = ModelRules {
                 request: self.request_rules(&["remotes", name], &remote.request),
@@ -106,7 +106,8 @@ impl Resolver<'_> {
 
     fn wrong(&mut self, name: &str, key: &str, message: &str, hint: &str) {
         let place = self.place(&["remotes", name, key]);
-        self.problems.push(Problem::new(place, format!("`remotes.{name}.{key}`: {message}")).hint(hint));
+        self.problems
+            .push(ConfigProblem::new(place, format!("`remotes.{name}.{key}`: {message}")).hint(hint));
     }
 
     /// Reads the key from a file.
@@ -122,7 +123,7 @@ impl Resolver<'_> {
             }
         };
         let key = std::str::from_utf8(&text).map(str::trim).unwrap_or_default();
-        if key.is_empty() || key.len() > KEY_BYTES || key.contains(char::is_whitespace) {
+        if key.is_empty() || key.len() > MAX_KEY_BYTES || key.contains(char::is_whitespace) {
             self.wrong(name, "key_file", &format!("{} has no key in it", path.display()), hint);
             return None;
         }
@@ -132,7 +133,7 @@ impl Resolver<'_> {
             let message =
                 format!("`remotes.{name}.key_file`: every user of this machine can read {}", path.display());
             let place = self.place(&["remotes", name, "key_file"]);
-            self.warnings.push(Problem::new(place, message).hint("`chmod 600` it"));
+            self.warnings.push(ConfigProblem::new(place, message).hint("`chmod 600` it"));
         }
         Some(key.to_owned())
     }

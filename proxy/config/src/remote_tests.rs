@@ -1,21 +1,21 @@
 //! Tests the resolution of remote models.
 
-use crate::problem::Problems;
+use crate::problem::ConfigProblems;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 
 use crate::machine::Machine;
-use crate::resolve::{Resolved, resolve};
+use crate::resolve::{ResolvedConfig, resolve};
 use crate::source::layers::{Sources, load};
 
-fn read(text: &str, mode: u32) -> Result<Resolved, String> {
+fn read(text: &str, mode: u32) -> Result<ResolvedConfig, String> {
     let dir = tempfile::tempdir().unwrap();
     let key = dir.path().join("key");
     std::fs::write(&key, "s3cret\n").unwrap();
     std::fs::set_permissions(&key, Permissions::from_mode(mode)).unwrap();
     let file = dir.path().join("w.toml");
     std::fs::write(&file, text).unwrap();
-    let told = |problems: Problems| problems.lines().join("\n");
+    let told = |problems: ConfigProblems| problems.lines().join("\n");
     let loaded = load(Sources { file: Some(file), ..Sources::default() }).map_err(told)?;
     resolve(&loaded, &Machine::read(), false).map_err(told)
 }

@@ -9,13 +9,13 @@ use serde_json::Value;
 use warden_gateway::{ModelRules, RequestRules, SystemMode, SystemPrompt};
 use warden_policies::modes::Cancel;
 
-use super::problem::{Place, Problem, dotted};
-use super::resolve::Resolver;
+use super::problem::{ConfigProblem, Place, dotted};
+use super::resolve::ConfigResolver;
 use super::schema;
 use super::settings::Model;
 
 /// Parameters that no rule may change, because the answer would not fit the client's request.
-const NOT_OURS: [(&str, &str); 2] = [
+const FORBIDDEN_PARAMETERS: [(&str, &str); 2] = [
     ("model", "use `upstream_model` to give the backend another name"),
     ("stream", "clients that get what they did not ask for cannot read it"),
 ];
@@ -83,14 +83,14 @@ impl From<Mode> for SystemMode {
     }
 }
 
-impl Resolver<'_> {
+impl ConfigResolver<'_> {
     /// Resolves the rules of a model for the gateway.
     pub(super) fn rules(&mut self, name: &str, model: &Model) -> ModelRules {
         let unfit = |name: &String| name.is_empty() || name.chars().any(char::is_control);
         if model.upstream_model.as_ref().is_some_and(unfit) {
             let path = ["models", name, "upstream_model"].map(str::to_owned);
             let place = self.loaded.place(&path);
-            let problem = Problem::new(place, format!("`{}`: this is no name", dotted(&path)));
+            let problem = ConfigProblem::new(place, format!("`{}`: this is no name", dotted(&path)));
             self.problems.push(problem.hint("write the name under which the backend knows the model"));
         }
         ModelRules {
@@ -109,7 +109,8 @@ impl Resolver<'_> {
     pub(super) fn request_rules(&mut self, table: &[&str; 2], request: &Request) -> RequestRules {
         let mut problem = |place: Place, path: &[&str], message: &str, hint: &str| {
             let path: Vec<String> = table.iter().chain(path).map(|&key| key.to_owned()).collect();
-            self.problems.push(Problem::new(place, format!("`{}`: {message}", dotted(&path))).hint(hint));
+            self.problems
+                .push(ConfigProblem::new(place, format!("`{}`: {message}", dotted(&path))).hint(hint));
         };
         let place = |path: &[&str]| {
             let path: Vec<String> = table.iter().chain(path).map(|&key| key.to_owned()).collect();
@@ -119,7 +120,7 @@ impl Resolver<'_> {
         let named = tables.iter().flat_map(|(table, all)| all.keys().map(|key| (*table, key.as_str())));
         for (table, key) in named.chain(request.strip.iter().map(|key| ("strip", key.as_str()))) {
             let at = if table == "strip" { vec!["request", "strip"] } else { vec!["request", table, key] };
-            if let Some((_, hint)) = NOT_OURS.iter().find(|(name, _)| *name == key) {
+            if let Some((_, hint)) = FORBIDDEN_PARAMETERS.iter().find(|(name, _)| *name == key) {
                 let message = format!("`{key}` says what the request is, and stays the client's");
                 problem(place(&at), &at, &message, hint);
             }

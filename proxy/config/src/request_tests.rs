@@ -16,7 +16,7 @@ fn rules(text: &str) -> Result<Vec<ModelRules>, String> {
     let machine = Machine::read();
     let loaded = load(Sources { file: Some(file), ..Sources::default() });
     let resolved = loaded.and_then(|loaded| resolve(&loaded, &machine, false));
-    let told = |problems: crate::problem::Problems| {
+    let told = |problems: crate::problem::ConfigProblems| {
         let told = problems
             .0
             .iter()

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use warden_policies::{ByteSize, MemoryLimit};
 
 use super::machine::Machine;
-use super::problem::Problems;
-use super::resolve::{Resolved, resolve};
+use super::problem::ConfigProblems;
+use super::resolve::{ResolvedConfig, resolve};
 use super::source::layers::{Sources, load};
 
 fn samples(folder: &str) -> Vec<PathBuf> {
@@ -31,7 +31,7 @@ pub(super) fn redacted(text: &str, dir: &Path) -> String {
     words.collect()
 }
 
-fn read(file: &Path) -> Result<Resolved, Problems> {
+fn read(file: &Path) -> Result<ResolvedConfig, ConfigProblems> {
     let loaded = load(Sources { file: Some(file.to_owned()), ..Sources::default() })?;
     let mut machine = Machine::read();
     machine.env.clear();

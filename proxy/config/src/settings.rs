@@ -33,7 +33,7 @@ pub struct Settings {
     pub admin: Admin,
     /// Directories.
     #[serde(default)]
-    pub paths: Paths,
+    pub paths: PathSettings,
     /// Log of llama-warden.
     #[schemars(with = "Of<defaults::Log>")]
     pub log: defaults::Log,
@@ -117,7 +117,7 @@ pub struct Admin {
 /// Directories.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Paths {
+pub struct PathSettings {
     /// Ledger and registry of running instances. Default: `$XDG_STATE_HOME/llama-warden`.
     #[schemars(schema_with = "schema::path")]
     pub state_dir: Option<PathBuf>,
@@ -145,7 +145,7 @@ pub struct Paths {
 }
 
 /// Settings of a model, merged with the defaults for all models. Keys that only a single model can have are
-/// in [`schema::OF_ONE_MODEL`].
+/// in [`schema::SINGLE_MODEL_KEYS`].
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 pub struct Model {
     /// Model file, short for `-m` in `args`. Relative to the configuration file.

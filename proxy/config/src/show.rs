@@ -11,12 +11,12 @@ use warden_policies::secrets;
 
 use super::machine::Machine;
 use super::problem::{Place, dotted, quoted};
-use super::resolve::mitigations::explain;
+use super::resolve::mitigations::explain_mitigations;
 use super::schema::compiled_in;
 use super::source::layers::Loaded;
 
 /// Order of the sections, most important first. Those about models come last.
-const ORDER: [&str; 17] = [
+const SECTION_ORDER: [&str; 17] = [
     "server",
     "admin",
     "paths",
@@ -64,8 +64,8 @@ impl Kept {
 /// Prints the whole configuration; `reveal` includes secrets.
 pub fn show(loaded: &Loaded, machine: &Machine, reveal: bool) -> String {
     let mut text = String::new();
-    let shown = Shown { loaded, reveal };
-    for section in ORDER.iter().filter(|section| **section != "models") {
+    let shown = ConfigPrinter { loaded, reveal };
+    for section in SECTION_ORDER.iter().filter(|section| **section != "models") {
         if *section == "paths" {
             paths(&mut text, loaded, machine);
         } else if let Some(Value::Dict(_, dict)) = loaded.merged.get(*section) {
@@ -73,7 +73,7 @@ pub fn show(loaded: &Loaded, machine: &Machine, reveal: bool) -> String {
         }
     }
     for (name, model) in &loaded.models {
-        let told = explain(loaded, machine, name, model);
+        let told = explain_mitigations(loaded, machine, name, model);
         if !told.is_empty() {
             text.extend(["\n# What the mitigations of model ", &quoted(name), " come to:\n"]);
         }
@@ -83,7 +83,7 @@ pub fn show(loaded: &Loaded, machine: &Machine, reveal: bool) -> String {
         }
         shown.table(&mut text, &["models".to_owned(), name.clone()], &loaded.table(name));
     }
-    internal(&mut text, loaded);
+    print_internal(&mut text, loaded);
     if secrets::is_hidden(&text) {
         text.insert_str(0, "# Secrets are hidden (***); --reveal shows them.\n\n");
     }
@@ -129,7 +129,7 @@ fn paths(text: &mut String, loaded: &Loaded, machine: &Machine) {
 }
 
 /// Prints the compiled-in numbers that are set.
-fn internal(text: &mut String, loaded: &Loaded) {
+fn print_internal(text: &mut String, loaded: &Loaded) {
     let mut last = "";
     for (section, home, name) in compiled_in::settable() {
         let path: Vec<String> = home.into_iter().chain([name.to_owned()]).collect();
@@ -145,12 +145,12 @@ fn internal(text: &mut String, loaded: &Loaded) {
 }
 
 /// The configuration to print, with the treatment of secrets.
-struct Shown<'a> {
+struct ConfigPrinter<'a> {
     loaded: &'a Loaded,
     reveal: bool,
 }
 
-impl Shown<'_> {
+impl ConfigPrinter<'_> {
     fn table(&self, text: &mut String, path: &[String], dict: &Dict) {
         table(text, self, path, dict);
     }
@@ -191,7 +191,7 @@ fn without_secrets(value: toml_edit::Value) -> toml_edit::Value {
     }
 }
 
-fn table(text: &mut String, shown: &Shown<'_>, path: &[String], dict: &Dict) {
+fn table(text: &mut String, shown: &ConfigPrinter<'_>, path: &[String], dict: &Dict) {
     let loaded = shown.loaded;
     let is_table = |key: &str, value: &Value| matches!(value, Value::Dict(..)) && key != "env";
     let mut lines = Vec::new();

@@ -20,7 +20,7 @@ pub struct GatewayConfig {
 impl GatewayConfig {
     /// Takes two sections of a configuration.
     pub fn new(server: &Server, upstream: &Upstream) -> Self {
-        let server = Server { api_prefix: prefix(&server.api_prefix), ..server.clone() };
+        let server = Server { api_prefix: normalize_prefix(&server.api_prefix), ..server.clone() };
         Self { server, upstream: upstream.clone(), traces: None }
     }
 
@@ -64,7 +64,7 @@ pub(crate) fn window(size: ByteSize) -> u32 {
 }
 
 /// Normalizes a prefix: `llm`, `/llm` and `/llm/` are the same.
-fn prefix(text: &str) -> String {
+fn normalize_prefix(text: &str) -> String {
     match text.trim().trim_matches('/') {
         "" => String::new(),
         inner => format!("/{inner}"),

@@ -14,8 +14,8 @@ use warden_supervisor::Fleet;
 use crate::backend::backends::Backends;
 use crate::backend::upstream::Upstream;
 use crate::body::budget::Budget;
-use crate::body::fingerprint::PrintKey;
-use crate::client::accept::Acceptor;
+use crate::body::fingerprint::FingerprintKey;
+use crate::client::accept::ConnectionAcceptor;
 use crate::client::error::GatewayError;
 use crate::client::listener::Listener;
 use crate::client::tls_files::Tls;
@@ -28,7 +28,7 @@ use crate::page::Page;
 use crate::pulse::{Pulse, Question};
 use crate::requests::Requests;
 use crate::shared::Shared;
-use crate::workers::{self, Workers};
+use crate::workers::{self, WorkerThreads};
 
 /// The data plane, which serves clients.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ pub struct Ends {
 pub struct Bound {
     config: GatewayConfig,
     listener: Listener,
-    workers: Workers,
+    workers: WorkerThreads,
     gauges: Arc<Gauges>,
     control: Control,
     requests: Requests,
@@ -116,7 +116,8 @@ impl std::fmt::Debug for Bound {
 impl Bound {
     fn new(config: GatewayConfig, tls: Option<Arc<Tls>>, listener: Listener) -> Result<Self, GatewayError> {
         let threads = workers::threads(config.server.threads);
-        let workers = Workers::start(threads).map_err(|source| GatewayError::Threads { threads, source })?;
+        let workers =
+            WorkerThreads::start(threads).map_err(|source| GatewayError::Threads { threads, source })?;
         let (gauges, control) = (Arc::default(), Control::default());
         let requests = Requests::new(workers.len());
         let (pulse, asked) = Pulse::new(workers.askers());
@@ -234,12 +235,12 @@ impl Bound {
             hang_up: hang_up.clone(),
             retire: retire.clone(),
             started: clock::unix_seconds(),
-            prints: PrintKey::new(),
+            prints: FingerprintKey::new(),
         };
         let (pause, grace) = (shared.config.server.accept_pause, shared.config.server.stopped_keep_alive);
         let inside = inward::shared(&shared, workers.len());
-        let inside = Arc::new(Acceptor::new(Arc::new(inside), None));
-        let acceptor = Arc::new(Acceptor::new(Arc::new(shared), self.tls));
+        let inside = Arc::new(ConnectionAcceptor::new(Arc::new(inside), None));
+        let acceptor = Arc::new(ConnectionAcceptor::new(Arc::new(shared), self.tls));
         let connections = TaskTracker::new();
         // Dropped with this future, which then cuts all running requests.
         let cut = CancellationToken::new();
@@ -265,7 +266,7 @@ impl Bound {
                 Ok((stream, peer)) => {
                     hand_over(&workers, &acceptor, &connections, &cut, stream, peer.ip().to_canonical());
                 }
-                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) if is_connection_error(&error) => {}
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept connections at the moment");
                     tokio::time::sleep(pause).await;
@@ -292,15 +293,15 @@ impl Bound {
 }
 
 /// Returns whether an error concerns one connection only: its client was gone before it was accepted.
-fn is_of_one_connection(error: &io::Error) -> bool {
+fn is_connection_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
 /// Passes a connection to one of the threads.
 fn hand_over(
-    workers: &Workers,
-    acceptor: &Arc<Acceptor>,
+    workers: &WorkerThreads,
+    acceptor: &Arc<ConnectionAcceptor>,
     connections: &TaskTracker,
     cut: &CancellationToken,
     stream: TcpStream,

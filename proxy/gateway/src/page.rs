@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 use crate::access::host_check;
 
 /// Path of the page.
-const ROOT: &str = "/page";
+const PAGE_ROOT: &str = "/page";
 
 /// Future of the page's answer.
 pub type Answering = Pin<Box<dyn Future<Output = Response<UnsyncBoxBody<Bytes, Infallible>>> + Send>>;
@@ -48,7 +48,7 @@ impl Asker {
 /// Returns whether a request is for the page, if there is one. Preflights, `CONNECT` and `TRACE` are
 /// handled as on other paths.
 pub(crate) fn is_for(parts: &Parts) -> bool {
-    let rest = parts.uri.path().strip_prefix(ROOT);
+    let rest = parts.uri.path().strip_prefix(PAGE_ROOT);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         && !matches!(parts.method, Method::OPTIONS | Method::CONNECT | Method::TRACE)
 }

@@ -46,13 +46,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::workers::Workers;
+    use crate::workers::WorkerThreads;
 
     const LONG: Duration = Duration::from_secs(20);
 
     #[tokio::test]
     async fn a_thread_that_is_stuck_gives_no_word_until_it_turns_again_and_none_of_it_keeps_the_threads() {
-        let workers = Workers::start(2).unwrap();
+        let workers = WorkerThreads::start(2).unwrap();
         let (pulse, mut asked) = Pulse::new(workers.askers());
         let (release, held) = channel::<()>();
         // The first of two idle threads: number 0.

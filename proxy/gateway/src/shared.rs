@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backend::upstream::Upstream;
 use crate::body::budget::Budget;
-use crate::body::fingerprint::PrintKey;
+use crate::body::fingerprint::FingerprintKey;
 use crate::config::GatewayConfig;
 use crate::live::Control;
 use crate::observe::{Gauges, Observer};
@@ -33,5 +33,5 @@ pub(crate) struct Shared {
     /// Start of the gateway in seconds since 1970.
     pub(crate) started: u64,
     /// Key for fingerprints of requests.
-    pub(crate) prints: PrintKey,
+    pub(crate) prints: FingerprintKey,
 }

@@ -23,26 +23,26 @@ use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender, unbounded_channel}
 use tokio::sync::oneshot;
 
 /// Maximum number of threads with `threads = 0`.
-const MOST_BY_DEFAULT: usize = 4;
+const MAX_DEFAULT_THREADS: usize = 4;
 
 thread_local! {
-    static NUMBER: Cell<usize> = const { Cell::new(0) };
+    static WORKER_NUMBER: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Returns the number of the current worker, from 0; also 0 on any other thread.
 pub(crate) fn number() -> usize {
-    NUMBER.get()
+    WORKER_NUMBER.get()
 }
 
-type Job = Box<dyn FnOnce(Load) + Send>;
+type WorkerJob = Box<dyn FnOnce(Load) + Send>;
 
 /// The threads. They end when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Workers(Vec<Worker>);
+pub(crate) struct WorkerThreads(Vec<WorkerThread>);
 
 #[derive(Debug)]
-struct Worker {
-    jobs: UnboundedSender<(Job, Load)>,
+struct WorkerThread {
+    jobs: UnboundedSender<(WorkerJob, Load)>,
     load: Arc<AtomicUsize>,
 }
 
@@ -66,15 +66,15 @@ impl Drop for Load {
 /// Returns the number of threads for the setting `asked`: 0 means one per available core, up to four.
 pub(crate) fn threads(asked: usize) -> usize {
     match asked {
-        0 => std::thread::available_parallelism().map_or(1, NonZero::get).min(MOST_BY_DEFAULT),
+        0 => std::thread::available_parallelism().map_or(1, NonZero::get).min(MAX_DEFAULT_THREADS),
         asked => asked,
     }
 }
 
-impl Workers {
+impl WorkerThreads {
     /// Starts this many threads, at least one.
     pub(crate) fn start(threads: usize) -> io::Result<Self> {
-        (0..threads.max(1)).map(Worker::start).collect::<io::Result<_>>().map(Self)
+        (0..threads.max(1)).map(WorkerThread::start).collect::<io::Result<_>>().map(Self)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -100,7 +100,7 @@ impl Workers {
 
 /// Checks whether one thread responds.
 #[derive(Clone, Debug)]
-pub(crate) struct Asker(WeakUnboundedSender<(Job, Load)>);
+pub(crate) struct Asker(WeakUnboundedSender<(WorkerJob, Load)>);
 
 impl Asker {
     /// Has the thread answer; the sender is dropped if the thread has ended.
@@ -117,12 +117,12 @@ impl Asker {
     }
 }
 
-impl Worker {
+impl WorkerThread {
     fn start(number: usize) -> io::Result<Self> {
-        let (jobs, mut inbox) = unbounded_channel::<(Job, Load)>();
+        let (jobs, mut inbox) = unbounded_channel::<(WorkerJob, Load)>();
         let runtime = Builder::new_current_thread().enable_all().build()?;
         std::thread::Builder::new().name(format!("gateway-{number}")).spawn(move || {
-            NUMBER.set(number);
+            WORKER_NUMBER.set(number);
             runtime.block_on(async move {
                 while let Some((job, load)) = inbox.recv().await {
                     job(load);
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn connections_go_to_the_thread_that_has_the_fewest() {
-        let workers = Workers::start(3).unwrap();
+        let workers = WorkerThreads::start(3).unwrap();
         let (tell, told) = channel();
         let begin = || {
             let tell = tell.clone();
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn what_runs_on_the_threads_ends_with_them() {
-        let workers = Workers::start(2).unwrap();
+        let workers = WorkerThreads::start(2).unwrap();
         let (tell, told) = channel::<()>();
         for _ in 0..4 {
             let tell = tell.clone();
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn nought_means_the_cores_that_there_are_up_to_four() {
-        assert!((1..=MOST_BY_DEFAULT).contains(&threads(0)));
+        assert!((1..=MAX_DEFAULT_THREADS).contains(&threads(0)));
         assert_eq!((threads(1), threads(7)), (1, 7));
     }
 }

@@ -44,7 +44,7 @@ impl Held {
 
 /// Use of a budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bar {
+pub struct UsageBar {
     /// Subject: `host memory of m`.
     pub title: String,
     /// Bytes of each part; empty parts are left out.
@@ -58,7 +58,7 @@ pub struct Bar {
 const WIDTH: f64 = 200.0;
 const HEIGHT: f64 = 12.0;
 
-impl Bar {
+impl UsageBar {
     /// Bytes held.
     pub fn held(&self) -> u64 {
         self.parts.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
@@ -70,7 +70,7 @@ impl Bar {
     }
 
     /// `12.3 GiB of 16.0 GiB`, and the hard budget if it differs.
-    pub fn held_of(&self) -> String {
+    pub fn held_text(&self) -> String {
         let held = ByteSize(self.held());
         let whole = self.allowed().map_or_else(String::new, |allowed| format!(" of {}", ByteSize(allowed)));
         let hard = self.limit.filter(|limit| self.soft.is_some_and(|soft| soft != *limit));
@@ -80,7 +80,7 @@ impl Bar {
 
     /// `12.3 GiB of 16.0 GiB: weights 8.0 GiB, growth 4.3 GiB`, for readers who do not see the bar.
     pub fn words(&self) -> String {
-        let whole = self.held_of();
+        let whole = self.held_text();
         let parts: Vec<String> =
             self.present().map(|(held, bytes)| format!("{} {}", held.word(), ByteSize(bytes))).collect();
         let parts = if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
@@ -120,13 +120,13 @@ impl Bar {
                         &[("class", &class), ("x", &x), ("y", &0), ("width", &width), ("height", &HEIGHT)],
                     );
                     // A line between parts, so that they do not differ by colour only.
-                    upright(svg, "edge", end);
+                    vertical_line(svg, "edge", end);
                 }
                 if let Some(soft) = self.soft {
-                    upright(svg, "soft", place(soft));
+                    vertical_line(svg, "soft", place(soft));
                 }
                 if let Some(limit) = self.limit.filter(|limit| *limit < self.held()) {
-                    upright(svg, "over", place(limit));
+                    vertical_line(svg, "over", place(limit));
                 }
             },
         );
@@ -137,12 +137,12 @@ impl Bar {
     pub fn html(&self) -> String {
         let mut html = Html::new();
         html.raw(&self.svg());
-        html.element("span", &[("class", &"holds")], self.held_of());
+        html.element("span", &[("class", &"holds")], self.held_text());
         html.into_string()
     }
 }
 
-fn upright(svg: &mut Html, class: &str, x: f64) {
+fn vertical_line(svg: &mut Html, class: &str, x: f64) {
     let x = Px(x.clamp(0.0, WIDTH));
     svg.shape("line", &[("class", &class), ("x1", &x), ("x2", &x), ("y1", &0), ("y2", &HEIGHT)]);
 }
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_bar_says_what_is_held_of_what() {
-        let mut bar = Bar {
+        let mut bar = UsageBar {
             title: "host memory of <m>".to_owned(),
             parts: vec![(Held::Weights, 8 * GIB), (Held::Cache, 0), (Held::Growth, 4 * GIB)],
             limit: Some(16 * GIB),
@@ -167,9 +167,9 @@ mod tests {
         (bar.limit, bar.soft) = (Some(10 * GIB), None);
         assert_eq!(bar.words(), "12.0 GiB of 10.0 GiB: weights 8.0 GiB, growth 4.0 GiB, 2.0 GiB too much");
         assert!(bar.svg().contains("class=\"over\""));
-        let empty = Bar { title: String::new(), parts: Vec::new(), limit: None, soft: None };
+        let empty = UsageBar { title: String::new(), parts: Vec::new(), limit: None, soft: None };
         assert_eq!(empty.words(), "0 B");
-        let huge = Bar { parts: vec![(Held::Other, u64::MAX), (Held::Other, u64::MAX)], ..empty };
+        let huge = UsageBar { parts: vec![(Held::Other, u64::MAX), (Held::Other, u64::MAX)], ..empty };
         assert!(!huge.svg().contains("NaN") && !huge.svg().contains("inf"));
     }
 }

@@ -25,21 +25,21 @@ fn push_escaped(safe: &mut String, text: &str) {
             '"' => safe.push_str("&quot;"),
             '\'' => safe.push_str("&#39;"),
             '\n' | '\t' => safe.push(c),
-            c if c.is_control() || turns_around(c) => safe.push(char::REPLACEMENT_CHARACTER),
+            c if c.is_control() || changes_direction(c) => safe.push(char::REPLACEMENT_CHARACTER),
             c => safe.push(c),
         }
     }
 }
 
 /// Embeddings, overrides and isolates of direction: with them a name can look like another one.
-const fn turns_around(c: char) -> bool {
+const fn changes_direction(c: char) -> bool {
     matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// A writer that escapes.
-struct Escaping<'a>(&'a mut String);
+struct EscapingWriter<'a>(&'a mut String);
 
-impl Write for Escaping<'_> {
+impl Write for EscapingWriter<'_> {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         push_escaped(self.0, text);
         Ok(())
@@ -75,7 +75,7 @@ impl Html {
     /// Writes text.
     pub fn text(&mut self, text: impl Display) -> &mut Self {
         // Writing to a String cannot fail.
-        let _ = write!(Escaping(&mut self.0), "{text}");
+        let _ = write!(EscapingWriter(&mut self.0), "{text}");
         self
     }
 
@@ -136,7 +136,7 @@ impl Html {
                 "`{name}` is refused by the page's policy for content"
             );
             self.0.extend([" ", name, "=\""]);
-            let _ = write!(Escaping(&mut self.0), "{value}");
+            let _ = write!(EscapingWriter(&mut self.0), "{value}");
             self.0.push('"');
         }
     }

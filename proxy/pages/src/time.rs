@@ -35,8 +35,8 @@ impl Moment {
         }
         let mut left = days - days_before(year);
         let mut month = 0;
-        while left >= days_of(year, month) {
-            left -= days_of(year, month);
+        while left >= days_of_month(year, month) {
+            left -= days_of_month(year, month);
             month += 1;
         }
         let small = |value: i64| u32::try_from(value).unwrap_or(0);
@@ -81,7 +81,7 @@ const fn days_before(year: i64) -> i64 {
     (year - 1970) * 365 + leaps - 477
 }
 
-const fn days_of(year: i64, month: i64) -> i64 {
+const fn days_of_month(year: i64, month: i64) -> i64 {
     let leap = year.rem_euclid(4) == 0 && (year.rem_euclid(100) != 0 || year.rem_euclid(400) == 0);
     match month {
         1 => 28 + leap as i64,

@@ -10,7 +10,7 @@ use warden_sensors::Gpus;
 fn reading(gpus: &Gpus, leaders: &[u32]) -> Value {
     let read = gpus.read();
     let groups = leaders.iter().map(|leader| {
-        let found = read.of_group(*leader);
+        let found = read.group_vram(*leader);
         let value = json!({"vram": found.readings, "unavailable": found.unavailable});
         (leader.to_string(), value)
     });

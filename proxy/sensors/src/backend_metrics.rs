@@ -33,7 +33,7 @@ pub struct BackendMetrics {
 }
 
 /// Prefix of all names; it separates llama-server's metrics from others in joined texts.
-const PREFIX: &str = "llamacpp:";
+const METRIC_PREFIX: &str = "llamacpp:";
 
 /// Parses the text. Unknown lines are skipped; a text without any known name gives all `None`.
 pub fn parse(text: &str) -> BackendMetrics {
@@ -68,7 +68,7 @@ pub fn step(count: u64) -> u64 {
 /// Parses a line `llamacpp:name{labels} value [time]` into name and value. `None` for a comment, and for a
 /// value below zero or not finite, which none of these numbers can be.
 fn sample(line: &str) -> Option<(&str, f64)> {
-    let rest = line.trim().strip_prefix(PREFIX)?;
+    let rest = line.trim().strip_prefix(METRIC_PREFIX)?;
     let end = rest.find(|char: char| char == '{' || char.is_ascii_whitespace())?;
     let (name, rest) = rest.split_at(end);
     // Labels may have spaces, and braces in quotes: the last brace ends them.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Memory that the tightest group permits, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Allowance {
+pub(crate) struct CgroupAllowance {
     /// The lowest limit.
     pub(crate) limit: u64,
     /// The least that is left under any limit, including file pages that the kernel would reclaim.
@@ -16,7 +16,7 @@ pub(crate) struct Allowance {
 }
 
 /// File and field names of one version.
-struct Names {
+struct CgroupNames {
     limit: &'static str,
     used: &'static str,
     /// File pages, which the kernel reclaims before an allocation fails, including recently used ones, as in
@@ -24,35 +24,36 @@ struct Names {
     files: [&'static str; 2],
 }
 
-const V1: Names = Names {
+const V1: CgroupNames = CgroupNames {
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
     files: ["total_inactive_file", "total_active_file"],
 };
 
-const V2: Names =
-    Names { limit: "memory.max", used: "memory.current", files: ["inactive_file", "active_file"] };
+const V2: CgroupNames =
+    CgroupNames { limit: "memory.max", used: "memory.current", files: ["inactive_file", "active_file"] };
 
 /// Returns the allowance of our groups; `None` without any limit. A limit of `total` or more is ignored.
-pub(crate) fn allowance(total: u64) -> Option<Allowance> {
+pub(crate) fn allowance(total: u64) -> Option<CgroupAllowance> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     among(&groups, Path::new("/sys/fs/cgroup"), total)
 }
 
-fn among(groups: &str, root: &Path, total: u64) -> Option<Allowance> {
+fn among(groups: &str, root: &Path, total: u64) -> Option<CgroupAllowance> {
     let limits = groups.lines().flat_map(|line| levels(line, root)).filter_map(|(directory, names)| {
-        let limit = number(&directory.join(names.limit)).filter(|limit| *limit < total)?;
-        let used = number(&directory.join(names.used))?;
-        let files = names.files.iter().filter_map(|name| statistic(&directory.join("memory.stat"), name));
+        let limit = read_number(&directory.join(names.limit)).filter(|limit| *limit < total)?;
+        let used = read_number(&directory.join(names.used))?;
+        let files =
+            names.files.iter().filter_map(|name| read_statistic(&directory.join("memory.stat"), name));
         let given_back = files.fold(0, u64::saturating_add);
-        Some(Allowance { limit, left: limit.saturating_sub(used.saturating_sub(given_back)) })
+        Some(CgroupAllowance { limit, left: limit.saturating_sub(used.saturating_sub(given_back)) })
     });
-    limits.reduce(|a, b| Allowance { limit: a.limit.min(b.limit), left: a.left.min(b.left) })
+    limits.reduce(|a, b| CgroupAllowance { limit: a.limit.min(b.limit), left: a.left.min(b.left) })
 }
 
 /// Returns the directories of one line of `/proc/self/cgroup` (`hierarchy:controllers:path`), from ours to
 /// the root.
-fn levels(line: &str, root: &Path) -> Vec<(PathBuf, &'static Names)> {
+fn levels(line: &str, root: &Path) -> Vec<(PathBuf, &'static CgroupNames)> {
     let mut fields = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
         return Vec::new();
@@ -69,11 +70,11 @@ fn levels(line: &str, root: &Path) -> Vec<(PathBuf, &'static Names)> {
 }
 
 /// Reads a number; `None` for `max`.
-fn number(path: &Path) -> Option<u64> {
+fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-fn statistic(path: &Path, name: &str) -> Option<u64> {
+fn read_statistic(path: &Path, name: &str) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
     value.trim().parse().ok()
@@ -109,7 +110,7 @@ mod tests {
                 ("memory.current", "500\n"),
             ],
         );
-        assert_eq!(among("0::/a/b\n", root, TOTAL), Some(Allowance { limit: 5000, left: 3000 }));
+        assert_eq!(among("0::/a/b\n", root, TOTAL), Some(CgroupAllowance { limit: 5000, left: 3000 }));
     }
 
     #[test]
@@ -118,7 +119,7 @@ mod tests {
         let root = root.path();
         let stat = "anon 1500\nfile 7500\nshmem 300\ninactive_file 200\nactive_file 7000\nunevictable 9\n";
         write(root, &[("memory.max", "10000\n"), ("memory.current", "9900\n"), ("memory.stat", stat)]);
-        assert_eq!(among("0::/\n", root, TOTAL), Some(Allowance { limit: 10_000, left: 7300 }));
+        assert_eq!(among("0::/\n", root, TOTAL), Some(CgroupAllowance { limit: 10_000, left: 7300 }));
     }
 
     #[test]
@@ -136,7 +137,7 @@ mod tests {
             ],
         );
         let groups = "9:name=systemd:/\n4:cpu,memory:/c\n0::/\n";
-        assert_eq!(among(groups, root, TOTAL), Some(Allowance { limit: 4000, left: 3200 }));
+        assert_eq!(among(groups, root, TOTAL), Some(CgroupAllowance { limit: 4000, left: 3200 }));
     }
 
     #[test]

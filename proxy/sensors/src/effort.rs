@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use procfs::process::Process;
-use warden_policies::standstill::Effort;
+use warden_policies::standstill::ProcessActivity;
 
 use crate::host::{PROC, group};
 
@@ -15,12 +15,12 @@ use crate::host::{PROC, group};
 ///
 /// Source: `proc(5)`, fields 14 to 17 of `/proc/PID/stat`, and `rchar`, `wchar` and `read_bytes` of
 /// `/proc/PID/io`. Pages of mapped files are only in `read_bytes`, data already cached only in `rchar`.
-pub fn effort(leader: u32, others: impl IntoIterator<Item = u32>) -> Option<Effort> {
+pub fn effort(leader: u32, others: impl IntoIterator<Item = u32>) -> Option<ProcessActivity> {
     let others = others.into_iter().filter_map(|pid| i32::try_from(pid).ok());
     let all: BTreeSet<i32> = group(Path::new(PROC), leader).into_iter().chain(others).collect();
-    let mut sum = Effort::default();
+    let mut sum = ProcessActivity::default();
     for pid in all {
-        let one = effort_of(pid)?;
+        let one = process_effort(pid)?;
         sum.cpu = sum.cpu.saturating_add(one.cpu);
         sum.read = sum.read.saturating_add(one.read);
         sum.written = sum.written.saturating_add(one.written);
@@ -28,12 +28,12 @@ pub fn effort(leader: u32, others: impl IntoIterator<Item = u32>) -> Option<Effo
     Some(sum)
 }
 
-fn effort_of(pid: i32) -> Option<Effort> {
+fn process_effort(pid: i32) -> Option<ProcessActivity> {
     let process = Process::new(pid).ok()?;
     let (stat, io) = (process.stat().ok()?, process.io().ok()?);
     let of_children = u64::try_from(stat.cutime.saturating_add(stat.cstime)).unwrap_or(0);
     let ticks = stat.utime.saturating_add(stat.stime).saturating_add(of_children);
-    Some(Effort {
+    Some(ProcessActivity {
         cpu: Duration::from_millis(ticks.saturating_mul(1000) / procfs::ticks_per_second().max(1)),
         read: io.rchar.saturating_add(io.read_bytes),
         written: io.wchar,

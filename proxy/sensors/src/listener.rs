@@ -127,7 +127,7 @@ fn table(path: &Path) -> ProcResult<Vec<TcpNetEntry>> {
     for (number, line) in BufReader::new(File::open(path)?).lines().enumerate() {
         let line = line?;
         // The first line has the column names.
-        if number > 0 && line.split_whitespace().nth(3) != Some(LISTENING) {
+        if number > 0 && line.split_whitespace().nth(3) != Some(TCP_LISTEN_STATE) {
             break;
         }
         listening.push_str(&line);
@@ -137,7 +137,7 @@ fn table(path: &Path) -> ProcResult<Vec<TcpNetEntry>> {
 }
 
 /// `TCP_LISTEN` of the kernel's `tcp_states.h`, as the table has it.
-const LISTENING: &str = "0A";
+const TCP_LISTEN_STATE: &str = "0A";
 
 /// Returns the sockets that accept connections to `address`: those bound to it, or else those bound to all
 /// addresses.

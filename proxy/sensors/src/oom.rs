@@ -19,7 +19,7 @@ pub struct OomKills {
 
 /// Counters that have increased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moved {
+pub enum OomChange {
     /// No counter.
     Nowhere,
     /// The counter of the process's group, or of a group around it with its own limit.
@@ -43,16 +43,16 @@ impl OomKills {
     }
 
     /// Returns which counters have increased since; `None` if nothing can be read.
-    pub fn compare(&self) -> Option<Moved> {
+    pub fn compare(&self) -> Option<OomChange> {
         let more = |file: &Path, before: u64| count(file).map(|now| now > before);
         let groups: Vec<bool> = self.groups.iter().filter_map(|(file, before)| more(file, *before)).collect();
         if groups.contains(&true) {
-            return Some(Moved::InGroup);
+            return Some(OomChange::InGroup);
         }
         match self.machine.and_then(|before| more(&self.vmstat, before)) {
-            Some(true) => Some(Moved::OnMachine),
-            Some(false) => Some(Moved::Nowhere),
-            None => (!groups.is_empty()).then_some(Moved::Nowhere),
+            Some(true) => Some(OomChange::OnMachine),
+            Some(false) => Some(OomChange::Nowhere),
+            None => (!groups.is_empty()).then_some(OomChange::Nowhere),
         }
     }
 }
@@ -89,9 +89,9 @@ fn count(file: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
-    struct Machine(tempfile::TempDir);
+    struct OomMachine(tempfile::TempDir);
 
-    impl Machine {
+    impl OomMachine {
         fn new(group: &str) -> Self {
             let machine = Self(tempfile::tempdir().unwrap());
             machine.write("proc/7/cgroup", group);
@@ -112,18 +112,18 @@ mod tests {
     #[test]
     fn a_kill_is_seen_in_the_group_around_it_in_version_1_and_on_the_machine() {
         let events = |kills| format!("low 0\nhigh 0\nmax 9\noom 1\noom_kill {kills}\noom_group_kill 0\n");
-        let machine = Machine::new("0::/slice/unit\n");
+        let machine = OomMachine::new("0::/slice/unit\n");
         machine.write("proc/vmstat", "nr_free_pages 5\noom_kill 2\n");
         machine.write("cgroup/slice/unit/memory.events", &events(0));
         machine.write("cgroup/slice/memory.events", &events(4));
         let before = machine.read();
-        assert_eq!(before.compare(), Some(Moved::Nowhere));
+        assert_eq!(before.compare(), Some(OomChange::Nowhere));
         machine.write("proc/vmstat", "oom_kill 3\n");
-        assert_eq!(before.compare(), Some(Moved::OnMachine));
+        assert_eq!(before.compare(), Some(OomChange::OnMachine));
         machine.write("cgroup/slice/memory.events", &events(5));
-        assert_eq!(before.compare(), Some(Moved::InGroup));
+        assert_eq!(before.compare(), Some(OomChange::InGroup));
 
-        let machine = Machine::new("5:cpu,cpuacct:/a\n4:memory:/docker/x\n");
+        let machine = OomMachine::new("5:cpu,cpuacct:/a\n4:memory:/docker/x\n");
         machine.write(
             "cgroup/memory/docker/x/memory.oom_control",
             "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n",
@@ -133,14 +133,14 @@ mod tests {
             "cgroup/memory/docker/x/memory.oom_control",
             "oom_kill_disable 0\nunder_oom 1\noom_kill 1\n",
         );
-        assert_eq!(before.compare(), Some(Moved::InGroup));
+        assert_eq!(before.compare(), Some(OomChange::InGroup));
     }
 
     #[test]
     fn where_nothing_counts_nothing_is_said() {
-        let machine = Machine::new("0::/../../outside\n");
+        let machine = OomMachine::new("0::/../../outside\n");
         assert_eq!(machine.read().compare(), None);
         machine.write("proc/vmstat", "oom_kill 2\n");
-        assert_eq!(machine.read().compare(), Some(Moved::Nowhere));
+        assert_eq!(machine.read().compare(), Some(OomChange::Nowhere));
     }
 }

@@ -24,7 +24,7 @@ pub struct CgroupMemory {
     /// `memory.events`.
     pub events: Option<MemoryEvents>,
     /// `memory.pressure`.
-    pub pressure: Option<Pressure>,
+    pub pressure: Option<MemoryPressure>,
 }
 
 /// Counters of `memory.events`, since the group was made.
@@ -42,7 +42,7 @@ pub struct MemoryEvents {
 
 /// Pressure stalls: the share of time, in percent, in which tasks waited for memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Pressure {
+pub struct MemoryPressure {
     /// Some task waited, over 10 seconds.
     pub some_avg10: f64,
     /// Some task waited, over 60 seconds.
@@ -66,7 +66,7 @@ pub fn cgroup_memory(pid: u32) -> Result<CgroupMemory, SensorError> {
 fn read(proc: &Path, root: &Path, pid: u32) -> Result<CgroupMemory, SensorError> {
     let groups =
         fs::read_to_string(proc.join(format!("{pid}/cgroup"))).map_err(|_| SensorError::Ended { pid })?;
-    let Some(path) = second_version(&groups) else { return Ok(CgroupMemory::default()) };
+    let Some(path) = v2_path(&groups) else { return Ok(CgroupMemory::default()) };
     let ours = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
     // A path with `..` lies outside our cgroup namespace.
     let inside = !path.split('/').any(|part| part == "..");
@@ -78,7 +78,7 @@ fn read(proc: &Path, root: &Path, pid: u32) -> Result<CgroupMemory, SensorError>
         if inside { fs::read_to_string(folder(path).join(name)).ok() } else { None }
     };
     Ok(CgroupMemory {
-        own: !second_version(&ours).is_some_and(|ours| Path::new(ours).starts_with(path)),
+        own: !v2_path(&ours).is_some_and(|ours| Path::new(ours).starts_with(path)),
         current: file("memory.current").and_then(|text| text.trim().parse().ok()),
         events: file("memory.events").as_deref().and_then(events),
         pressure: file("memory.pressure").as_deref().and_then(pressure),
@@ -87,7 +87,7 @@ fn read(proc: &Path, root: &Path, pid: u32) -> Result<CgroupMemory, SensorError>
 }
 
 /// Returns the path in the line `0::/path`.
-fn second_version(groups: &str) -> Option<&str> {
+fn v2_path(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
@@ -104,14 +104,14 @@ fn events(text: &str) -> Option<MemoryEvents> {
 }
 
 /// Parses `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and the same for `full`.
-fn pressure(text: &str) -> Option<Pressure> {
+fn pressure(text: &str) -> Option<MemoryPressure> {
     let share = |who: &str, over: &str| -> Option<f64> {
         let line = text.lines().find_map(|line| line.strip_prefix(who)?.strip_prefix(' '))?;
         let share =
             line.split_ascii_whitespace().find_map(|part| part.strip_prefix(over)?.strip_prefix('='))?;
         share.parse().ok().filter(|share: &f64| share.is_finite())
     };
-    Some(Pressure {
+    Some(MemoryPressure {
         some_avg10: share("some", "avg10")?,
         some_avg60: share("some", "avg60")?,
         full_avg10: share("full", "avg10")?,
@@ -156,7 +156,12 @@ mod tests {
             own: true,
             current: Some(4096),
             events: Some(MemoryEvents { high: 3, max: 2, oom: 1, oom_kill: 4 }),
-            pressure: Some(Pressure { some_avg10: 1.5, some_avg60: 0.25, full_avg10: 0.75, full_avg60: 0.1 }),
+            pressure: Some(MemoryPressure {
+                some_avg10: 1.5,
+                some_avg60: 0.25,
+                full_avg10: 0.75,
+                full_avg60: 0.1,
+            }),
         };
         assert_eq!(of(&root), expected);
     }
@@ -202,7 +207,7 @@ mod tests {
         #[test]
         fn no_text_makes_it_panic(text in "\\PC*", line in "(some|full|oom|high) ?(avg10|avg60)?=?[ -~]{0,12}") {
             for text in [text, line] {
-                let _read = (events(&text), pressure(&text), second_version(&text));
+                let _read = (events(&text), pressure(&text), v2_path(&text));
             }
         }
     }

@@ -97,11 +97,11 @@ pub struct Ancestry<'a> {
 /// Source: `proc(5)` for `children`, `environ` and `stat`; `PR_SET_CHILD_SUBREAPER(2const)` for the new
 /// parent of orphans.
 pub fn relatives(of: Ancestry<'_>) -> Vec<Relative> {
-    let mut children = Children::default().of(of.reaper);
+    let mut children = ChildTable::default().of(of.reaper);
     let mut found = Vec::new();
     for _ in 0..HANDED_ON_LOOKS {
         found = relatives_among(&children, of);
-        let now = Children::default().of(of.reaper);
+        let now = ChildTable::default().of(of.reaper);
         // A parent that ended in between has handed its children to the reaper after that one's children
         // were read.
         if now.iter().all(|pid| children.contains(pid)) {
@@ -113,7 +113,7 @@ pub fn relatives(of: Ancestry<'_>) -> Vec<Relative> {
 }
 
 fn relatives_among(children: &[u32], of: Ancestry<'_>) -> Vec<Relative> {
-    let mut table = Children::default();
+    let mut table = ChildTable::default();
     let orphans = children.iter().copied().filter(|pid| *pid != of.leader);
     let is_ours = |pid: &u32| {
         let in_group = Relative::with_pid(*pid).is_some_and(|orphan| orphan.group == of.leader);
@@ -129,13 +129,13 @@ pub fn process_tree(top: StartedProcess) -> Vec<Relative> {
     if StartedProcess::with_pid(top.pid) != Some(top) {
         return Vec::new();
     }
-    Children::default().below(vec![top.pid])
+    ChildTable::default().below(vec![top.pid])
 }
 
 /// Returns the children of `reaper` with a variable of this name in their environment, and all their
 /// descendants.
 pub fn marked_below(reaper: u32, name: &str) -> Vec<Relative> {
-    let mut table = Children::default();
+    let mut table = ChildTable::default();
     let prefix = format!("{name}=");
     let marked =
         table.of(reaper).into_iter().filter(|pid| environment_has(*pid, |one| one.starts_with(&prefix)));
@@ -151,7 +151,7 @@ pub fn user_of(pid: u32) -> Option<u32> {
 
 /// Returns the children of a process, including zombies.
 pub fn children_of(pid: u32) -> Vec<Relative> {
-    Children::default().of(pid).into_iter().filter_map(Relative::with_pid).collect()
+    ChildTable::default().of(pid).into_iter().filter_map(Relative::with_pid).collect()
 }
 
 /// Sums the host memory of these processes, skipping ended ones; `None` if all have.
@@ -195,11 +195,11 @@ fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
 
 /// Children by parent. On a kernel without the files `children`, all processes are scanned once.
 #[derive(Default)]
-struct Children {
+struct ChildTable {
     all: Option<BTreeMap<u32, Vec<u32>>>,
 }
 
-impl Children {
+impl ChildTable {
     fn of(&mut self, pid: u32) -> Vec<u32> {
         let Some(process) = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()) else {
             return Vec::new();

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::backoff::MINIMUM;
+use warden_policies::backoff::DELAY_LEAST;
 
 /// Present time, as RFC 3339 in UTC with milliseconds.
 pub(crate) fn wall() -> String {
@@ -26,14 +26,14 @@ pub(crate) fn minute() -> Option<u16> {
 
 /// `moment + by`. A sum that overflows becomes a moment some 30 years away.
 pub(crate) fn after(moment: Instant, by: Duration) -> Instant {
-    const AGES: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
-    moment.checked_add(by.min(AGES)).unwrap_or(moment)
+    const MAX_OFFSET: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+    moment.checked_add(by.min(MAX_OFFSET)).unwrap_or(moment)
 }
 
 /// Next time for a repeated action: [`after`], but never so soon that a pause configured as 0 occupies a
 /// core.
 pub(crate) fn again(moment: Instant, pause: Duration) -> Instant {
-    after(moment, pause.max(MINIMUM))
+    after(moment, pause.max(DELAY_LEAST))
 }
 
 /// Whole milliseconds, for the ledger and events.
@@ -42,7 +42,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 }
 
 /// Time since the machine's boot, the same in all of its processes.
-pub(crate) fn now_of_machine() -> Duration {
+pub(crate) fn monotonic_now() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Duration::new(
         u64::try_from(now.tv_sec).unwrap_or_default(),

@@ -152,7 +152,7 @@ impl NoRoom {
     /// Serializes it for people and programs that read events.
     pub(crate) fn show<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
-        struct Shown {
+        struct NoRoomEvent {
             series: MemoryKind,
             tokens: u64,
             needed: u64,
@@ -162,7 +162,7 @@ impl NoRoom {
             retry_after_seconds: Duration,
         }
         let Self { series, tokens, needed, have, bytes_per_token, retry_after } = *self;
-        Shown { series, tokens, needed, have, bytes_per_token, retry_after_seconds: retry_after }
+        NoRoomEvent { series, tokens, needed, have, bytes_per_token, retry_after_seconds: retry_after }
             .serialize(to)
     }
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::lifecycle::LifecyclePolicy;
-use warden_policies::sample::{Edge, Sample, Work};
+use warden_policies::sample::{Sample, SampleEdge, Work};
 use warden_policies::secrets::{self, Known};
 use warden_policies::{GenerationId, ModelName, ServerFacts};
 use warden_sensors::report::Fix;
@@ -26,7 +26,7 @@ use warden_sensors::{HostTotals, Report};
 use crate::error::{Failure, FleetError, SpawnError};
 use crate::memory::declared_memory;
 use crate::process::endpoint::{Endpoint, endpoint, flags};
-use crate::process::failure::{self, End, Lateness};
+use crate::process::failure::{self, End, StartLateness};
 use crate::process::group::Exit;
 use crate::process::hints::api_key;
 use crate::process::host::Host;
@@ -34,11 +34,11 @@ use crate::process::nursery::NurseryHandle;
 use crate::process::socket_name::{SOCKET_PATH_LIMIT, socket};
 use crate::process::standstill::stands_still;
 use crate::process::{
-    Ask, Health, NoVram, Process, Props, Sink, World, directories, discreet, reclaim_file, report_file,
+    Ask, Health, LineSink, NoVram, Process, Props, World, directories, discreet, reclaim_file, report_file,
 };
 use crate::spec::{Command, Socket, SpawnRequest, Watch};
 use crate::sync::lock;
-use crate::view::{DeviceView, Modalities};
+use crate::view::{DeviceView, InputModalities};
 
 /// Starts single processes.
 #[derive(Clone, Debug)]
@@ -114,10 +114,10 @@ impl Starter {
         &self,
         spec: &SoloSpec,
         stop: impl Future<Output = ()>,
-    ) -> Result<Solo, Unstarted> {
+    ) -> Result<Solo, FailedStart> {
         let generation = GenerationId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
         let socket = socket(&self.directory, &self.name, generation);
-        let said = Arc::new(Said::new(&spec.command, self.watch.child.log_lines));
+        let said = Arc::new(SoloLog::new(&spec.command, self.watch.child.log_lines));
         let mut request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
         let (endpoint, failed) = match endpoint(spec.socket, spec.facts, &socket) {
             Ok(endpoint) => (endpoint, None),
@@ -129,7 +129,7 @@ impl Starter {
         let files = Files(socket.clone());
         files.remove();
         let told = Arc::clone(&said);
-        let sink: Sink = Arc::new(move |_, line| told.take(line));
+        let sink: LineSink = Arc::new(move |_, line| told.take(line));
         let spawned = Instant::now();
         let process = if let Some(source) = failed {
             Err(SpawnError::Exec { binary: request.command.binary, source })
@@ -138,7 +138,7 @@ impl Starter {
             self.world.spawn(request, socket.clone(), at, longest, sink).await
         };
         let lines = self.watch.child.failure_lines;
-        let judge = |end: End<'_>, said: &Said| Unstarted {
+        let judge = |end: End<'_>, said: &SoloLog| FailedStart {
             failure: Box::new(failure::judge(&end, &said.lines(), lines, 1)),
             exit: if let End::Exited(exit, _) = end { Some(exit) } else { None },
         };
@@ -166,7 +166,7 @@ impl Starter {
                 solo.said.ready(&spec.command, solo.props, self.world.available());
                 Ok(solo)
             }
-            lateness = too_late(&*solo.process, &self.lifecycle) => {
+            lateness = until_too_late(&*solo.process, &self.lifecycle) => {
                 let unstarted = judge(End::TimedOut(lateness), &solo.said);
                 solo.stop().await;
                 Err(unstarted)
@@ -197,17 +197,17 @@ impl Starter {
 }
 
 /// Resolves when a start exceeds its time limit.
-async fn too_late(process: &dyn Process, lifecycle: &LifecyclePolicy) -> Lateness {
+async fn until_too_late(process: &dyn Process, lifecycle: &LifecyclePolicy) -> StartLateness {
     let (in_all, still) = (lifecycle.start_timeout, lifecycle.start_stall);
     tokio::select! {
-        () = tokio::time::sleep(in_all) => Lateness::NotReady(in_all),
-        () = stands_still(process, still) => Lateness::StoodStill(still),
+        () = tokio::time::sleep(in_all) => StartLateness::NotReady(in_all),
+        () = stands_still(process, still) => StartLateness::StoodStill(still),
     }
 }
 
 /// A failed start.
 #[derive(Debug)]
-pub(crate) struct Unstarted {
+pub(crate) struct FailedStart {
     pub(crate) failure: Box<Failure>,
     /// Exit of the process; `None` if there was none, or it was not ready in time.
     pub(crate) exit: Option<Exit>,
@@ -219,7 +219,7 @@ pub struct Solo {
     process: Arc<dyn Process>,
     endpoint: Endpoint,
     key: Option<String>,
-    said: Arc<Said>,
+    said: Arc<SoloLog>,
     spawned: Instant,
     ready_after: Duration,
     props: Props,
@@ -236,7 +236,7 @@ pub struct SoloProps {
     /// Context of a slot in tokens.
     pub n_ctx: Option<u64>,
     /// Input kinds besides text.
-    pub modalities: Option<Modalities>,
+    pub modalities: Option<InputModalities>,
     /// llama.cpp's build number.
     pub build: Option<u32>,
 }
@@ -296,7 +296,13 @@ impl Solo {
 
     /// Reads its memory now. The caller supplies `work` and `in_flight`, because requests do not pass
     /// through here.
-    pub async fn sample(&self, edge: Edge, work: Work, in_flight: u32, largest_prompt: u64) -> SoloReading {
+    pub async fn sample(
+        &self,
+        edge: SampleEdge,
+        work: Work,
+        in_flight: u32,
+        largest_prompt: u64,
+    ) -> SoloReading {
         let limit = self.watch.sensors.read_limit;
         let ask = Ask { confirm: false, gpu_age: Duration::ZERO, limit, metrics: true, slots: false };
         let at = self.spawned.elapsed();
@@ -352,7 +358,7 @@ impl Solo {
     /// Waits until it has logged a crash but neither ends nor answers a probe within
     /// `lifecycle.crash_ends`. Returns the crash line. Some builds wait for a debugger after a crash. May
     /// be dropped.
-    pub async fn crashed_and_stays(&self) -> String {
+    pub async fn until_crash_hang(&self) -> String {
         let LifecyclePolicy { probe_interval, crash_ends, .. } = self.lifecycle;
         loop {
             tokio::time::sleep(probe_interval.min(crash_ends)).await;
@@ -391,7 +397,7 @@ impl Solo {
 
 /// Output of a process, which outlives it.
 #[derive(Clone, Debug)]
-pub struct SoloOutput(Arc<Said>);
+pub struct SoloOutput(Arc<SoloLog>);
 
 impl SoloOutput {
     /// Lines so far, including those no longer kept.
@@ -426,7 +432,7 @@ impl Drop for Files {
 
 /// Output of the process, and the memory that it declares there.
 #[derive(Debug)]
-struct Said {
+struct SoloLog {
     keep: usize,
     given: Known,
     state: Mutex<State>,
@@ -440,7 +446,7 @@ struct State {
     declared: DeclaredMemory,
 }
 
-impl Said {
+impl SoloLog {
     fn new(command: &Command, keep: usize) -> Self {
         let state = State { lines: VecDeque::new(), heard: 0, declared: declared_memory::of(command, None) };
         Self { keep: keep.max(1), given: discreet::known(command), state: Mutex::new(state) }
@@ -500,7 +506,7 @@ mod tests {
     #[test]
     fn what_was_said_since_a_moment_is_told_as_far_as_it_is_kept() {
         let command = Command::bare("x".into());
-        let said = Arc::new(Said::new(&command, 3));
+        let said = Arc::new(SoloLog::new(&command, 3));
         let output = SoloOutput(Arc::clone(&said));
         let take = |lines: &[&str]| {
             for line in lines {

@@ -44,7 +44,7 @@ pub struct Command {
 }
 
 /// Name of llama.cpp's combined program, and the subcommand for llama-server.
-const UNIFIED: (&str, &str) = ("llama", "serve");
+const UNIFIED_PROGRAM: (&str, &str) = ("llama", "serve");
 
 impl Command {
     /// A binary alone: no wrapper, no arguments, our environment and directory.
@@ -63,9 +63,9 @@ impl Command {
     pub fn program_words(&self) -> Vec<OsString> {
         let mut words: Vec<OsString> = self.wrapper.iter().map(OsString::from).collect();
         words.push(self.binary.clone().into_os_string());
-        let is_told = self.args.first().is_some_and(|word| word == UNIFIED.1);
-        if self.binary.file_name().is_some_and(|name| name == UNIFIED.0) && !is_told {
-            words.push(UNIFIED.1.into());
+        let is_told = self.args.first().is_some_and(|word| word == UNIFIED_PROGRAM.1);
+        if self.binary.file_name().is_some_and(|name| name == UNIFIED_PROGRAM.0) && !is_told {
+            words.push(UNIFIED_PROGRAM.1.into());
         }
         words
     }
@@ -115,9 +115,9 @@ pub struct ModelSpec {
     /// Unload after this time without a request; `None`: never.
     pub ttl: Option<Duration>,
     /// Memory needs, and models that may be loaded next to it. The number of processes is that of `run`.
-    pub loading: loading::Spec,
+    pub loading: loading::LoadSpec,
     /// Arguments that are added if it does not fit into memory.
-    pub fallback: Option<Fallback>,
+    pub fallback: Option<FallbackSpec>,
     /// Options that may start it if it dies while it loads, the cheapest and likeliest first.
     pub start_switches: Vec<StartSwitch>,
     /// We choose its GPUs, because neither its command nor its environment names any.
@@ -203,7 +203,7 @@ pub struct RemoteSpec {
 
 /// Arguments for starting a model that does not fit into memory, or dies while it loads.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Fallback {
+pub struct FallbackSpec {
     /// Arguments appended to the others, so that they take precedence.
     pub args: Vec<String>,
     /// Memory that one process then needs, as far as known.
@@ -263,14 +263,14 @@ pub struct Watch {
 
 /// Configuration shared by all models.
 #[derive(Clone, Debug)]
-pub(crate) struct Common {
+pub(crate) struct CommonConfig {
     pub(crate) shared: SharedBudgets,
     pub(crate) loading: loading::Numbers,
     pub(crate) growth: GrowthPolicy,
     pub(crate) health: HealthPolicy,
 }
 
-impl From<&FleetConfig> for Common {
+impl From<&FleetConfig> for CommonConfig {
     fn from(config: &FleetConfig) -> Self {
         Self {
             shared: config.shared,

@@ -12,7 +12,7 @@ use warden_policies::start_search::{SearchStep, StartAttempt, StartFinding, Star
 use crate::error::{Failure, FailureKind};
 use crate::process::failure;
 use crate::process::group::Exit;
-use crate::solo::{SoloSpec, Starter, Unstarted};
+use crate::solo::{FailedStart, SoloSpec, Starter};
 
 /// Server and options for a search.
 #[derive(Clone, Debug)]
@@ -75,7 +75,7 @@ async fn attempt(starter: &Starter, spec: &SoloSpec, over: impl Future<Output = 
             solo.stop().await;
             StartAttempt::Ready
         }
-        Err(Unstarted { failure, exit }) => match death_at_load(exit, &failure) {
+        Err(FailedStart { failure, exit }) => match death_at_load(exit, &failure) {
             Some(how) => StartAttempt::Died(how),
             None => StartAttempt::Failed(failure.message),
         },
@@ -87,12 +87,12 @@ async fn attempt(starter: &Starter, spec: &SoloSpec, over: impl Future<Output = 
 /// file, a flag) is none.
 pub(crate) fn death_at_load(exit: Option<Exit>, failure: &Failure) -> Option<String> {
     /// Exit codes of a shell for SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
-    const OF_A_SHELL: [i32; 6] = [132, 133, 134, 135, 136, 139];
+    const SHELL_SIGNAL_CODES: [i32; 6] = [132, 133, 134, 135, 136, 139];
     let exit = exit.filter(|exit| exit.is_its_own())?;
     let line = failure::crash_line(&failure.lines);
     let died = match exit {
         Exit::Signal(_) => true,
-        Exit::Code(code) => OF_A_SHELL.contains(&code) || line.is_some(),
+        Exit::Code(code) => SHELL_SIGNAL_CODES.contains(&code) || line.is_some(),
         Exit::Unknown => false,
     };
     let nameless = matches!(failure.kind, FailureKind::Signal | FailureKind::Exit | FailureKind::NotLoaded);
@@ -101,7 +101,7 @@ pub(crate) fn death_at_load(exit: Option<Exit>, failure: &Failure) -> Option<Str
 }
 
 /// True if a failure, known only by its text, may be such a death, so that a search is worthwhile.
-pub fn may_have_died(failure: &Failure) -> bool {
+pub fn may_be_load_death(failure: &Failure) -> bool {
     failure.kind == FailureKind::Signal || failure::crash_line(&failure.lines).is_some()
 }
 

@@ -112,10 +112,10 @@ impl From<WorkError> for io::Error {
     }
 }
 
-type Job = Box<dyn FnOnce() + Send>;
+type WorkJob = Box<dyn FnOnce() + Send>;
 
 /// All threads of one kind.
-struct Pool {
+struct WorkPool {
     name: &'static str,
     threads: usize,
     capacity: usize,
@@ -123,13 +123,13 @@ struct Pool {
 }
 
 struct Queue {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<WorkJob>,
     /// Idle threads; the last one became idle most recently.
-    resting: Vec<mpsc::Sender<Job>>,
+    resting: Vec<mpsc::Sender<WorkJob>>,
     started: usize,
 }
 
-impl Pool {
+impl WorkPool {
     const fn new(kind: WorkKind) -> Self {
         let (threads, capacity) = kind.size();
         Self::sized(kind.name(), threads, capacity)
@@ -153,7 +153,7 @@ impl Pool {
     }
 
     /// Loop of a thread, which begins idle.
-    fn work(&self, seat: &mpsc::Sender<Job>, given: &mpsc::Receiver<Job>) {
+    fn work(&self, seat: &mpsc::Sender<WorkJob>, given: &mpsc::Receiver<WorkJob>) {
         while let Ok(job) = given.recv() {
             run_guarded(job);
             loop {
@@ -168,7 +168,7 @@ impl Pool {
         }
     }
 
-    fn submit(&'static self, mut job: Job) -> Result<(), WorkError> {
+    fn submit(&'static self, mut job: WorkJob) -> Result<(), WorkError> {
         let mut queue = lock(&self.queue);
         if let Err(error) = self.start(&mut queue)
             && queue.started == 0
@@ -191,7 +191,7 @@ impl Pool {
 }
 
 /// Runs a job. After a panic its caller gets no result, but the thread survives.
-fn run_guarded(job: Job) {
+fn run_guarded(job: WorkJob) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(job)) {
         tracing::error!(panic = panic_words(&*panic), "a job of a worker thread ended in an internal error");
     }
@@ -203,18 +203,18 @@ fn panic_words(panic: &(dyn Any + Send)) -> &str {
 }
 
 /// In the order of their kinds.
-static POOLS: [Pool; WorkKind::ALL.len()] = [
-    Pool::new(WorkKind::Kernel),
-    Pool::new(WorkKind::Driver),
-    Pool::new(WorkKind::ModelFiles),
-    Pool::new(WorkKind::Configuration),
-    Pool::new(WorkKind::StateFiles),
-    Pool::new(WorkKind::Names),
-    Pool::new(WorkKind::HandOver),
-    Pool::new(WorkKind::Pages),
+static POOLS: [WorkPool; WorkKind::ALL.len()] = [
+    WorkPool::new(WorkKind::Kernel),
+    WorkPool::new(WorkKind::Driver),
+    WorkPool::new(WorkKind::ModelFiles),
+    WorkPool::new(WorkKind::Configuration),
+    WorkPool::new(WorkKind::StateFiles),
+    WorkPool::new(WorkKind::Names),
+    WorkPool::new(WorkKind::HandOver),
+    WorkPool::new(WorkKind::Pages),
 ];
 
-fn pool(kind: WorkKind) -> &'static Pool {
+fn pool(kind: WorkKind) -> &'static WorkPool {
     &POOLS[kind as usize]
 }
 
@@ -263,10 +263,13 @@ impl<T> Future for Work<T> {
 
 /// Runs a job on a thread of this kind.
 pub fn run_job<T: Send + 'static>(kind: WorkKind, job: impl FnOnce() -> T + Send + 'static) -> Work<T> {
-    run_in(pool(kind), job)
+    run_in_pool(pool(kind), job)
 }
 
-fn run_in<T: Send + 'static>(pool: &'static Pool, job: impl FnOnce() -> T + Send + 'static) -> Work<T> {
+fn run_in_pool<T: Send + 'static>(
+    pool: &'static WorkPool,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> Work<T> {
     let (reply, result) = oneshot::channel();
     #[cfg(test)]
     let held = hold_clock();
@@ -343,25 +346,25 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    fn small(threads: usize, capacity: usize) -> &'static Pool {
-        Box::leak(Box::new(Pool::sized("test", threads, capacity)))
+    fn small(threads: usize, capacity: usize) -> &'static WorkPool {
+        Box::leak(Box::new(WorkPool::sized("test", threads, capacity)))
     }
 
     #[tokio::test]
     async fn a_job_that_hangs_takes_one_thread_and_what_does_not_fit_is_refused_at_once() {
         let pool = small(2, 1);
         let (release, hangs) = mpsc::channel::<()>();
-        let hung = run_in(pool, move || hangs.recv_timeout(LONG).is_err());
-        assert_eq!(run_in(pool, || 7).await.unwrap(), 7, "the other thread");
+        let hung = run_in_pool(pool, move || hangs.recv_timeout(LONG).is_err());
+        assert_eq!(run_in_pool(pool, || 7).await.unwrap(), 7, "the other thread");
         let (free, second) = mpsc::channel::<()>();
         let (began, begins) = oneshot::channel();
-        let also = run_in(pool, move || {
+        let also = run_in_pool(pool, move || {
             began.send(()).unwrap();
             second.recv_timeout(LONG).is_err()
         });
         begins.await.unwrap();
-        let waits = run_in(pool, || 8);
-        let refused = run_in(pool, || 9).await.unwrap_err();
+        let waits = run_in_pool(pool, || 8);
+        let refused = run_in_pool(pool, || 9).await.unwrap_err();
         assert!(matches!(refused, WorkError::Busy("test", 1)), "{refused}");
         drop(free);
         assert!(also.await.unwrap());
@@ -373,23 +376,24 @@ mod tests {
     #[tokio::test]
     async fn a_job_that_panics_is_an_error_and_its_thread_does_the_next_one() {
         let pool = small(1, 8);
-        let lost = run_in(pool, || assert!(std::env::args().len() > 999, "as it must be")).await.unwrap_err();
+        let lost =
+            run_in_pool(pool, || assert!(std::env::args().len() > 999, "as it must be")).await.unwrap_err();
         assert!(matches!(lost, WorkError::Lost("test")), "{lost}");
-        assert_eq!(run_in(pool, || 7).await.unwrap(), 7);
+        assert_eq!(run_in_pool(pool, || 7).await.unwrap(), 7);
         assert_eq!(lock(&pool.queue).started, 1);
     }
 
     #[tokio::test]
     async fn the_thread_that_rested_last_works_and_the_others_are_not_touched() {
         let pool = small(3, 8);
-        let first = run_in(pool, || std::thread::current().id()).await.unwrap();
+        let first = run_in_pool(pool, || std::thread::current().id()).await.unwrap();
         for _ in 0..50 {
             // The thread becomes idle a moment after its answer arrives.
             let rests = || lock(&pool.queue).resting.len() == 3;
             while !rests() {
                 tokio::task::yield_now().await;
             }
-            assert_eq!(run_in(pool, || std::thread::current().id()).await.unwrap(), first);
+            assert_eq!(run_in_pool(pool, || std::thread::current().id()).await.unwrap(), first);
         }
     }
 
@@ -397,13 +401,13 @@ mod tests {
     async fn who_has_left_before_its_job_began_has_it_not_done() {
         let pool = small(1, 8);
         let (release, hangs) = mpsc::channel::<()>();
-        let hung = run_in(pool, move || hangs.recv_timeout(LONG).is_err());
+        let hung = run_in_pool(pool, move || hangs.recv_timeout(LONG).is_err());
         let done = Arc::new(Mutex::new(0));
         let counts = done.clone();
-        drop(run_in(pool, move || *lock(&counts) += 1));
+        drop(run_in_pool(pool, move || *lock(&counts) += 1));
         drop(release);
         hung.await.unwrap();
-        run_in(pool, || ()).await.unwrap();
+        run_in_pool(pool, || ()).await.unwrap();
         assert_eq!(*lock(&done), 0);
     }
 

@@ -16,7 +16,7 @@ use crate::event::{Event, Reporter};
 use crate::git::fetch::{Most, Wanted, fetch};
 use crate::git::{Fault, Location, Obtained, Request, cache, obtain};
 use crate::kind::Kind;
-use crate::lock::Lock;
+use crate::lock::FileLock;
 
 /// A repository behind a server, and an empty cache.
 struct Scene {
@@ -70,7 +70,7 @@ async fn a_server_that_sends_more_than_any_source_has_is_not_listened_to() {
     let (url, cancel) = (scene.server.url(), CancellationToken::new());
     let kept = scene.commit("b2").await;
     let place = cache::place(scene.cache.path(), &url, false);
-    let lock = Lock::take(&place.lock_path(), &cancel, || ()).await.unwrap();
+    let lock = FileLock::take(&place.lock_path(), &cancel, || ()).await.unwrap();
     let most = Most { commit: 64, history: 64 };
     let wanted = Wanted { url: url.clone(), place, reference: Some("main".into()), most };
     let error = fetch(wanted, lock, &Reporter::silent(), &cancel).await.unwrap_err();

@@ -100,7 +100,7 @@ fn a_source_that_lacks_a_part_of_its_page_is_built_without_it() {
     let choice = choose(&lacks, &tools, |_| false);
     assert!(!choice.npm && choice.words.stand_in && !choice.old_switch_off);
     assert_eq!(choice.words.page, "none: this source lacks a/b, of which it is made");
-    assert_eq!(choice.versions, [STAND_IN]);
+    assert_eq!(choice.versions, [PLACEHOLDER_RECIPE_ENTRY]);
     let old = Offers { old_switch: true, stand_in: false, ..lacks };
     assert!(choose(&old, &tools, |_| false).old_switch_off);
     assert!(

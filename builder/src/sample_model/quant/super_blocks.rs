@@ -1,58 +1,62 @@
 //! Blocks of 256 numbers whose parts have quantised scales.
 
-use super::blocks::farthest;
+use super::blocks::largest_magnitude;
 use super::{kept_scale, nearest_step, scale_at};
 
 /// Numbers per scale and minimum in `Q4_K` and `Q5_K`.
-const PART: usize = 32;
+const PART_LENGTH: usize = 32;
 /// Parts per block.
-const PARTS: usize = 8;
+const PART_COUNT: usize = 8;
 /// Largest six-bit scale or minimum.
-const MOST: i8 = 63;
+const MAX_SCALE: i8 = 63;
 /// Numbers per scale in `Q6_K`.
-const SMALL_PART: usize = 16;
+const Q6_PART_LENGTH: usize = 16;
 
 /// Encodes `Q4_K` and `Q5_K`: a number is `scale × integer − minimum`.
 pub(super) fn encode_with_minima(block: &[f32], bits: u32, out: &mut Vec<u8>) {
-    let most = largest(bits);
+    let most = largest_integer(bits);
     let ranges: Vec<(f32, f32)> =
-        block.as_chunks::<PART>().0.iter().map(|part| range_of(part, most)).collect();
-    let widest = |of: fn(&(f32, f32)) -> f32| ranges.iter().map(of).fold(0.0, f32::max) / f32::from(MOST);
+        block.as_chunks::<PART_LENGTH>().0.iter().map(|part| part_range(part, most)).collect();
+    let widest =
+        |of: fn(&(f32, f32)) -> f32| ranges.iter().map(of).fold(0.0, f32::max) / f32::from(MAX_SCALE);
     let (scale, scale_bytes) = kept_scale(widest(|range| range.0));
     let (minimum, minimum_bytes) = kept_scale(widest(|range| range.1));
     out.extend(scale_bytes);
     out.extend(minimum_bytes);
-    let steps = |number: f32, of: f32| nearest_step(number, of, 0, MOST).to_le_bytes()[0];
+    let steps = |number: f32, of: f32| nearest_step(number, of, 0, MAX_SCALE).to_le_bytes()[0];
     let scales: Vec<u8> = ranges.iter().map(|range| steps(range.0, scale)).collect();
     let minima: Vec<u8> = ranges.iter().map(|range| steps(range.1, minimum)).collect();
-    out.extend(packed_parts(&scales, &minima));
+    out.extend(pack_parts(&scales, &minima));
 
     let integer = |at: usize| {
-        let (scale, minimum) = (scale * f32::from(scales[at / PART]), minimum * f32::from(minima[at / PART]));
+        let (scale, minimum) =
+            (scale * f32::from(scales[at / PART_LENGTH]), minimum * f32::from(minima[at / PART_LENGTH]));
         nearest_step(block[at] + minimum, scale, 0, most).to_le_bytes()[0]
     };
     let integers: Vec<u8> = (0..block.len()).map(integer).collect();
     if bits == 5 {
         // Bit p of byte n is the fifth bit of number n of part p.
-        let fifth =
-            |n: usize| (0..PARTS).fold(0, |byte, part| byte | (integers[part * PART + n] >> 4) << part);
-        out.extend((0..PART).map(fifth));
+        let fifth = |n: usize| {
+            (0..PART_COUNT).fold(0, |byte, part| byte | (integers[part * PART_LENGTH + n] >> 4) << part)
+        };
+        out.extend((0..PART_LENGTH).map(fifth));
     }
     // Pairs of parts: one in the low halves, the next in the high halves.
-    for pair in integers.as_chunks::<{ 2 * PART }>().0 {
-        let (low, high) = pair.split_at(PART);
+    for pair in integers.as_chunks::<{ 2 * PART_LENGTH }>().0 {
+        let (low, high) = pair.split_at(PART_LENGTH);
         out.extend(low.iter().zip(high).map(|(low, high)| (low & 0xf) | high << 4));
     }
 }
 
 pub(super) fn decode_with_minima(block: &[u8], bits: u32, out: &mut Vec<f32>) {
     let (scale, minimum) = (scale_at(block, 0), scale_at(block, 2));
-    let (scales, minima) = unpacked_parts(&block[4..16]);
-    let (fifths, halves) = if bits == 5 { block[16..].split_at(PART) } else { (&[][..], &block[16..]) };
-    for part in 0..PARTS {
+    let (scales, minima) = unpack_parts(&block[4..16]);
+    let (fifths, halves) =
+        if bits == 5 { block[16..].split_at(PART_LENGTH) } else { (&[][..], &block[16..]) };
+    for part in 0..PART_COUNT {
         let (scale, minimum) = (scale * f32::from(scales[part]), minimum * f32::from(minima[part]));
-        for n in 0..PART {
-            let half = halves[part / 2 * PART + n] >> (4 * (part % 2)) & 0xf;
+        for n in 0..PART_LENGTH {
+            let half = halves[part / 2 * PART_LENGTH + n] >> (4 * (part % 2)) & 0xf;
             let fifth = fifths.get(n).map_or(0, |byte| byte >> part & 1);
             out.push(scale * f32::from(half | fifth << 4) - minimum);
         }
@@ -60,12 +64,12 @@ pub(super) fn decode_with_minima(block: &[u8], bits: u32, out: &mut Vec<f32>) {
 }
 
 /// The largest integer of `bits` bits.
-const fn largest(bits: u32) -> i8 {
+const fn largest_integer(bits: u32) -> i8 {
     if bits == 5 { 31 } else { 15 }
 }
 
 /// Scale and minimum with which the integers from 0 to `most` cover all numbers of a part.
-fn range_of(part: &[f32], most: i8) -> (f32, f32) {
+fn part_range(part: &[f32], most: i8) -> (f32, f32) {
     let (least, greatest) = part
         .iter()
         .fold((0.0_f32, 0.0_f32), |(least, greatest), number| (least.min(*number), greatest.max(*number)));
@@ -75,9 +79,9 @@ fn range_of(part: &[f32], most: i8) -> (f32, f32) {
 /// Packs eight six-bit scales and eight six-bit minima into twelve bytes. The first four of each take a
 /// byte, whose upper two bits belong to the other four; the remaining four bits of those take the last
 /// bytes.
-fn packed_parts(scales: &[u8], minima: &[u8]) -> [u8; 12] {
+fn pack_parts(scales: &[u8], minima: &[u8]) -> [u8; 12] {
     let mut bytes = [0; 12];
-    for part in 0..PARTS / 2 {
+    for part in 0..PART_COUNT / 2 {
         let (scale, minimum) = (scales[part + 4], minima[part + 4]);
         bytes[part] = scales[part] | (scale >> 4) << 6;
         bytes[part + 4] = minima[part] | (minimum >> 4) << 6;
@@ -86,9 +90,9 @@ fn packed_parts(scales: &[u8], minima: &[u8]) -> [u8; 12] {
     bytes
 }
 
-fn unpacked_parts(bytes: &[u8]) -> ([u8; PARTS], [u8; PARTS]) {
-    let (mut scales, mut minima) = ([0; PARTS], [0; PARTS]);
-    for part in 0..PARTS / 2 {
+fn unpack_parts(bytes: &[u8]) -> ([u8; PART_COUNT], [u8; PART_COUNT]) {
+    let (mut scales, mut minima) = ([0; PART_COUNT], [0; PART_COUNT]);
+    for part in 0..PART_COUNT / 2 {
         scales[part] = bytes[part] & 0x3f;
         minima[part] = bytes[part + 4] & 0x3f;
         scales[part + 4] = bytes[part + 8] & 0xf | bytes[part] >> 6 << 4;
@@ -100,11 +104,11 @@ fn unpacked_parts(bytes: &[u8]) -> ([u8; PARTS], [u8; PARTS]) {
 /// Encodes `Q6_K`: a number is `scale × integer`, with integers from −32 to 31.
 pub(super) fn encode_q6(block: &[f32], out: &mut Vec<u8>) {
     let wanted: Vec<f32> =
-        block.as_chunks::<SMALL_PART>().0.iter().map(|part| farthest(part) / -32.0).collect();
-    let (scale, scale_bytes) = kept_scale(farthest(&wanted).abs() / 127.0);
+        block.as_chunks::<Q6_PART_LENGTH>().0.iter().map(|part| largest_magnitude(part) / -32.0).collect();
+    let (scale, scale_bytes) = kept_scale(largest_magnitude(&wanted).abs() / 127.0);
     let scales: Vec<i8> = wanted.iter().map(|part| nearest_step(*part, scale, -127, 127)).collect();
     let integer = |at: usize| {
-        let scale = scale * f32::from(scales[at / SMALL_PART]);
+        let scale = scale * f32::from(scales[at / Q6_PART_LENGTH]);
         (nearest_step(block[at], scale, -32, 31) + 32).to_le_bytes()[0]
     };
     let integers: Vec<u8> = (0..block.len()).map(integer).collect();
@@ -130,7 +134,7 @@ pub(super) fn decode_q6(block: &[u8], out: &mut Vec<f32>) {
         let (half, row, n) = (at / 128, at % 128 / 32, at % 32);
         let four = low[64 * half + 32 * (row % 2) + n] >> (4 * (row / 2)) & 0xf;
         let two = upper[32 * half + n] >> (2 * row) & 3;
-        let part = f32::from(i8::from_le_bytes([scales[at / SMALL_PART]]));
+        let part = f32::from(i8::from_le_bytes([scales[at / Q6_PART_LENGTH]]));
         out.push(scale * part * (f32::from(four | two << 4) - 32.0));
     }
 }

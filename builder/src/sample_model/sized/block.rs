@@ -12,11 +12,11 @@ use super::super::noise::Noise;
 use crate::gguf::Fill;
 
 /// Numbers per block; the largest prime below 2^20.
-const PERIOD: usize = 1_048_573;
+const BLOCK_NUMBERS: usize = 1_048_573;
 /// Minimum numbers per thread.
-const LEAST_PART: usize = 1 << 14;
+const MIN_THREAD_NUMBERS: usize = 1 << 14;
 /// Minimum bytes per write to the file.
-const CHUNK: usize = 1 << 20;
+const MIN_WRITE_BYTES: usize = 1 << 20;
 
 /// A row while it is written.
 pub(super) struct Row<'a>(&'a mut [u8]);
@@ -51,7 +51,7 @@ pub(super) fn noise(
     Box::new(move |out| {
         let columns = usize::try_from(columns).map_err(io::Error::other)?;
         let wanted = u64::try_from(columns).unwrap_or(u64::MAX).saturating_mul(rows);
-        let drawn = usize::try_from(wanted).map_or(PERIOD, |wanted| wanted.min(PERIOD));
+        let drawn = usize::try_from(wanted).map_or(BLOCK_NUMBERS, |wanted| wanted.min(BLOCK_NUMBERS));
         let block = draw(&Noise::new(seed, &name), drawn, deviation)?;
         write_rows(out, &block, rows, 2 * columns, edit.as_ref())
     })
@@ -61,7 +61,7 @@ pub(super) fn noise(
 fn draw(noise: &Noise, count: usize, deviation: f64) -> io::Result<Vec<u8>> {
     let mut block = vec![0; 2 * count];
     let threads = thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let part = count.div_ceil(threads).max(LEAST_PART);
+    let part = count.div_ceil(threads).max(MIN_THREAD_NUMBERS);
     thread::scope(|scope| {
         for (index, bytes) in block.chunks_mut(2 * part).enumerate() {
             let mut noise = noise.after((index * part) as u64);
@@ -87,7 +87,7 @@ fn write_rows(
     if row_bytes == 0 || block.is_empty() {
         return Ok(());
     }
-    let at_once = (CHUNK / row_bytes).max(1);
+    let at_once = (MIN_WRITE_BYTES / row_bytes).max(1);
     let mut chunk = Vec::with_capacity(at_once.saturating_mul(row_bytes));
     let (mut row, mut place) = (0, 0);
     while row < rows {

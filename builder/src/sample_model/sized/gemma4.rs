@@ -4,8 +4,8 @@
 //! embedding as output matrix. This one has its own output matrix, which llama.cpp accepts, too: it
 //! restricts answers to words.
 
-use super::super::vocab::{self, Speaks};
-use super::{ATTENTION, SizedModel, Writer, words};
+use super::super::vocab::{self, VocabKind};
+use super::{ATTENTION_DEVIATION, SizedModel, Writer, words};
 use crate::gguf::{Gguf, Value};
 
 pub(super) fn file(model: &SizedModel) -> Gguf {
@@ -33,7 +33,7 @@ pub(super) fn file(model: &SizedModel) -> Gguf {
             ("vocab_size", sizes.vocab),
         ],
     );
-    vocab::add_with_words(&mut w.file, Speaks::Pictures, words(sizes.vocab));
+    vocab::add_with_words(&mut w.file, VocabKind::Pictures, words(sizes.vocab));
 
     // llama.cpp multiplies embeddings by the square root of the width.
     w.embedding(sizes, 1.0 / f64::from(width).sqrt());
@@ -48,12 +48,12 @@ pub(super) fn file(model: &SizedModel) -> Gguf {
         w.vector(&format!("{p}attn_norm"), width, 1.0);
         w.vector(&format!("{p}ffn_norm"), width, 1.0);
         // The norm after each part scales its output; the constant channel is excluded there.
-        w.vector_but_first(&format!("{p}post_attention_norm"), width, share);
-        w.vector_but_first(&format!("{p}post_ffw_norm"), width, share);
+        w.vector_sparing_constant(&format!("{p}post_attention_norm"), width, share);
+        w.vector_sparing_constant(&format!("{p}post_ffw_norm"), width, share);
         // Queries and keys are normalized, too, and their product is not divided by the square root of the
         // head size.
         let head = attention.head_size;
-        w.vector(&format!("{p}attn_q_norm"), head, ATTENTION / f64::from(head).sqrt());
+        w.vector(&format!("{p}attn_q_norm"), head, ATTENTION_DEVIATION / f64::from(head).sqrt());
         w.vector(&format!("{p}attn_k_norm"), head, 1.0);
         w.matrix(&format!("{p}attn_q"), queries, width, 1.0);
         w.matrix(&format!("{p}attn_k"), keys, width, 1.0);

@@ -6,19 +6,19 @@
 use std::io;
 
 use super::super::noise::Noise;
-use super::{ATTENTION, VisionModel, Writer, block};
+use super::{ATTENTION_DEVIATION, VisionModel, Writer, block};
 use crate::gguf::{Fill, Gguf, Value, WeightKind};
 
 /// Edge of a patch in pixels.
-const PATCH: u32 = 16;
+const PATCH_EDGE: u32 = 16;
 /// Patches pooled in each direction.
-const POOL: u32 = 3;
+const POOL_EDGE: u32 = 3;
 /// Maximum rows and columns of patches in an image.
-const PLACES: u32 = 1024;
+const MAX_PATCH_ROWS: u32 = 1024;
 /// Edge in pixels stated in the metadata; images keep their aspect ratio.
-const IMAGE: u32 = 768;
+const IMAGE_EDGE: u32 = 768;
 /// Gain of the projection: image tokens weigh as much as words, or a little more.
-const GAIN: f64 = 1.5;
+const PROJECTION_GAIN: f64 = 1.5;
 
 pub(super) fn file(vision: &VisionModel) -> Gguf {
     let sizes = &vision.sizes;
@@ -40,30 +40,30 @@ pub(super) fn file(vision: &VisionModel) -> Gguf {
             ("block_count", sizes.layers),
             ("projection_dim", vision.width),
             ("attention.head_count", sizes.heads),
-            ("image_size", IMAGE),
-            ("patch_size", PATCH),
-            ("projector.scale_factor", POOL),
+            ("image_size", IMAGE_EDGE),
+            ("patch_size", PATCH_EDGE),
+            ("projector.scale_factor", POOL_EDGE),
         ],
     );
 
-    let inputs = 3 * PATCH * PATCH;
+    let inputs = 3 * PATCH_EDGE * PATCH_EDGE;
     let name = "v.patch_embd.weight";
     let deviation = 2.0 / f64::from(inputs).sqrt();
     let fill = block::noise(vision.seed, name, u64::from(width), u64::from(inputs), deviation, None);
-    let edge = u64::from(PATCH);
+    let edge = u64::from(PATCH_EDGE);
     w.file.made(name, WeightKind::F16, &[edge, edge, 3, u64::from(width)], fill);
     let name = "v.position_embd.weight";
-    let lengths = [u64::from(width), u64::from(PLACES), 2];
-    w.file.made(name, WeightKind::F32, &lengths, places(vision.seed, name, 2 * PLACES, width));
+    let lengths = [u64::from(width), u64::from(MAX_PATCH_ROWS), 2];
+    w.file.made(name, WeightKind::F32, &lengths, position_rows(vision.seed, name, 2 * MAX_PATCH_ROWS, width));
     // Images must not write to the constant channel of the language model.
-    w.matrix_but_first("mm.input_projection", vision.width, width, GAIN);
+    w.matrix_sparing_constant("mm.input_projection", vision.width, width, PROJECTION_GAIN);
     let head = width / sizes.heads;
     for layer in 0..sizes.layers {
         let p = format!("v.blk.{layer}.");
         for norm in ["ln1", "ln2", "attn_post_norm", "ffn_post_norm"] {
             w.vector(&format!("{p}{norm}"), width, 1.0);
         }
-        w.vector(&format!("{p}attn_q_norm"), head, ATTENTION / f64::from(head).sqrt());
+        w.vector(&format!("{p}attn_q_norm"), head, ATTENTION_DEVIATION / f64::from(head).sqrt());
         w.vector(&format!("{p}attn_k_norm"), head, 1.0);
         for part in ["attn_q", "attn_k", "attn_v", "attn_out"] {
             w.matrix(&format!("{p}{part}"), width, width, 1.0);
@@ -76,7 +76,7 @@ pub(super) fn file(vision: &VisionModel) -> Gguf {
 }
 
 /// Rows of f32 noise for the position embeddings of patches.
-fn places(seed: u64, name: &str, rows: u32, columns: u32) -> Fill {
+fn position_rows(seed: u64, name: &str, rows: u32, columns: u32) -> Fill {
     let name = name.to_owned();
     Box::new(move |out| {
         let mut noise = Noise::new(seed, &name);

@@ -1,7 +1,7 @@
 //! The `llama` architecture: a plain transformer.
 
-use super::super::vocab::{self, Speaks};
-use super::{ATTENTION, SizedModel, Writer, words};
+use super::super::vocab::{self, VocabKind};
+use super::{ATTENTION_DEVIATION, SizedModel, Writer, words};
 use crate::gguf::{Gguf, Value};
 
 pub(super) fn file(model: &SizedModel) -> Gguf {
@@ -26,7 +26,7 @@ pub(super) fn file(model: &SizedModel) -> Gguf {
     w.file
         .set("llama.rope.freq_base", Value::F32(500_000.0))
         .set("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
-    vocab::add_with_words(&mut w.file, Speaks::Pictures, words(sizes.vocab));
+    vocab::add_with_words(&mut w.file, VocabKind::Pictures, words(sizes.vocab));
 
     w.embedding(sizes, 1.0);
     w.vector("output_norm", width, 1.0);
@@ -38,13 +38,13 @@ pub(super) fn file(model: &SizedModel) -> Gguf {
         w.vector(&format!("{p}attn_norm"), width, 1.0);
         w.vector(&format!("{p}ffn_norm"), width, 1.0);
         // llama.cpp divides the product of both by the square root of the head size.
-        w.matrix(&format!("{p}attn_q"), queries, width, ATTENTION);
+        w.matrix(&format!("{p}attn_q"), queries, width, ATTENTION_DEVIATION);
         w.matrix(&format!("{p}attn_k"), keys, width, 1.0);
         w.matrix(&format!("{p}attn_v"), keys, width, 1.0);
-        w.matrix_but_first(&format!("{p}attn_output"), width, queries, 1.5 * share);
+        w.matrix_sparing_constant(&format!("{p}attn_output"), width, queries, 1.5 * share);
         w.matrix(&format!("{p}ffn_gate"), feed, width, 1.5);
         w.matrix(&format!("{p}ffn_up"), feed, width, 1.5);
-        w.matrix_but_first(&format!("{p}ffn_down"), width, feed, share);
+        w.matrix_sparing_constant(&format!("{p}ffn_down"), width, feed, share);
     }
     w.file
 }

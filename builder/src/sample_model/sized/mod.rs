@@ -23,7 +23,7 @@ mod sizes;
 use std::io;
 use std::path::Path;
 
-use super::{NEVER, OUTPUT_GAIN, persist, vocab};
+use super::{EXCLUDING_BIAS, OUTPUT_GAIN, persist, vocab};
 use crate::gguf::{Gguf, Value, WeightKind};
 
 pub(super) use sizes::VisionSizes;
@@ -68,7 +68,7 @@ impl SizedModel {
     /// Amount that one of `parts` parts may add to the residual stream, so that all together add as much as
     /// in the presets.
     fn share(parts: u32) -> f64 {
-        (RESIDUAL / f64::from(parts)).sqrt()
+        (RESIDUAL_ENERGY / f64::from(parts)).sqrt()
     }
 
     /// The output matrix: words get random rows, other tokens a bias through the constant channel.
@@ -77,7 +77,7 @@ impl SizedModel {
         let (rows, columns) = (u64::from(self.sizes.vocab), u64::from(self.sizes.width));
         let only_words = move |row: u64, numbers: &mut block::Row<'_>| {
             let word = (vocab::FIRST_WORD as u64..last as u64).contains(&row);
-            numbers.set(0, if word { 0.0 } else { NEVER });
+            numbers.set(0, if word { 0.0 } else { EXCLUDING_BIAS });
         };
         let name = "output.weight";
         let deviation = OUTPUT_GAIN / f64::from(self.sizes.width).sqrt();
@@ -93,15 +93,15 @@ impl VisionModel {
 }
 
 /// Energy of everything that the layers add, relative to the embedding's.
-const RESIDUAL: f64 = 3.0;
+const RESIDUAL_ENERGY: f64 = 3.0;
 /// The constant channel, in units of the other channels of the embedding. After the last norm it is 4 at
 /// any width: enough for a bias, and a small part of the energy.
-const CONSTANT: f64 = 8.0;
+const CONSTANT_CHANNEL: f64 = 8.0;
 /// Standard deviation of attention logits, so that attention is neither uniform nor restricted to one token.
-const ATTENTION: f64 = 1.5;
+const ATTENTION_DEVIATION: f64 = 1.5;
 
 fn words(vocab: u32) -> usize {
-    (vocab as usize).saturating_sub(vocab::BESIDE_WORDS)
+    (vocab as usize).saturating_sub(vocab::NON_WORD_COUNT)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "weights are stored with less precision than f32 has")]
@@ -136,7 +136,7 @@ impl Writer {
     }
 
     /// Adds a vector that repeats one number, with 0 for the constant channel.
-    fn vector_but_first(&mut self, name: &str, length: u32, number: f64) {
+    fn vector_sparing_constant(&mut self, name: &str, length: u32, number: f64) {
         let mut numbers = vec![rounded(number); length as usize];
         if let Some(first) = numbers.first_mut() {
             *first = 0.0;
@@ -150,7 +150,7 @@ impl Writer {
     }
 
     /// Adds such a matrix with a zero row 0, so that it never writes to the constant channel.
-    fn matrix_but_first(&mut self, name: &str, rows: u32, columns: u32, gain: f64) {
+    fn matrix_sparing_constant(&mut self, name: &str, rows: u32, columns: u32, gain: f64) {
         self.edited(name, rows, columns, gain, true);
     }
 
@@ -172,7 +172,7 @@ impl Writer {
     fn embedding(&mut self, sizes: &Sizes, deviation: f64) {
         let name = "token_embd.weight";
         let (rows, columns) = (u64::from(sizes.vocab), u64::from(sizes.width));
-        let constant = rounded(CONSTANT * deviation);
+        let constant = rounded(CONSTANT_CHANNEL * deviation);
         let edit = move |_: u64, numbers: &mut block::Row<'_>| numbers.set(0, constant);
         let fill = block::noise(self.seed, name, rows, columns, deviation, Some(Box::new(edit)));
         self.file.made(name, WeightKind::F16, &[columns, rows], fill);

@@ -22,11 +22,11 @@ use super::asking::said;
 use super::found::Compilers;
 
 /// Source of the test program.
-const PROBE: &str = include_str!("probe.cpp");
+const PROBE_SOURCE: &str = include_str!("probe.cpp");
 /// Macro that ggml requires to compile its AMX kernels.
-const MACRO: &str = "#define __AMX_INT8__ ";
+const AMX_MACRO: &str = "#define __AMX_INT8__ ";
 /// Exit status of the probe if the system grants no tiles.
-const NO_TILES: i32 = 3;
+const NO_TILES_STATUS: i32 = 3;
 
 /// Result of the check.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub(crate) async fn compiles_amx(
     arguments.extend(flags.split_whitespace());
     arguments.extend(["-dM", "-E", "-x", "c++", "/dev/null"]);
     match said(env, &compilers.cxx.path, &arguments, "asking for AMX", cancel).await {
-        Ok(macros) => Ok(macros.lines().any(|line| line.starts_with(MACRO))),
+        Ok(macros) => Ok(macros.lines().any(|line| line.starts_with(AMX_MACRO))),
         Err(Error::Cancelled) => Err(Error::Cancelled),
         // Flags that the compiler does not support: cmake reports them.
         Err(_) => Ok(false),
@@ -75,13 +75,13 @@ pub(crate) async fn tile_code(
         .prefix("amx-probe-")
         .tempdir_in(folder)
         .map_err(io_error("creating a folder in", folder))?;
-    match looked_at(env, cxx, work.path(), cancel).await {
+    match run_check(env, cxx, work.path(), cancel).await {
         Err(Error::Program { why, .. }) => Ok(TileCode::Unknown(why)),
         other => other,
     }
 }
 
-async fn looked_at(
+async fn run_check(
     env: &Environment,
     cxx: &Path,
     work: &Path,
@@ -89,26 +89,26 @@ async fn looked_at(
 ) -> Result<TileCode> {
     let path = |name: &str| work.join(name).to_string_lossy().into_owned();
     let (source, code, reading) = (path("probe.cpp"), path("probe.s"), path("reading.s"));
-    std::fs::write(&source, PROBE).map_err(io_error("writing", &source))?;
+    std::fs::write(&source, PROBE_SOURCE).map_err(io_error("writing", &source))?;
     // The flags of ggml's release build, and the headers of its AMX files.
     let compile = ["-O3", "-mamx-tile", "-S", &source, "-o", &code];
     said(env, cxx, &compile, "compiling a probe for AMX", cancel).await?;
     let text = std::fs::read_to_string(&code).map_err(io_error("reading", &code))?;
-    let Some(text) = with_copies(&text) else {
+    let Some(text) = replace_tile_loads(&text) else {
         return Ok(TileCode::Unknown("its code for AMX is in a form that is not known".to_owned()));
     };
     std::fs::write(&reading, text).map_err(io_error("writing", &reading))?;
 
     let (reads, loads) = (path("reads"), path("loads"));
     said(env, cxx, &[&reading, "-o", &reads], "assembling a probe for AMX", cancel).await?;
-    match ran(env, &reads, &[], cancel).await? {
+    match run_probe(env, &reads, &[], cancel).await? {
         (Some(0), _) => {}
         (Some(1), _) => return Ok(TileCode::Dropped),
         (code, signal) => return Ok(unknown_end(code, signal)),
     }
     said(env, cxx, &[&code, "-o", &loads], "assembling a probe for AMX", cancel).await?;
-    match ran(env, &loads, &["load"], cancel).await? {
-        (Some(0 | NO_TILES), _) => Ok(TileCode::Kept),
+    match run_probe(env, &loads, &["load"], cancel).await? {
+        (Some(0 | NO_TILES_STATUS), _) => Ok(TileCode::Kept),
         // The processor rejects the configuration for another reason.
         (None, Some(_)) => Ok(TileCode::Dropped),
         (code, signal) => Ok(unknown_end(code, signal)),
@@ -116,7 +116,7 @@ async fn looked_at(
 }
 
 /// Runs a probe; returns its exit status, or the signal that ended it.
-async fn ran(
+async fn run_probe(
     env: &Environment,
     program: &str,
     arguments: &[&str],
@@ -140,7 +140,7 @@ fn unknown_end(code: Option<i32>, signal: Option<i32>) -> TileCode {
 
 /// Replaces each `ldtilecfg` by code that copies the 64 bytes to `seen`, preserves all registers and does
 /// not touch the stack. `None` if there is none.
-fn with_copies(code: &str) -> Option<String> {
+fn replace_tile_loads(code: &str) -> Option<String> {
     let mut out = String::with_capacity(2 * code.len());
     let mut found = false;
     for line in code.lines() {

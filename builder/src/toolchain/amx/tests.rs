@@ -80,11 +80,11 @@ async fn kernels_for_amx_are_compiled_where_the_compiler_says_so_for_this_proces
 #[test]
 fn each_load_of_a_configuration_becomes_a_copy_that_changes_no_register() {
     let code = "f:\n\tmovl $1, %eax\n\tldtilecfg\t-72(%rsp,%rcx,2)\n\tret\n";
-    let text = with_copies(code).unwrap();
+    let text = replace_tile_loads(code).unwrap();
     assert!(
         text.contains("\tleaq -72(%rsp,%rcx,2), %rax\n\tmovq 0(%rax), %rcx\n") && !text.contains("ldtilecfg")
     );
     assert!(text.contains("\tmovq 56(%rax), %rcx\n\tmovq %rcx, seen+56(%rip)\n"), "{text}");
     assert!(text.ends_with("\tmovq kept_rax(%rip), %rax\n\tmovq kept_rcx(%rip), %rcx\n\tret\n"), "{text}");
-    assert_eq!(with_copies("f:\n\tret\n"), None);
+    assert_eq!(replace_tile_loads("f:\n\tret\n"), None);
 }

@@ -13,7 +13,7 @@ use crate::toolchain::asking::said;
 use crate::toolchain::found::{Tool, Toolkit};
 
 /// How to install the toolkit.
-const CURE: &str = "install the CUDA toolkit (Debian: apt install nvidia-cuda-toolkit; or NVIDIA's own packages), or \
+const INSTALL_HINT: &str = "install the CUDA toolkit (Debian: apt install nvidia-cuda-toolkit; or NVIDIA's own packages), or \
                     name its nvcc in CUDACXX";
 
 /// Finds nvcc, and checks that the toolkit's libraries are installed, too.
@@ -38,7 +38,7 @@ pub(crate) fn nvcc(env: &Environment) -> Result<PathBuf> {
     if let Some(wish) = &env.cudacxx {
         let absent = || {
             let name = Path::new(wish).display();
-            missing(Backend::Cuda, format!("nvcc is not at `{name}`, which CUDACXX names"), CURE)
+            missing(Backend::Cuda, format!("nvcc is not at `{name}`, which CUDACXX names"), INSTALL_HINT)
         };
         return env.find(wish).ok_or_else(absent);
     }
@@ -54,7 +54,11 @@ pub(crate) fn nvcc(env: &Environment) -> Result<PathBuf> {
         .or_else(|| env.find("nvcc"))
         .or_else(|| usual.into_iter().find_map(|home| inside(&home)))
         .ok_or_else(|| {
-            missing(Backend::Cuda, "nvcc is not in PATH, CUDA_HOME, CUDA_PATH or /usr/local/cuda", CURE)
+            missing(
+                Backend::Cuda,
+                "nvcc is not in PATH, CUDA_HOME, CUDA_PATH or /usr/local/cuda",
+                INSTALL_HINT,
+            )
         })
 }
 

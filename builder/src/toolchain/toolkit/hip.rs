@@ -19,7 +19,7 @@ pub(super) async fn find(env: &Environment, cancel: &CancellationToken) -> Resul
     let path = match compiler.iter().find_map(|name| env.find(home.join(name))) {
         Some(path) => path,
         // Debian's packages use the distribution's clang; hipconfig knows which one.
-        None => configured(env, &home, cancel).await?,
+        None => configured_clang(env, &home, cancel).await?,
     };
     for (header, package) in [("hipblas", "hipblas-dev"), ("rocblas", "rocblas-dev")] {
         // In an unknown layout, cmake does the search.
@@ -55,7 +55,7 @@ pub(crate) fn hipcc(env: &Environment) -> Result<PathBuf> {
     )
 }
 
-async fn configured(env: &Environment, home: &Path, cancel: &CancellationToken) -> Result<PathBuf> {
+async fn configured_clang(env: &Environment, home: &Path, cancel: &CancellationToken) -> Result<PathBuf> {
     let absent = || {
         let what = format!("ROCm in {} has no clang++", home.display());
         missing(

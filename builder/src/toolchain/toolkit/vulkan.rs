@@ -14,7 +14,7 @@ use crate::toolchain::found::{Tool, Toolkit};
 
 /// PCI vendors whose GPUs outperform the CPU: AMD and NVIDIA. An integrated Intel GPU may be slower than
 /// its CPU, and the GPU of a virtual machine is emulated by the CPU.
-const VENDORS: [&str; 2] = ["0x1002", "0x10de"];
+const FAST_GPU_VENDORS: [&str; 2] = ["0x1002", "0x10de"];
 
 /// Finds glslc, the headers and the loader.
 pub(crate) async fn find(env: &Environment, cancel: &CancellationToken) -> Result<Toolkit> {
@@ -71,6 +71,7 @@ pub(crate) fn has_device(env: &Environment) -> bool {
     let of = |system: &PathBuf| fs::read_dir(system.join("sys/class/drm")).into_iter().flatten().flatten();
     env.system.iter().flat_map(of).any(|entry| {
         let vendor = fs::read_to_string(entry.path().join("device/vendor")).unwrap_or_default();
-        entry.file_name().to_string_lossy().starts_with("renderD") && VENDORS.contains(&vendor.trim())
+        entry.file_name().to_string_lossy().starts_with("renderD")
+            && FAST_GPU_VENDORS.contains(&vendor.trim())
     })
 }

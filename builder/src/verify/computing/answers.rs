@@ -9,10 +9,10 @@ use super::judge::Outcome;
 use crate::sample_model::{FIRST_WORD, WORDS};
 
 /// Tokens of the prompt: processed as one batch, and fewer than the 32 from which ggml offloads to a GPU.
-const PROMPT: usize = 24;
+const PROMPT_TOKENS: usize = 24;
 /// Single tokens after the prompt, each computed alone: enough for a GPU to capture a graph and launch it
 /// again.
-const SINGLES: usize = 6;
+const SINGLE_TOKENS: usize = 6;
 
 /// Log-probabilities by word, for each prompt.
 pub(super) type Answers = Vec<BTreeMap<String, f64>>;
@@ -20,7 +20,7 @@ pub(super) type Answers = Vec<BTreeMap<String, f64>>;
 /// Requests all words' probabilities after the prompt, and after each of the single tokens that follow.
 pub(super) async fn ask(door: &Door) -> Outcome {
     let mut answers = Answers::new();
-    for length in PROMPT..=PROMPT + SINGLES {
+    for length in PROMPT_TOKENS..=PROMPT_TOKENS + SINGLE_TOKENS {
         let prompt: Vec<usize> = (0..length).map(token_at).collect();
         let body = json!({
             "prompt": prompt, "n_predict": 1, "n_probs": WORDS, "cache_prompt": true, "seed": 1,
@@ -32,7 +32,7 @@ pub(super) async fn ask(door: &Door) -> Outcome {
             Ok(text) => serde_json::from_str::<Value>(&text).unwrap_or_default(),
             Err(fault) => return Outcome::Wrong(fault.to_string()),
         };
-        match words_in(&answer) {
+        match parse_words(&answer) {
             Some(words) => answers.push(words),
             None if answers.is_empty() => return Outcome::NoProbabilities,
             None => return Outcome::Wrong("an answer without probabilities".to_owned()),
@@ -47,7 +47,7 @@ const fn token_at(at: usize) -> usize {
 }
 
 /// The words with their log-probabilities; `None` if the answer has none.
-fn words_in(answer: &Value) -> Option<BTreeMap<String, f64>> {
+fn parse_words(answer: &Value) -> Option<BTreeMap<String, f64>> {
     let first = answer["completion_probabilities"].get(0)?;
     let list = first["top_logprobs"].as_array().or_else(|| first["probs"].as_array())?;
     let words = list.iter().filter_map(|entry| {
@@ -68,9 +68,9 @@ mod tests {
     fn probabilities_are_read_in_both_forms() {
         let new = json!({"completion_probabilities": [{"id": 1, "top_logprobs": [
             {"id": 1, "token": " ba", "logprob": -0.5}, {"id": 2, "token": " do", "logprob": null}]}]});
-        assert_eq!(words_in(&new), Some([(" ba".to_owned(), -0.5)].into()));
+        assert_eq!(parse_words(&new), Some([(" ba".to_owned(), -0.5)].into()));
         let old = json!({"completion_probabilities": [{"content": "x", "probs": [{"tok_str": " ba", "prob": 1.0}]}]});
-        assert_eq!(words_in(&old), Some([(" ba".to_owned(), 0.0)].into()));
-        assert_eq!(words_in(&json!({"content": " ba"})), None);
+        assert_eq!(parse_words(&old), Some([(" ba".to_owned(), 0.0)].into()));
+        assert_eq!(parse_words(&json!({"content": " ba"})), None);
     }
 }

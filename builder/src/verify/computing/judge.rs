@@ -52,7 +52,7 @@ pub(super) fn judge(
     }
     let (mut right, mut faults) = (Vec::new(), Vec::new());
     for (setting, outcome) in outcomes {
-        match fault(kind, setting, reference, outcome) {
+        match judge_setting(kind, setting, reference, outcome) {
             Ok(trial) => right.push((setting, trial)),
             Err(why) => faults.push((setting, why)),
         }
@@ -75,7 +75,7 @@ pub(super) fn judge(
 }
 
 /// The distance of one setting, or its failure.
-fn fault(
+fn judge_setting(
     kind: WeightKind,
     setting: Setting,
     reference: &Answers,
@@ -105,10 +105,10 @@ fn distance(reference: &Answers, answers: &Answers) -> f64 {
     if reference.len() != answers.len() {
         return f64::INFINITY;
     }
-    reference.iter().zip(answers).map(|(one, other)| distance_of_one(one, other)).fold(0.0, f64::max)
+    reference.iter().zip(answers).map(|(one, other)| word_distance(one, other)).fold(0.0, f64::max)
 }
 
-fn distance_of_one(reference: &BTreeMap<String, f64>, answer: &BTreeMap<String, f64>) -> f64 {
+fn word_distance(reference: &BTreeMap<String, f64>, answer: &BTreeMap<String, f64>) -> f64 {
     let (mut sum, mut count) = (0.0, 0.0);
     for (word, log) in reference {
         let Some(other) = answer.get(word) else { return f64::INFINITY };

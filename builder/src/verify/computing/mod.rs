@@ -78,7 +78,7 @@ impl Computed {
 }
 
 /// Common parameters of all trials of a server.
-struct Bench<'a> {
+struct ComputeBench<'a> {
     binary: &'a Path,
     folder: &'a Path,
     trial: &'a Trial,
@@ -95,7 +95,7 @@ pub(super) async fn all(
     has_gpu: bool,
     cancel: &CancellationToken,
 ) -> Result<Option<Computed>> {
-    let bench = Bench { binary, folder, trial, unix, cancel };
+    let bench = ComputeBench { binary, folder, trial, unix, cancel };
     let flags = KnownFlags::of(binary, trial, cancel).await?;
     let settings = Setting::all(flags, has_gpu);
     let mut computed = Computed::default();
@@ -110,7 +110,7 @@ pub(super) async fn all(
     Ok(Some(computed))
 }
 
-impl Bench<'_> {
+impl ComputeBench<'_> {
     /// Reference answers: the same numbers in f32, on the CPU.
     async fn reference(&self, kind: WeightKind) -> Result<Option<Answers>> {
         let path = self.folder.join("twin.gguf");
@@ -153,7 +153,7 @@ impl Bench<'_> {
         flags: Vec<&'static str>,
         variables: Vec<(String, String)>,
         gpu: bool,
-    ) -> Attempt {
+    ) -> ServerAttempt {
         let mut arguments: Vec<String> = ["-m", model].map(str::to_owned).into();
         arguments.extend(settings::COMMON.map(str::to_owned));
         if !gpu {
@@ -163,11 +163,11 @@ impl Bench<'_> {
         let mut trial = Trial { gpu, hide: self.trial.hide || !gpu, ..self.trial.clone() };
         trial.variables.extend(variables);
         let (binary, folder) = (self.binary.to_owned(), self.folder.to_owned());
-        Attempt { binary, folder, name, arguments, trial, unix: self.unix }
+        ServerAttempt { binary, folder, name, arguments, trial, unix: self.unix }
     }
 
     /// Runs attempts in parallel; returns their outcomes in the same order.
-    async fn run(&self, attempts: Vec<Attempt>) -> Result<Vec<Outcome>> {
+    async fn run(&self, attempts: Vec<ServerAttempt>) -> Result<Vec<Outcome>> {
         let mut running = JoinSet::new();
         for (number, attempt) in attempts.into_iter().enumerate() {
             running.spawn(async move { (number, attempt.outcome().await) });
@@ -192,7 +192,7 @@ impl Bench<'_> {
 }
 
 /// One start of the server.
-struct Attempt {
+struct ServerAttempt {
     binary: PathBuf,
     folder: PathBuf,
     /// Name of its files, distinct from those of other attempts.
@@ -202,7 +202,7 @@ struct Attempt {
     unix: bool,
 }
 
-impl Attempt {
+impl ServerAttempt {
     async fn outcome(self) -> Result<Outcome> {
         let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
         let mut server =

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use warden_policies::MemoryKind;
-use warden_policies::sample::{Edge, Work};
+use warden_policies::sample::{SampleEdge, Work};
 use warden_policies::units::exact;
 use warden_supervisor::SoloSpec;
 
@@ -13,7 +13,7 @@ use crate::lab::Lab;
 
 /// Idle memory of a process with a smaller context.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LessContext {
+pub struct SmallerContext {
     /// `-c`.
     pub context: u64,
     /// Bytes by memory.
@@ -40,14 +40,14 @@ pub async fn less_context(
     spec: &SoloSpec,
     context: u64,
     stop: &CancellationToken,
-) -> Result<LessContext, DiagnoseError> {
+) -> Result<SmallerContext, DiagnoseError> {
     let mut spec = spec.clone();
     // The last occurrence of a flag counts.
     spec.command.args.extend(["--ctx-size".to_owned(), context.to_string()]);
     let measured = async {
         let solo = lab.starter.start(&spec).await.map_err(DiagnoseError::Start)?;
         tokio::time::sleep(lab.numbers.settle).await;
-        let idle = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
+        let idle = solo.sample(SampleEdge::Idle, Work::default(), 0, 0).await;
         Ok((solo, charged(&idle.sample)))
     };
     let (solo, idle) = tokio::select! {
@@ -56,19 +56,19 @@ pub async fn less_context(
         measured = measured => measured?,
     };
     solo.stop().await;
-    Ok(LessContext { context, idle })
+    Ok(SmallerContext { context, idle })
 }
 
 #[cfg(test)]
 mod tests {
     use warden_experiment::headroom::Setup;
 
-    use super::super::TouchedSeries;
+    use super::super::MeasuredMemory;
     use super::*;
 
     #[test]
     fn what_a_token_of_context_takes_is_what_a_smaller_one_leaves_free() {
-        let series = |idle| TouchedSeries { series: MemoryKind::Host, idle, free: None, peaks: Vec::new() };
+        let series = |idle| MeasuredMemory { series: MemoryKind::Host, idle, free: None, peaks: Vec::new() };
         let mut touched = Touched {
             setup: Setup { context: 8192, slots: 1, slot_context: 8192, sequence_context: None, ubatch: 512 },
             series: vec![series(1000 << 20)],
@@ -77,9 +77,10 @@ mod tests {
             less_context: None,
         };
         assert_eq!(touched.context_token(MemoryKind::Host), None);
-        touched.less_context = Some(LessContext { context: 4096, idle: vec![(MemoryKind::Host, 488 << 20)] });
+        touched.less_context =
+            Some(SmallerContext { context: 4096, idle: vec![(MemoryKind::Host, 488 << 20)] });
         assert_eq!(touched.context_token(MemoryKind::Host), Some(131_072.0));
-        touched.less_context = Some(LessContext { context: 8192, idle: vec![(MemoryKind::Host, 0)] });
+        touched.less_context = Some(SmallerContext { context: 8192, idle: vec![(MemoryKind::Host, 0)] });
         assert_eq!(touched.context_token(MemoryKind::Host), None, "no smaller one");
     }
 }

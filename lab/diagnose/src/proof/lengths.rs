@@ -5,32 +5,32 @@
 use serde::{Deserialize, Serialize};
 use warden_supervisor::Solo;
 
-use crate::client::{AskError, Client};
+use crate::client::{Client, LabRequestError};
 use crate::lab::Lab;
 use crate::workload::{Facts, SAMPLE_WORDS, Words};
 
 /// Lengths for all compared processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lengths {
+pub struct TextLengths {
     /// Tokens of a text of a known number of words; 0 where a server does not count.
     tokens: u32,
     /// Tokens of context in a slot; `None` if unknown.
     n_ctx: Option<u64>,
 }
 
-impl Lengths {
+impl TextLengths {
     /// Measures a process.
-    pub(super) async fn of(lab: &Lab, solo: &Solo, client: &Client) -> Result<Self, AskError> {
+    pub(super) async fn of(lab: &Lab, solo: &Solo, client: &Client) -> Result<Self, LabRequestError> {
         let counted = client.count(&Words::sample(), lab.numbers.question_limit).await;
         Self::counted(counted, solo.props().n_ctx)
     }
 
     /// A refusal to count is the same each time and counts as 0. A count that only came too late is an
     /// error: the next one would give another text.
-    fn counted(counted: Result<u32, AskError>, n_ctx: Option<u64>) -> Result<Self, AskError> {
+    fn counted(counted: Result<u32, LabRequestError>, n_ctx: Option<u64>) -> Result<Self, LabRequestError> {
         match counted {
             Ok(tokens) => Ok(Self { tokens, n_ctx }),
-            Err(AskError::Refused { .. }) => Ok(Self { tokens: 0, n_ctx }),
+            Err(LabRequestError::Refused { .. }) => Ok(Self { tokens: 0, n_ctx }),
             Err(error) => Err(error),
         }
     }
@@ -51,25 +51,25 @@ mod tests {
 
     #[test]
     fn a_count_that_came_too_late_is_no_count_of_zero() {
-        let late = Err(AskError::Late(Duration::from_secs(5)));
-        assert_eq!(Lengths::counted(late, None), Err(AskError::Late(Duration::from_secs(5))));
-        let refused = Err(AskError::Refused { status: 501, message: String::new() });
-        assert_eq!(Lengths::counted(refused, Some(9)), Ok(Lengths { tokens: 0, n_ctx: Some(9) }));
+        let late = Err(LabRequestError::Late(Duration::from_secs(5)));
+        assert_eq!(TextLengths::counted(late, None), Err(LabRequestError::Late(Duration::from_secs(5))));
+        let refused = Err(LabRequestError::Refused { status: 501, message: String::new() });
+        assert_eq!(TextLengths::counted(refused, Some(9)), Ok(TextLengths { tokens: 0, n_ctx: Some(9) }));
     }
 
     #[test]
     fn what_is_kept_asks_the_same() {
         let all = warden_policies::defaults();
-        let asked = |lengths: Lengths, slots| -> Vec<_> {
+        let asked = |lengths: TextLengths, slots| -> Vec<_> {
             let questions =
                 questions::all(&all.diagnose, &all.proof, lengths.facts(slots), SoloProps::default());
             questions.unwrap().into_iter().map(|question| question.ask).collect()
         };
-        let first = Lengths { tokens: 301, n_ctx: Some(1000) };
-        let kept: Lengths = serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap();
+        let first = TextLengths { tokens: 301, n_ctx: Some(1000) };
+        let kept: TextLengths = serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap();
         assert_eq!(asked(kept, 4), asked(first, 1), "whatever else another build has");
         // Other lengths would give other texts.
-        assert_ne!(asked(Lengths { tokens: 0, ..first }, 1), asked(first, 1));
-        assert_ne!(asked(Lengths { n_ctx: Some(250), ..first }, 1), asked(first, 1));
+        assert_ne!(asked(TextLengths { tokens: 0, ..first }, 1), asked(first, 1));
+        assert_ne!(asked(TextLengths { n_ctx: Some(250), ..first }, 1), asked(first, 1));
     }
 }

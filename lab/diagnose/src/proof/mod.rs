@@ -17,11 +17,11 @@ pub(crate) mod visit;
 use std::sync::OnceLock;
 
 use tokio_util::sync::CancellationToken;
-use warden_experiment::between::{Aim, Ask, Conclusion, Search};
-use warden_experiment::proof::{Faces, Growth, Next, Proof, Rounds, Side};
+use warden_experiment::between::{Ask, Conclusion, RevisionAim, Search};
+use warden_experiment::proof::{Growth, InterfaceComparison, Next, Proof, Rounds, Side};
 use warden_supervisor::SoloSpec;
 
-pub use self::lengths::Lengths;
+pub use self::lengths::TextLengths;
 use self::visit::Wanted;
 pub use self::visit::{Sent, requests};
 use crate::between::{RevisionLine, SearchEvent, ServerFuture};
@@ -49,7 +49,7 @@ pub struct Pair {
 
 /// Progress of a proof.
 #[derive(Debug)]
-pub enum Proving<'a> {
+pub enum ProofProgress<'a> {
     /// A process of this build follows, in this round.
     Next(Side, usize),
     /// The search for growth and crashes runs from here on.
@@ -64,17 +64,17 @@ impl Pair {
     pub async fn prove(
         &self,
         lab: &Lab,
-        watch: &mut (dyn FnMut(Proving<'_>) + Send),
+        watch: &mut (dyn FnMut(ProofProgress<'_>) + Send),
         stop: &CancellationToken,
     ) -> Result<Proof, DiagnoseError> {
         let mut rounds = Rounds::new(&lab.proof);
-        let mut paths = Routes::default();
+        let mut paths = BuildRoutes::default();
         let mut lengths = None;
         while let Next::Visit { side, asks } = rounds.next() {
             if stop.is_cancelled() {
                 break;
             }
-            watch(Proving::Next(side, rounds.count() + 1));
+            watch(ProofProgress::Next(side, rounds.count() + 1));
             let (spec, known) = match side {
                 Side::Old => (&self.old, &mut paths.old),
                 Side::New => (&self.new, &mut paths.new),
@@ -110,18 +110,18 @@ impl Pair {
         Ok(proof)
     }
 
-    fn faces(&self, routes: Routes) -> Faces {
+    fn faces(&self, routes: BuildRoutes) -> InterfaceComparison {
         let empty = (Vec::new(), Vec::new());
         let flags = self.flags.as_ref().unwrap_or(&empty);
         let routes = routes.old.zip(routes.new).unwrap_or_default();
-        Faces::of((&flags.0, &flags.1), (&routes.0, &routes.1), &self.used)
+        InterfaceComparison::of((&flags.0, &flags.1), (&routes.0, &routes.1), &self.used)
     }
 
     /// Searches growth and crashes of both, as the two revisions of a line.
     async fn search(
         &self,
         lab: &Lab,
-        watch: &mut (dyn FnMut(Proving<'_>) + Send),
+        watch: &mut (dyn FnMut(ProofProgress<'_>) + Send),
         stop: &CancellationToken,
     ) -> Result<Conclusion, DiagnoseError> {
         let server = |revision: usize| -> ServerFuture<'_, DiagnoseError> {
@@ -131,15 +131,15 @@ impl Pair {
         let lengths = OnceLock::new();
         let base = self.work.clone();
         let line = RevisionLine { base, last: 1, newer_only: true, lengths: &lengths, server: &server };
-        let search = Search::new(lab.rules(), Aim::Growth, 1);
-        let mut show = |event: SearchEvent<'_>| watch(Proving::Searching(&event));
+        let search = Search::new(lab.rules(), RevisionAim::Growth, 1);
+        let mut show = |event: SearchEvent<'_>| watch(ProofProgress::Searching(&event));
         Box::pin(line.run(lab, search, &mut show, stop)).await
     }
 }
 
 /// Paths that each build serves.
 #[derive(Debug, Default)]
-struct Routes {
+struct BuildRoutes {
     old: Option<Vec<String>>,
     new: Option<Vec<String>>,
 }

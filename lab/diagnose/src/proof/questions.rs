@@ -6,7 +6,7 @@ use warden_experiment::proof::{Reply, Token};
 use warden_policies::defaults::{Diagnose, Proof};
 use warden_supervisor::SoloProps;
 
-use crate::client::{Ask, AskError};
+use crate::client::{Ask, LabRequestError};
 use crate::workload::{Facts, Words, picture};
 
 /// A request, and the kind of its answer.
@@ -14,11 +14,11 @@ use crate::workload::{Facts, Words, picture};
 pub(super) struct Question {
     pub(super) name: String,
     pub(super) ask: Ask,
-    kind: Kind,
+    kind: QuestionKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum QuestionKind {
     /// `/completion`.
     Native,
     /// `/v1/chat/completions`.
@@ -32,7 +32,8 @@ enum Kind {
 }
 
 /// A text that is hard for tokenizers: numbers, scripts, spaces, code.
-const ODD: &str = "Ça va?  3.14159e-10 kg/m²\n\tfn main() { let x = \"日本語\"; } // 1,234,567 — ﷽ 🦙🏽";
+const HARD_TEXT: &str =
+    "Ça va?  3.14159e-10 kg/m²\n\tfn main() { let x = \"日本語\"; } // 1,234,567 — ﷽ 🦙🏽";
 
 /// All questions.
 pub(super) fn all(
@@ -40,7 +41,7 @@ pub(super) fn all(
     proof: &Proof,
     facts: Facts,
     props: SoloProps,
-) -> Result<Vec<Question>, AskError> {
+) -> Result<Vec<Question>, LabRequestError> {
     let words = Words::new(facts.tokens_per_word);
     let (answer, top) = (proof.answer, proof.top);
     let of = |name: &str, kind, ask| Question { name: name.to_owned(), ask, kind };
@@ -54,47 +55,51 @@ pub(super) fn all(
             "cache_prompt": false,
             "n_probs": top,
         });
-        of(name, Kind::Native, Ask::post("/completion", body))
+        of(name, QuestionKind::Native, Ask::post("/completion", body))
     };
     let mut all: Vec<Question> =
         (1..=4).map(|which| native(&format!("text {which}"), which, numbers.short_prompt)).collect();
     all.push(native("long text", 5, proof.prompt));
     let mut talk = chat(&words.text(6, numbers.short_prompt), answer, false);
-    with(&mut talk, &json!({ "logprobs": true, "top_logprobs": top }));
-    all.push(of("chat", Kind::Chat, talk));
+    add_fields(&mut talk, &json!({ "logprobs": true, "top_logprobs": top }));
+    all.push(of("chat", QuestionKind::Chat, talk));
     let mut schema = chat(&words.text(7, numbers.short_prompt), answer, false);
     let object = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });
-    with(
+    add_fields(
         &mut schema,
         &json!({ "response_format": { "type": "json_object", "schema": object }, "logprobs": true, "top_logprobs": top }),
     );
-    all.push(of("schema", Kind::Chat, schema));
+    all.push(of("schema", QuestionKind::Chat, schema));
     all.push(of(
         "tokens",
-        Kind::Tokens,
-        Ask::post("/tokenize", json!({ "content": ODD, "add_special": true })),
+        QuestionKind::Tokens,
+        Ask::post("/tokenize", json!({ "content": HARD_TEXT, "add_special": true })),
     ));
     let messages =
         json!([{ "role": "system", "content": "Be brief." }, { "role": "user", "content": "Hello" }]);
-    all.push(of("template", Kind::Prompt, Ask::post("/apply-template", json!({ "messages": messages }))));
+    all.push(of(
+        "template",
+        QuestionKind::Prompt,
+        Ask::post("/apply-template", json!({ "messages": messages })),
+    ));
     all.push(of(
         "embedding",
-        Kind::Vector,
+        QuestionKind::Vector,
         Ask::post("/v1/embeddings", json!({ "input": words.text(8, 16) })),
     ));
     if props.modalities.is_some_and(|modalities| modalities.vision) {
         let (width, height) = numbers.image;
-        let url = picture::url(width, height).map_err(|error| AskError::Broken(error.to_string()))?;
+        let url = picture::url(width, height).map_err(|error| LabRequestError::Broken(error.to_string()))?;
         let content = json!([
             { "type": "image_url", "image_url": { "url": url } },
             { "type": "text", "text": "What is in this picture?" },
         ]);
         let mut seen = chat("", answer, false);
-        with(
+        add_fields(
             &mut seen,
             &json!({ "messages": [{ "role": "user", "content": content }], "logprobs": true, "top_logprobs": top }),
         );
-        all.push(of("picture", Kind::Chat, Ask { images: 1, ..seen }));
+        all.push(of("picture", QuestionKind::Chat, Ask { images: 1, ..seen }));
     }
     Ok(all)
 }
@@ -112,7 +117,7 @@ pub(super) fn chat(text: &str, answer: u64, stream: bool) -> Ask {
     Ask::post("/v1/chat/completions", body)
 }
 
-fn with(ask: &mut Ask, more: &Value) {
+fn add_fields(ask: &mut Ask, more: &Value) {
     let fields = ask.body.as_mut().and_then(Value::as_object_mut).zip(more.as_object());
     if let Some((body, more)) = fields {
         body.extend(more.clone());
@@ -125,12 +130,12 @@ impl Question {
         let request = self.name.clone();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         match self.kind {
-            Kind::Native => {
+            QuestionKind::Native => {
                 let tokens = json["completion_probabilities"].as_array().map_or(&[][..], Vec::as_slice);
                 let tokens = tokens.iter().map(native_token).collect();
                 Reply { request, text: text(&json["content"]), tokens, ..Reply::default() }
             }
-            Kind::Chat => {
+            QuestionKind::Chat => {
                 let choice = &json["choices"][0];
                 let message = &choice["message"];
                 let said = [&message["reasoning_content"], &message["content"]].map(text).concat();
@@ -142,9 +147,9 @@ impl Question {
                 Reply { request, text: said + &calls.unwrap_or_default(), tokens, ..Reply::default() }
             }
             // Other fields of the answer are not compared.
-            Kind::Tokens => Reply { request, text: json["tokens"].to_string(), ..Reply::default() },
-            Kind::Prompt => Reply { request, text: text(&json["prompt"]), ..Reply::default() },
-            Kind::Vector => {
+            QuestionKind::Tokens => Reply { request, text: json["tokens"].to_string(), ..Reply::default() },
+            QuestionKind::Prompt => Reply { request, text: text(&json["prompt"]), ..Reply::default() },
+            QuestionKind::Vector => {
                 let numbers = json["data"][0]["embedding"].as_array().map_or(&[][..], Vec::as_slice);
                 let vector = numbers.iter().filter_map(Value::as_f64).collect();
                 Reply { request, vector, ..Reply::default() }
@@ -182,7 +187,7 @@ fn of(token: &Value, name: &str, list: &str, number: &str) -> Token {
 mod tests {
     use super::*;
 
-    fn question(kind: Kind) -> Question {
+    fn question(kind: QuestionKind) -> Question {
         Question { name: "q".to_owned(), ask: Ask::post("/", json!({})), kind }
     }
 
@@ -194,7 +199,8 @@ mod tests {
         let old = json!({ "content": "ab", "completion_probabilities": [
             { "content": "a", "probs": [{ "tok_str": "a", "prob": 0.5 }, { "tok_str": "c", "prob": 0.25 }] },
         ] });
-        let (new, old) = (question(Kind::Native).read(&new), question(Kind::Native).read(&old));
+        let (new, old) =
+            (question(QuestionKind::Native).read(&new), question(QuestionKind::Native).read(&old));
         assert_eq!((new.text.as_str(), new.tokens[0].text.as_str()), ("ab", "a"));
         assert_eq!(new.tokens[0].top, [("a".to_owned(), -0.5), ("c".to_owned(), -1.5)]);
         assert_eq!(old.tokens[0].text, "a");
@@ -207,7 +213,7 @@ mod tests {
             "message": { "reasoning_content": "so ", "content": "yes", "tool_calls": [{ "id": "x" }] },
             "logprobs": { "content": [{ "token": "yes", "logprob": -0.1, "top_logprobs": [{ "token": "yes", "logprob": -0.1 }] }] },
         }] });
-        let reply = question(Kind::Chat).read(&json);
+        let reply = question(QuestionKind::Chat).read(&json);
         assert_eq!(reply.text, "so yes[{\"id\":\"x\"}]");
         assert_eq!(reply.tokens.len(), 1);
     }

@@ -4,7 +4,7 @@
 use reqwest::Method;
 use serde_json::json;
 
-use crate::client::{Ask, AskError, Client};
+use crate::client::{Ask, Client, LabRequestError};
 use crate::lab::Lab;
 
 /// Returns the `paths` that the server has.
@@ -13,8 +13,9 @@ pub(super) async fn of(lab: &Lab, client: &Client, paths: &[String]) -> Vec<Stri
     let mut known = Vec::new();
     for path in paths {
         let get = Ask { method: Method::GET, body: None, ..Ask::post(path, json!({})) };
-        let is_there =
-            |answer: Result<(), AskError>| !matches!(answer, Err(AskError::Refused { status: 404, .. }));
+        let is_there = |answer: Result<(), LabRequestError>| {
+            !matches!(answer, Err(LabRequestError::Refused { status: 404, .. }))
+        };
         // No route can do anything with an empty request.
         if is_there(client.head(&get, limit).await)
             || is_there(client.head(&Ask::post(path, json!({})), limit).await)

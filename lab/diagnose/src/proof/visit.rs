@@ -4,13 +4,13 @@ use serde_json::json;
 use tokio::time::Instant;
 use warden_experiment::proof::{Metric, Reply, Visit};
 use warden_policies::MemoryKind;
-use warden_policies::sample::{Edge, Work};
+use warden_policies::sample::{SampleEdge, Work};
 use warden_policies::units::{exact, scale};
 use warden_supervisor::{Solo, SoloReading, SoloSpec};
 
-use super::lengths::Lengths;
+use super::lengths::TextLengths;
 use super::{questions, routes};
-use crate::client::{Answer, Ask, AskError, Client};
+use crate::client::{Answer, Ask, Client, LabRequestError};
 use crate::error::DiagnoseError;
 use crate::lab::Lab;
 use crate::leg::{stays, told};
@@ -28,16 +28,16 @@ pub(crate) struct Wanted<'a> {
     /// Be checked for these paths.
     pub(crate) paths: Option<&'a [String]>,
     /// Lengths of its requests; `None`: this is the first process, which sets them.
-    pub(crate) lengths: Option<Lengths>,
+    pub(crate) lengths: Option<TextLengths>,
 }
 
 /// Result of a process.
-pub(crate) struct Visited {
+pub(crate) struct VisitResult {
     pub(crate) visit: Visit,
     /// The existing ones of the paths to check, if there were any.
     pub(super) routes: Option<Vec<String>>,
     /// Lengths of its requests.
-    pub(crate) lengths: Lengths,
+    pub(crate) lengths: TextLengths,
 }
 
 /// Runs a process. An inner error is the build's own, in words.
@@ -45,7 +45,7 @@ pub(crate) async fn run(
     lab: &Lab,
     spec: &SoloSpec,
     wanted: Wanted<'_>,
-) -> Result<Result<Visited, String>, DiagnoseError> {
+) -> Result<Result<VisitResult, String>, DiagnoseError> {
     let solo = match lab.starter.start(spec).await {
         Ok(solo) => solo,
         Err(failure) => return Ok(Err(format!("it did not start: {}", told(&failure)))),
@@ -55,7 +55,7 @@ pub(crate) async fn run(
     let seen = tokio::select! {
         biased;
         failure = solo.ended() => Err(format!("it ended: {}", told(&failure))),
-        line = solo.crashed_and_stays() => Err(stays(&line)),
+        line = solo.until_crash_hang() => Err(stays(&line)),
         () = tokio::time::sleep_until(deadline) => {
             Err(format!("it did not answer everything within {}", warden_policies::units::span(lab.numbers.leg_limit)))
         }
@@ -72,13 +72,18 @@ pub(crate) async fn run(
     Ok(seen)
 }
 
-async fn all(lab: &Lab, solo: &Solo, client: &Client, wanted: Wanted<'_>) -> Result<Visited, AskError> {
+async fn all(
+    lab: &Lab,
+    solo: &Solo,
+    client: &Client,
+    wanted: Wanted<'_>,
+) -> Result<VisitResult, LabRequestError> {
     let mut measured = vec![(Metric::Start, solo.ready_after().as_secs_f64())];
-    let reading = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
-    held(&reading, Metric::AtReady, &mut measured);
+    let reading = solo.sample(SampleEdge::Idle, Work::default(), 0, 0).await;
+    add_memory(&reading, Metric::AtReady, &mut measured);
     let lengths = match wanted.lengths {
         Some(lengths) => lengths,
-        None => Lengths::of(lab, solo, client).await?,
+        None => TextLengths::of(lab, solo, client).await?,
     };
     let props = solo.props();
     let facts = lengths.facts(props.slots.unwrap_or(1));
@@ -95,14 +100,14 @@ async fn all(lab: &Lab, solo: &Solo, client: &Client, wanted: Wanted<'_>) -> Res
     let room = facts.n_ctx.and_then(|room| props.n_ctx.map(|own| room.min(own)));
     if wanted.longest && fill(lab, client, Facts { n_ctx: room, ..facts }).await? {
         tokio::time::sleep(lab.numbers.settle).await;
-        let reading = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
-        held(&reading, Metric::AtLongest, &mut measured);
+        let reading = solo.sample(SampleEdge::Idle, Work::default(), 0, 0).await;
+        add_memory(&reading, Metric::AtLongest, &mut measured);
     }
     let routes = match wanted.paths {
         Some(paths) => Some(routes::of(lab, client, paths).await),
         None => None,
     };
-    Ok(Visited { visit: Visit { measured, replies }, routes, lengths })
+    Ok(VisitResult { visit: Visit { measured, replies }, routes, lengths })
 }
 
 /// The requests that show how such a server answers these questions or, without questions, how fast it is.
@@ -114,7 +119,7 @@ pub async fn requests(
     lab: &Lab,
     spec: &SoloSpec,
     questions: &[String],
-    lengths: Option<Lengths>,
+    lengths: Option<TextLengths>,
 ) -> Result<Result<Vec<Sent>, String>, DiagnoseError> {
     let solo = match lab.starter.start(spec).await {
         Ok(solo) => solo,
@@ -124,7 +129,7 @@ pub async fn requests(
     let props = solo.props();
     let lengths = match lengths {
         Some(lengths) => Ok(lengths),
-        None => Lengths::of(lab, &solo, &client).await,
+        None => TextLengths::of(lab, &solo, &client).await,
     };
     drop(client);
     solo.stop().await;
@@ -134,7 +139,7 @@ pub async fn requests(
     };
     let all = questions::all(&lab.numbers, &lab.proof, facts, props);
     let asks: Vec<Ask> = match all {
-        _ if questions.is_empty() => paces(lab, facts, 1).into(),
+        _ if questions.is_empty() => timed_requests(lab, facts, 1).into(),
         Ok(all) => all.into_iter().filter(|one| questions.contains(&one.name)).map(|one| one.ask).collect(),
         Err(error) => return Ok(Err(error.to_string())),
     };
@@ -151,10 +156,10 @@ pub struct Sent {
     pub body: serde_json::Value,
 }
 
-async fn ask(lab: &Lab, client: &Client, question: &questions::Question) -> Result<Reply, AskError> {
+async fn ask(lab: &Lab, client: &Client, question: &questions::Question) -> Result<Reply, LabRequestError> {
     match client.json(&question.ask, lab.numbers.request_limit).await {
         Ok(json) => Ok(question.read(&json)),
-        Err(AskError::Refused { status, message }) => Ok(Reply {
+        Err(LabRequestError::Refused { status, message }) => Ok(Reply {
             request: question.name.clone(),
             refused: Some(format!("{message} (status {status})")),
             ..Reply::default()
@@ -163,7 +168,7 @@ async fn ask(lab: &Lab, client: &Client, question: &questions::Question) -> Resu
     }
 }
 
-fn held(reading: &SoloReading, metric: fn(MemoryKind) -> Metric, measured: &mut Vec<(Metric, f64)>) {
+fn add_memory(reading: &SoloReading, metric: fn(MemoryKind) -> Metric, measured: &mut Vec<(Metric, f64)>) {
     let host = reading.sample.host.map(|host| (MemoryKind::Host, host.charged()));
     let vram = reading.sample.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
     measured.extend(host.into_iter().chain(vram).map(|(kind, bytes)| (metric(kind), exact(bytes))));
@@ -175,20 +180,20 @@ async fn pace(
     client: &Client,
     facts: Facts,
     measured: &mut Vec<(Metric, f64)>,
-) -> Result<(), AskError> {
+) -> Result<(), LabRequestError> {
     let numbers = &lab.numbers;
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
     // The first is a warm-up.
     for at in 0..=u64::try_from(lab.proof.repeats).unwrap_or(0) {
-        let [long, short] = paces(lab, facts, at);
+        let [long, short] = timed_requests(lab, facts, at);
         let (prefill, decode) = match client.send(&long, numbers.request_limit).await {
             Ok(answer) => (per_prompt_token(&answer), per_token(&answer)),
-            Err(AskError::Refused { .. }) => return Ok(()),
+            Err(LabRequestError::Refused { .. }) => return Ok(()),
             Err(error) => return Err(error),
         };
         let first = match client.send(&short, numbers.request_limit).await {
             Ok(answer) => answer.first_token.map(|time| time.as_secs_f64()),
-            Err(AskError::Refused { .. }) => None,
+            Err(LabRequestError::Refused { .. }) => None,
             Err(error) => return Err(error),
         };
         if at > 0 {
@@ -205,17 +210,17 @@ async fn pace(
 }
 
 /// The timed requests: a long prompt with an answer, and a short one.
-fn paces(lab: &Lab, facts: Facts, at: u64) -> [Ask; 2] {
+fn timed_requests(lab: &Lab, facts: Facts, at: u64) -> [Ask; 2] {
     let (words, answer) = (Words::new(facts.tokens_per_word), lab.proof.answer);
     let long = facts.fitting(lab.proof.prompt, answer);
     [
-        completion(&words.text(PACE + at, long), answer),
-        questions::chat(&words.text(PACE + at, lab.numbers.short_prompt), 1, true),
+        completion(&words.text(FIRST_TIMED_SEED + at, long), answer),
+        questions::chat(&words.text(FIRST_TIMED_SEED + at, lab.numbers.short_prompt), 1, true),
     ]
 }
 
 /// First seed of texts for timing, so that they differ from the compared ones.
-const PACE: u64 = 1000;
+const FIRST_TIMED_SEED: u64 = 1000;
 
 fn completion(text: &str, answer: u64) -> Ask {
     let body = json!({
@@ -242,14 +247,14 @@ fn per_token(answer: &Answer) -> Option<f64> {
 
 /// Evaluates the longest prompt that fits; `true` on success. The number of tokens of a text is known only
 /// to within some percent, so a refused prompt is shortened.
-async fn fill(lab: &Lab, client: &Client, facts: Facts) -> Result<bool, AskError> {
+async fn fill(lab: &Lab, client: &Client, facts: Facts) -> Result<bool, LabRequestError> {
     let Some(context) = facts.n_ctx else { return Ok(false) };
     let tokens = facts.fitting(context.min(lab.numbers.sweep_most), 1);
-    for share in SHARES {
-        let text = Words::new(facts.tokens_per_word).text(2 * PACE, scale(tokens, share));
+    for share in PROMPT_SHARES {
+        let text = Words::new(facts.tokens_per_word).text(2 * FIRST_TIMED_SEED, scale(tokens, share));
         match client.send(&completion(&text, 1), lab.numbers.request_limit).await {
             Ok(_) => return Ok(true),
-            Err(AskError::Refused { .. }) => {}
+            Err(LabRequestError::Refused { .. }) => {}
             Err(error) => return Err(error),
         }
     }
@@ -257,4 +262,4 @@ async fn fill(lab: &Lab, client: &Client, facts: Facts) -> Result<bool, AskError
 }
 
 /// Shares of the longest prompt, tried until one is accepted.
-const SHARES: [f64; 3] = [0.95, 0.85, 0.7];
+const PROMPT_SHARES: [f64; 3] = [0.95, 0.85, 0.7];

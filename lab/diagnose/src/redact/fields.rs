@@ -93,7 +93,7 @@ pub(super) const NAMED: [&str; 11] = [
 ];
 
 /// Required fields of these: an unknown text is replaced, because a request without the field is invalid.
-pub(super) const MUST: [&str; 2] = ["role", "type"];
+pub(super) const REQUIRED_FIELDS: [&str; 2] = ["role", "type"];
 
 pub(super) const WORDS: [&str; 54] = [
     "user",
@@ -176,10 +176,10 @@ pub(super) const TEXTS: [&str; 19] = [
 ];
 
 /// Fields with identifiers; chat templates may require their length.
-pub(super) const IDS: [&str; 4] = ["id", "call_id", "tool_call_id", "tool_use_id"];
+pub(super) const ID_FIELDS: [&str; 4] = ["id", "call_id", "tool_call_id", "tool_use_id"];
 
 /// Fields that are redacted recursively.
-pub(super) const OPEN: [&str; 15] = [
+pub(super) const NESTED_FIELDS: [&str; 15] = [
     "messages",
     "stream_options",
     "input_extra",
@@ -199,7 +199,7 @@ pub(super) const OPEN: [&str; 15] = [
 
 /// Fields of an adapter (`lora`), which are numbers. Here `id` is a position in a list and identifies no
 /// person.
-pub(super) const ADAPTER: [&str; 2] = ["id", "scale"];
+pub(super) const ADAPTER_FIELDS: [&str; 2] = ["id", "scale"];
 
 /// Fields that cannot be replaced: a request with one of these is not recorded.
-pub(super) const NOT_MADE: [&str; 3] = ["input_video", "multimodal_data", "image_data"];
+pub(super) const UNREPLACEABLE_FIELDS: [&str; 3] = ["input_video", "multimodal_data", "image_data"];

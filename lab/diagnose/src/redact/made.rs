@@ -10,17 +10,17 @@ use serde_json::{Map, Value, json};
 use crate::workload::Words;
 
 /// Characters of a piece: texts with a common beginning keep it, up to the last whole piece.
-const PIECE: usize = 48;
+const PIECE_CHARS: usize = 48;
 /// Least number of characters of a name: shorter ones would not be distinct.
-const NAME: usize = 6;
+const MIN_NAME_CHARS: usize = 6;
 /// Longer texts are no identifiers.
-const LONGEST_ID: usize = 256;
+const MAX_ID_CHARS: usize = 256;
 /// The first replacement token: those before it are the beginning, the end and the unknown.
-const FIRST: u64 = 3;
+const FIRST_TOKEN: u64 = 3;
 /// Beginning of the first text of Claude Code's requests.
-const BILLING: &str = "x-anthropic-billing-header:";
+const BILLING_PREFIX: &str = "x-anthropic-billing-header:";
 /// Letters that replace those of two, three and four bytes, with about as many tokens.
-const WIDE: [&str; 3] =
+const WIDE_LETTERS: [&str; 3] =
     ["аеиностврклмпуяд", "的一是不了人我在有他这中大来上国", "😀😃😄😁😆😅😂🙂🙃😉😊😇😍😘😗😙"];
 
 /// Makes replacements by keys that are drawn once and stored nowhere: a reader who knows one original
@@ -34,14 +34,18 @@ impl Made {
     /// Replaces a text of a request by one of the same length. JSON stays JSON, because a template may
     /// parse it.
     pub(super) fn text(&self, text: &str) -> String {
-        if text.trim_start().starts_with(['{', '[']) { self.json(text) } else { self.words(&evened(text)) }
+        if text.trim_start().starts_with(['{', '[']) {
+            self.json(text)
+        } else {
+            self.words(&without_checksum(text))
+        }
     }
 
     /// Replaces a text that should be JSON; if it is none, the replacement is none either.
     pub(super) fn json(&self, text: &str) -> String {
         let Ok(json) = serde_json::from_str::<Value>(text) else { return self.words(text) };
         let json = self.value(&json);
-        let lines = || in_lines(&json, text.len().saturating_mul(2));
+        let lines = || indent_json(&json, text.len().saturating_mul(2));
         let written = if text.contains('\n') { lines() } else { None };
         written.unwrap_or_else(|| json.to_string())
     }
@@ -51,7 +55,7 @@ impl Made {
         let letters: Vec<char> = text.chars().collect();
         let mut made = String::with_capacity(text.len());
         let mut before = 0;
-        for piece in letters.chunks(PIECE) {
+        for piece in letters.chunks(PIECE_CHARS) {
             before = self.keys.hash_one((before, piece));
             self.piece(before, piece, &mut made);
         }
@@ -62,7 +66,7 @@ impl Made {
         let own = Words::new(1.0).text(seed, u64::try_from(piece.len() / 3 + 8).unwrap_or(8));
         let mut own = own.chars();
         for (at, letter) in piece.iter().enumerate() {
-            let wide = letter.len_utf8().checked_sub(2).and_then(|size| WIDE.get(size));
+            let wide = letter.len_utf8().checked_sub(2).and_then(|size| WIDE_LETTERS.get(size));
             made.push(match wide {
                 Some(all) => pick(all, self.keys.hash_one((seed, at))),
                 None => own.next().unwrap_or(' '),
@@ -76,20 +80,20 @@ impl Made {
         let mut before = 0;
         let next = |item: &Value| {
             before = self.keys.hash_one((before, item.as_u64()));
-            json!(before % 1000 + FIRST)
+            json!(before % 1000 + FIRST_TOKEN)
         };
         items.iter().map(next).collect()
     }
 
     /// Replaces a single token among texts.
     pub(super) fn token(&self, item: &Value) -> Value {
-        json!(self.keys.hash_one(("token", item.as_u64())) % 1000 + FIRST)
+        json!(self.keys.hash_one(("token", item.as_u64())) % 1000 + FIRST_TOKEN)
     }
 
     /// Replaces a name by one of about the same length, of letters, digits and `_`.
     pub(super) fn name(&self, name: &str) -> String {
         let seed = self.keys.hash_one(("name", name));
-        let length = name.chars().count().clamp(NAME, LONGEST_ID);
+        let length = name.chars().count().clamp(MIN_NAME_CHARS, MAX_ID_CHARS);
         let words = Words::new(1.0).text(seed, u64::try_from(length / 3 + 2).unwrap_or(2)).replace(' ', "_");
         let own: String = words.chars().take(length - 3).collect();
         // Keeps names distinct whose first words are equal.
@@ -99,7 +103,7 @@ impl Made {
     /// Replaces an identifier by one of the same length. `salt`: a further input of the hash.
     pub(super) fn id(&self, id: &str, salt: u64) -> String {
         let seed = self.keys.hash_one((id, salt));
-        let letters = id.chars().take(LONGEST_ID).enumerate();
+        let letters = id.chars().take(MAX_ID_CHARS).enumerate();
         letters
             .map(|(at, _)| pick("abcdefghijklmnopqrstuvwxyz0123456789", self.keys.hash_one((seed, at))))
             .collect()
@@ -134,7 +138,7 @@ impl Made {
 
 /// Indented JSON of at most `most` bytes. Each item of a deep list takes a line with all its blanks, so a
 /// small text could grow a hundredfold.
-fn in_lines(json: &Value, most: usize) -> Option<String> {
+fn indent_json(json: &Value, most: usize) -> Option<String> {
     let mut short = Short { bytes: Vec::new(), most };
     serde_json::to_writer_pretty(&mut short, json).ok()?;
     String::from_utf8(short.bytes).ok()
@@ -163,10 +167,10 @@ impl io::Write for Short {
 /// Removes the checksum with which Claude Code begins each request (`cch=a5145;`), as llama-server does to
 /// keep its cache (`normalize_anthropic_billing_header` in `server-chat.cpp`). In a replaced text no server
 /// could find it.
-fn evened(text: &str) -> Cow<'_, str> {
+fn without_checksum(text: &str) -> Cow<'_, str> {
     let value = || {
-        let rest = text.strip_prefix(BILLING)?;
-        let at = BILLING.len() + rest.find("cch=")? + 4;
+        let rest = text.strip_prefix(BILLING_PREFIX)?;
+        let at = BILLING_PREFIX.len() + rest.find("cch=")? + 4;
         let (before, after) = (text.get(..at)?, text.get(at + 5..)?);
         after.starts_with(';').then(|| Cow::Owned(format!("{before}fffff{after}")))
     };
@@ -189,7 +193,7 @@ mod tests {
         let long = "a conversation that goes on and on, and is sent whole every time ".repeat(4);
         let (one, other) = (made.text(&long), made.text(&format!("{long}one more turn")));
         assert_eq!(one.len(), long.len());
-        assert_eq!(one[..PIECE * 4], other[..PIECE * 4]);
+        assert_eq!(one[..PIECE_CHARS * 4], other[..PIECE_CHARS * 4]);
         assert_ne!(one, long);
         for text in ["Привет, мир", "你好世界", "a😀b", "", " \n\t"] {
             let other = made.text(text);
@@ -227,11 +231,11 @@ mod tests {
     #[test]
     fn what_a_server_evens_out_makes_no_difference() {
         let made = Made::default();
-        let text = |sum: &str| made.text(&format!("{BILLING} cc_version=2.1; cch={sum}; and so on"));
+        let text = |sum: &str| made.text(&format!("{BILLING_PREFIX} cc_version=2.1; cch={sum}; and so on"));
         assert_eq!(text("a5145"), text("00b7f"));
         assert_ne!(text("a5145x"), text("00b7fx"), "another length is none of these");
         for odd in ["", " cch=", " cch=a51", " cch=ф5145;", " cch=aффф"] {
-            assert_eq!(evened(&format!("{BILLING}{odd}")), format!("{BILLING}{odd}"));
+            assert_eq!(without_checksum(&format!("{BILLING_PREFIX}{odd}")), format!("{BILLING_PREFIX}{odd}"));
         }
     }
 

@@ -6,14 +6,14 @@ use base64::engine::general_purpose::STANDARD;
 use crate::workload::{picture, sound};
 
 /// Size of pictures whose own size cannot be read.
-const USUAL: (u32, u32) = (640, 480);
+const DEFAULT_SIZE: (u32, u32) = (640, 480);
 /// Limit of a side in pixels: no client sends a larger one, and making it could take any time.
-const LARGEST: u32 = 4096;
+const MAX_SIDE: u32 = 4096;
 
 /// Width and height of the replacement for a picture in base64.
 pub(super) fn size_for(data: &str) -> (u32, u32) {
-    let (width, height) = size(data).unwrap_or(USUAL);
-    (width.clamp(1, LARGEST), height.clamp(1, LARGEST))
+    let (width, height) = size(data).unwrap_or(DEFAULT_SIZE);
+    (width.clamp(1, MAX_SIDE), height.clamp(1, MAX_SIDE))
 }
 
 /// Limit of bytes for making a picture: a byte for each pixel, and the overhead of a file.
@@ -96,6 +96,6 @@ mod tests {
         }
         assert_eq!(size(&png((31, 17))), Some((31, 17)));
         assert_eq!(size("bm90IGFuIGltYWdl"), None);
-        assert_eq!(size_for(""), USUAL);
+        assert_eq!(size_for(""), DEFAULT_SIZE);
     }
 }

@@ -24,7 +24,10 @@ use std::cell::Cell;
 
 use serde_json::{Map, Value, json};
 
-use self::fields::{ADAPTER, IDS, MUST, NAMED, NOT_MADE, OPEN, PLAIN, TEXTS, WORDS};
+use self::fields::{
+    ADAPTER_FIELDS, ID_FIELDS, NAMED, NESTED_FIELDS, PLAIN, REQUIRED_FIELDS, TEXTS, UNREPLACEABLE_FIELDS,
+    WORDS,
+};
 use self::made::Made;
 
 /// Redacts requests of one run.
@@ -37,7 +40,7 @@ pub struct Redactor {
 
 /// Limit of bytes that one line produces and has; a request may have 8 MiB, and a picture can be declared
 /// in few.
-const MADE: usize = 32 << 20;
+const MAX_LINE_BYTES: usize = 32 << 20;
 
 impl Redactor {
     /// A redactor with keys of its own, drawn from the system and stored nowhere.
@@ -54,12 +57,12 @@ impl Redactor {
         // A query may name persons.
         let path = path.split('?').next().unwrap_or_default();
         let line = json!({ "method": method, "path": path, "body": body }).to_string();
-        (line.len() <= MADE).then_some(line)
+        (line.len() <= MAX_LINE_BYTES).then_some(line)
     }
 
     /// A body; `None` as with [`Redactor::line`].
     pub(crate) fn body(&self, body: &Value) -> Option<Value> {
-        self.left.set(MADE);
+        self.left.set(MAX_LINE_BYTES);
         let body = self.fields(body.as_object()?);
         (self.left.get() > 0).then_some(body)
     }
@@ -88,7 +91,7 @@ impl Redactor {
 
     fn field(&self, name: &str, value: &Value) -> Option<Value> {
         match (name, value) {
-            _ if NOT_MADE.contains(&name) => {
+            _ if UNREPLACEABLE_FIELDS.contains(&name) => {
                 self.pay(usize::MAX);
                 None
             }
@@ -100,16 +103,20 @@ impl Redactor {
             (_, Value::Bool(_) | Value::Number(_)) if PLAIN.contains(&name) => Some(value.clone()),
             (_, Value::String(text)) if NAMED.contains(&name) => {
                 let known = WORDS.contains(&text.as_str());
-                let other = || MUST.contains(&name).then(|| json!(self.made.name(text)));
+                let other = || REQUIRED_FIELDS.contains(&name).then(|| json!(self.made.name(text)));
                 if known { Some(value.clone()) } else { other() }
             }
             ("name", Value::String(text)) => Some(json!(self.made.name(text))),
-            (_, Value::String(text)) if IDS.contains(&name) => Some(json!(self.made.id(text, 0))),
-            (_, Value::Number(number)) if IDS.contains(&name) => Some(self.made.number(&number.to_string())),
+            (_, Value::String(text)) if ID_FIELDS.contains(&name) => Some(json!(self.made.id(text, 0))),
+            (_, Value::Number(number)) if ID_FIELDS.contains(&name) => {
+                Some(self.made.number(&number.to_string()))
+            }
             ("arguments", Value::String(text)) => Some(self.paid(self.made.json(text))),
             ("arguments", _) => Some(self.made.value(value)),
             _ if TEXTS.contains(&name) => Some(self.inside(value)),
-            (_, Value::Array(_) | Value::Object(_)) if OPEN.contains(&name) => Some(self.inside(value)),
+            (_, Value::Array(_) | Value::Object(_)) if NESTED_FIELDS.contains(&name) => {
+                Some(self.inside(value))
+            }
             _ => None,
         }
     }
@@ -190,7 +197,7 @@ impl Redactor {
 /// Keeps the numbers of an adapter.
 fn adapter(one: &Value) -> Value {
     let fields = one.as_object().into_iter().flatten();
-    let kept = fields.filter(|(name, value)| ADAPTER.contains(&name.as_str()) && value.is_number());
+    let kept = fields.filter(|(name, value)| ADAPTER_FIELDS.contains(&name.as_str()) && value.is_number());
     Value::Object(kept.map(|(name, value)| (name.clone(), value.clone())).collect())
 }
 

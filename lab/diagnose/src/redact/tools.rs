@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 use super::made::Made;
 
 /// Types of JSON Schema.
-const TYPES: [&str; 7] = ["string", "number", "integer", "boolean", "array", "object", "null"];
+const SCHEMA_TYPES: [&str; 7] = ["string", "number", "integer", "boolean", "array", "object", "null"];
 /// Formats of texts (JSON Schema, Validation, section 7.3).
-const FORMATS: [&str; 12] = [
+const SCHEMA_FORMATS: [&str; 12] = [
     "date",
     "time",
     "date-time",
@@ -24,7 +24,7 @@ const FORMATS: [&str; 12] = [
     "json-pointer",
 ];
 /// Keywords whose number or truth value limits amounts and reveals no content.
-const PLAIN: [&str; 9] = [
+const KEPT_KEYWORDS: [&str; 9] = [
     "minLength",
     "maxLength",
     "minItems",
@@ -36,9 +36,9 @@ const PLAIN: [&str; 9] = [
     "deprecated",
 ];
 /// Keywords with schemas by name.
-const NAMED: [&str; 4] = ["properties", "$defs", "definitions", "dependentSchemas"];
+const NAMED_KEYWORDS: [&str; 4] = ["properties", "$defs", "definitions", "dependentSchemas"];
 /// Keywords with a schema, or a list of them.
-const INSIDE: [&str; 9] = [
+const NESTED_KEYWORDS: [&str; 9] = [
     "items",
     "prefixItems",
     "additionalItems",
@@ -81,19 +81,19 @@ impl Made {
         };
         let mut made = Map::new();
         for (name, value) in fields {
-            if let Some(value) = self.keyword(name, value) {
+            if let Some(value) = self.replace_keyword(name, value) {
                 made.insert(name.clone(), value);
             }
         }
         Value::Object(made)
     }
 
-    fn keyword(&self, name: &str, value: &Value) -> Option<Value> {
-        let is_type = |value: &Value| value.as_str().is_some_and(|text| TYPES.contains(&text));
+    fn replace_keyword(&self, name: &str, value: &Value) -> Option<Value> {
+        let is_type = |value: &Value| value.as_str().is_some_and(|text| SCHEMA_TYPES.contains(&text));
         match (name, value) {
             ("type", Value::String(_)) => is_type(value).then(|| value.clone()),
             ("type", Value::Array(all)) => Some(all.iter().filter(|one| is_type(one)).cloned().collect()),
-            ("format", Value::String(text)) => FORMATS.contains(&text.as_str()).then(|| value.clone()),
+            ("format", Value::String(text)) => SCHEMA_FORMATS.contains(&text.as_str()).then(|| value.clone()),
             ("title" | "description" | "$comment", Value::String(text)) => Some(json!(self.words(text))),
             ("required", Value::Array(all)) => {
                 Some(all.iter().filter_map(Value::as_str).map(|name| json!(self.name(name))).collect())
@@ -101,12 +101,12 @@ impl Made {
             ("enum", Value::Array(all)) => Some(all.iter().map(|one| self.value(one)).collect()),
             ("const" | "default" | "examples", _) => Some(self.value(value)),
             ("$ref", Value::String(place)) => self.place(place).map(Value::String),
-            (_, Value::Number(_) | Value::Bool(_)) if PLAIN.contains(&name) => Some(value.clone()),
-            (_, Value::Object(all)) if NAMED.contains(&name) => {
+            (_, Value::Number(_) | Value::Bool(_)) if KEPT_KEYWORDS.contains(&name) => Some(value.clone()),
+            (_, Value::Object(all)) if NAMED_KEYWORDS.contains(&name) => {
                 let other = all.iter().map(|(name, schema)| (self.name(name), self.schema(schema)));
                 Some(Value::Object(other.collect()))
             }
-            (_, Value::Object(_) | Value::Array(_) | Value::Bool(_)) if INSIDE.contains(&name) => {
+            (_, Value::Object(_) | Value::Array(_) | Value::Bool(_)) if NESTED_KEYWORDS.contains(&name) => {
                 Some(self.schema(value))
             }
             // A pattern reveals content, and a replaced one would be invalid.
@@ -121,13 +121,15 @@ impl Made {
         let mut is_name = false;
         for part in place.strip_prefix('#')?.split('/').skip(1) {
             made.push('/');
-            let known = NAMED.contains(&part) || INSIDE.contains(&part) || part.parse::<u16>().is_ok();
+            let known = NAMED_KEYWORDS.contains(&part)
+                || NESTED_KEYWORDS.contains(&part)
+                || part.parse::<u16>().is_ok();
             match (is_name, known) {
                 (true, _) => made.push_str(&self.name(part)),
                 (false, true) => made.push_str(part),
                 (false, false) => return None,
             }
-            is_name = !is_name && NAMED.contains(&part);
+            is_name = !is_name && NAMED_KEYWORDS.contains(&part);
         }
         Some(made)
     }

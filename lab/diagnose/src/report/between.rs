@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 use warden_experiment::between::{
-    Aim, Conclusion, Judged, Otherwise, Outcome, Pace, Said, Standing, Symptom,
+    Conclusion, Judged, Otherwise, Outcome, Pace, RevisionAim, Said, Standing, Symptom,
 };
-use warden_experiment::proof::{Ratio, Ruling};
+use warden_experiment::proof::{MetricRatio, ProofRuling};
 use warden_policies::{MemoryKind, phrases};
 
 use super::crash::runs;
@@ -35,21 +35,21 @@ pub struct BetweenReport {
 }
 
 /// Digits of a shown commit.
-const SHORT: usize = 9;
+const SHORT_DIGITS: usize = 9;
 
 /// Limit of questions named in a sentence, and of those listed with their differences.
-const NAMED: usize = 3;
+const MAX_NAMED: usize = 3;
 /// Limit of shown characters of an answer.
-const SAID: usize = 240;
+const MAX_ANSWER_CHARS: usize = 240;
 /// Least share of a slowdown that counts as all of it.
-const WHOLE: f64 = 0.75;
+const WHOLE_SLOWDOWN: f64 = 0.75;
 
 /// The head of the table.
-const HEAD: [&str; 6] = ["REVISION", "COMMIT", "DATE", "SAYS", "PROCESSES", "SUBJECT"];
+const TABLE_HEAD: [&str; 6] = ["REVISION", "COMMIT", "DATE", "SAYS", "PROCESSES", "SUBJECT"];
 
 impl Revision {
     fn short(&self) -> &str {
-        self.commit.get(..SHORT).unwrap_or(&self.commit)
+        self.commit.get(..SHORT_DIGITS).unwrap_or(&self.commit)
     }
 
     /// `b9602 (1593d5684, 2026-08-22)`
@@ -79,9 +79,9 @@ impl BetweenReport {
             ),
             Outcome::Unsteady { revision } => {
                 let hint = match found.aim {
-                    Aim::Growth => "more readings (`--requests`) make processes differ less",
-                    Aim::Slowdown => "with nothing else on the machine processes differ less",
-                    Aim::Answers => "it does not answer alike each time",
+                    RevisionAim::Growth => "more readings (`--requests`) make processes differ less",
+                    RevisionAim::Slowdown => "with nothing else on the machine processes differ less",
+                    RevisionAim::Answers => "it does not answer alike each time",
                 };
                 let name = name(*revision);
                 format!("not sure: {name} was judged otherwise when it was judged once more; {hint}")
@@ -100,9 +100,8 @@ impl BetweenReport {
                 "there are too few readings of an end to say whether it leaks: take more (`--requests`)"
                     .to_owned()
             }
-            Outcome::Alike { sure } => {
-                nearly(&found.differences).unwrap_or_else(|| alike(found.aim, *sure).to_owned())
-            }
+            Outcome::Alike { sure } => small_difference_text(&found.differences)
+                .unwrap_or_else(|| alike(found.aim, *sure).to_owned()),
             Outcome::NotAgain => {
                 "the crash did not come again, so nobody can see where it came from".to_owned()
             }
@@ -116,7 +115,7 @@ impl BetweenReport {
             (Outcome::Found { revision }, _) => {
                 let before = name(revision.saturating_sub(1));
                 let stands = match (found.aim, found.ill_is_newer) {
-                    (Aim::Answers, _) => "answers as the older end does",
+                    (RevisionAim::Answers, _) => "answers as the older end does",
                     (_, Some(false)) => "still has it",
                     _ => "does not have it",
                 };
@@ -135,7 +134,7 @@ impl BetweenReport {
             _ => {}
         }
         lines.extend(found.ratios.iter().map(speed));
-        lines.extend(found.differences.iter().take(NAMED).map(apart));
+        lines.extend(found.differences.iter().take(MAX_NAMED).map(apart));
         lines
     }
 
@@ -156,7 +155,7 @@ impl BetweenReport {
         };
         let (healthy, ill) = self.conclusion.bounds?;
         let own = (share(ill)? - share(healthy)?).max(0.0);
-        (own < WHOLE).then(|| {
+        (own < WHOLE_SLOWDOWN).then(|| {
             format!(
                 "it has {:.0} % of the difference between the ends; other revisions have the rest",
                 own * 100.0
@@ -167,7 +166,7 @@ impl BetweenReport {
     /// Different answers of the ends; the first row is the head.
     pub fn said(&self) -> Vec<Vec<String>> {
         let cut = |text: &str| {
-            let short: String = text.chars().take(SAID).collect();
+            let short: String = text.chars().take(MAX_ANSWER_CHARS).collect();
             if short.len() < text.len() { format!("{short}…") } else { short }
         };
         let rows = self.conclusion.differences.iter();
@@ -188,12 +187,12 @@ impl BetweenReport {
                 text(|one| &one.label),
                 text(Revision::short),
                 text(|one| &one.date),
-                says(one),
+                judgement_text(one),
                 (one.legs + one.runs.len()).to_string(),
                 text(|one| &one.subject),
             ]
         });
-        std::iter::once(HEAD.map(str::to_owned).to_vec()).chain(rows).collect()
+        std::iter::once(TABLE_HEAD.map(str::to_owned).to_vec()).chain(rows).collect()
     }
 }
 
@@ -211,8 +210,8 @@ pub(super) fn symptom(symptom: &Symptom) -> String {
         Symptom::Slowdown { metric } => format!("the slowdown of {}", metric_name(*metric)),
         Symptom::Answers { requests } => {
             let named: Vec<String> =
-                requests.iter().take(NAMED).map(|request| format!("“{request}”")).collect();
-            let more = match requests.len().saturating_sub(NAMED) {
+                requests.iter().take(MAX_NAMED).map(|request| format!("“{request}”")).collect();
+            let more = match requests.len().saturating_sub(MAX_NAMED) {
                 0 => String::new(),
                 more => format!(" and {more} more"),
             };
@@ -222,7 +221,7 @@ pub(super) fn symptom(symptom: &Symptom) -> String {
 }
 
 /// Describes ends whose difference is too small to count.
-fn nearly(differences: &[Otherwise]) -> Option<String> {
+fn small_difference_text(differences: &[Otherwise]) -> Option<String> {
     let count = Some(differences.len()).filter(|count| *count > 0)?;
     let most = differences.iter().filter_map(|one| one.distance).fold(0.0, f64::max);
     Some(format!(
@@ -233,10 +232,10 @@ fn nearly(differences: &[Otherwise]) -> Option<String> {
 }
 
 /// Describes ends that do not differ.
-const fn alike(aim: Aim, sure: bool) -> &'static str {
+const fn alike(aim: RevisionAim, sure: bool) -> &'static str {
     match (aim, sure) {
-        (Aim::Answers, true) => "both ends answer the same, so there is nothing to look for",
-        (Aim::Answers, false) => {
+        (RevisionAim::Answers, true) => "both ends answer the same, so there is nothing to look for",
+        (RevisionAim::Answers, false) => {
             "no question tells the ends apart: one of them does not answer alike each time, and that hides what else differs"
         }
         (_, true) => "neither end is slower than the other, so there is nothing to look for",
@@ -245,12 +244,12 @@ const fn alike(aim: Aim, sure: bool) -> &'static str {
 }
 
 /// `decode: 401.2 t/s at the older end, 350.0 t/s at the newer one (-12.8 % (-14.0 to -11.0)), worse`
-fn speed(ratio: &Ratio) -> String {
+fn speed(ratio: &MetricRatio) -> String {
     let (older, newer) = (shown(ratio.metric, ratio.old), shown(ratio.metric, ratio.new));
     let ruling = match ratio.ruling {
-        Ruling::Worse => ", slower",
-        Ruling::Better => ", faster",
-        Ruling::Same | Ruling::Unknown => "",
+        ProofRuling::Worse => ", slower",
+        ProofRuling::Better => ", faster",
+        ProofRuling::Same | ProofRuling::Unknown => "",
     };
     let name = metric_name(ratio.metric);
     format!("{name}: {older} at the older end, {newer} at the newer one ({}){ruling}", change(ratio))
@@ -269,7 +268,7 @@ fn apart(one: &Otherwise) -> String {
 }
 
 /// Describes one judgement.
-fn says(judged: &Judged) -> String {
+fn judgement_text(judged: &Judged) -> String {
     let stands = match &judged.standing {
         Standing::Healthy => "healthy",
         Standing::Ill => "ill",
@@ -278,10 +277,10 @@ fn says(judged: &Judged) -> String {
         }
     };
     if let Some(pace) = &judged.pace {
-        return format!("{stands}: {}", paced(pace));
+        return format!("{stands}: {}", pace_text(pace));
     }
     if let Some(said) = &judged.answers {
-        return format!("{stands}: {}", answered(said));
+        return format!("{stands}: {}", answers_text(said));
     }
     if !judged.runs.is_empty() {
         return format!("{stands}: {}", runs(&judged.runs));
@@ -293,14 +292,14 @@ fn says(judged: &Judged) -> String {
 }
 
 /// `350.1 t/s, 97 % of the slowdown`
-fn paced(pace: &Pace) -> String {
+fn pace_text(pace: &Pace) -> String {
     let seconds = shown(pace.metric, pace.seconds);
     // A revision faster than the faster end has no share.
     let share = |share: f64| if share < 0.005 { 0.0 } else { share * 100.0 };
     pace.share.map_or(seconds.clone(), |own| format!("{seconds}, {:.0} % of the slowdown", share(own.value)))
 }
 
-fn answered(said: &Said) -> String {
+fn answers_text(said: &Said) -> String {
     let all = [&said.otherwise, &said.unsteady, &said.missing].map(Vec::len).into_iter().sum::<usize>();
     let all = all + said.as_older + said.as_newer;
     match said.otherwise.first() {
@@ -321,7 +320,7 @@ mod tests {
     use warden_experiment::crash::Run;
     use warden_experiment::proof::Metric;
     use warden_experiment::sequential::{Does, Judgement};
-    use warden_policies::growth::Interval;
+    use warden_policies::growth::IntervalEstimate;
 
     fn report(outcome: Outcome, ill_is_newer: bool) -> BetweenReport {
         let revision = |at: usize| Revision {
@@ -348,7 +347,7 @@ mod tests {
             line: (0..9).map(revision).collect(),
             conclusion: Conclusion {
                 outcome,
-                aim: Aim::Growth,
+                aim: RevisionAim::Growth,
                 symptom: Some(Symptom::Growth {
                     track: Track { workload: Workload::SameImage, series: MemoryKind::Host },
                     control: false,
@@ -411,14 +410,19 @@ mod tests {
 
     #[test]
     fn a_slowdown_is_told_with_how_much_of_it_each_revision_has() {
-        let interval = |value| Interval { value, low: value - 0.1, high: value + 0.1 };
+        let interval = |value| IntervalEstimate { value, low: value - 0.1, high: value + 0.1 };
         let metric = Metric::Decode;
         let of = |outcome, newer: bool, share| {
             let mut report = report(outcome, newer);
             let found = &mut report.conclusion;
-            (found.aim, found.symptom) = (Aim::Slowdown, Some(Symptom::Slowdown { metric }));
-            let ratio =
-                Ratio { metric, old: 0.0025, new: 0.003, ratio: Some(interval(1.2)), ruling: Ruling::Worse };
+            (found.aim, found.symptom) = (RevisionAim::Slowdown, Some(Symptom::Slowdown { metric }));
+            let ratio = MetricRatio {
+                metric,
+                old: 0.0025,
+                new: 0.003,
+                ratio: Some(interval(1.2)),
+                ruling: ProofRuling::Worse,
+            };
             found.ratios = vec![ratio];
             let pace = |share| Pace { metric, rounds: 4, seconds: 0.0025, share: Some(interval(share)) };
             found.bounds = Some((0, 5));
@@ -444,7 +448,7 @@ mod tests {
             let mut report = report(outcome, true);
             let found = &mut report.conclusion;
             let requests = ["text 1", "text 2", "chat", "schema"].map(str::to_owned).to_vec();
-            (found.aim, found.symptom) = (Aim::Answers, Some(Symptom::Answers { requests }));
+            (found.aim, found.symptom) = (RevisionAim::Answers, Some(Symptom::Answers { requests }));
             let difference = |request: &str, of, distance| Otherwise {
                 request: request.to_owned(),
                 shared: 3,

@@ -7,7 +7,7 @@ use warden_experiment::sequential::Does;
 use warden_experiment::survive::{Conclusion, Outcome, Trial};
 use warden_experiment::{Finding, Workload};
 
-use super::cure::{Added, NotTried, Switch, explained, left_out, names};
+use super::cure::{CommandChanges, TrialSwitch, UntriedSwitch, explained, left_out, names};
 use super::table::name;
 
 /// Result of the trials against the crash of one workload.
@@ -16,15 +16,15 @@ pub struct SurvivalReport {
     /// The workload that crashes.
     pub workload: Workload,
     /// Switches to try, in this order: indices elsewhere refer to this list.
-    pub switches: Vec<Switch>,
+    pub switches: Vec<TrialSwitch>,
     /// Switches that could not be tried, with reasons.
-    pub not_tried: Vec<NotTried>,
+    pub not_tried: Vec<UntriedSwitch>,
     /// The conclusion.
     pub conclusion: Conclusion,
     /// `mitigations` of the model including the cure; empty without one.
     pub mitigations: Vec<String>,
     /// Flags and variables of the cure, for use without a configuration.
-    pub added: Added,
+    pub added: CommandChanges,
 }
 
 /// Describes the crash in a sentence.
@@ -85,13 +85,13 @@ pub(super) fn runs(runs: &[Run]) -> String {
 }
 
 /// The head of the table.
-const HEAD: [&str; 5] = ["SWITCHES", "RUNS", "DOES", "MEMORY", "TOKENS/S"];
+const TABLE_HEAD: [&str; 5] = ["SWITCHES", "RUNS", "DOES", "MEMORY", "TOKENS/S"];
 
 impl SurvivalReport {
     /// The table of trials; the first row is the head.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let speed = |speed: Option<f64>| speed.map_or_else(|| "?".to_owned(), |speed| format!("{speed:.0}"));
-        let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+        let mut rows = vec![TABLE_HEAD.map(str::to_owned).to_vec()];
         let found = &self.conclusion;
         if !found.without.is_empty() {
             rows.push(vec![
@@ -162,7 +162,7 @@ impl SurvivalReport {
     }
 
     /// All switches that were not tried, with reasons.
-    pub fn left_out(&self) -> Vec<NotTried> {
+    pub fn left_out(&self) -> Vec<UntriedSwitch> {
         let why = match &self.conclusion.outcome {
             Outcome::Cured => {
                 format!("it was not needed: {} stops the crash", self.names(&self.conclusion.cure))

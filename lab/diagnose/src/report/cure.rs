@@ -15,21 +15,21 @@ use crate::shell::quoted;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CureReport {
     /// Switches to try, in this order: indices elsewhere refer to this list.
-    pub switches: Vec<Switch>,
+    pub switches: Vec<TrialSwitch>,
     /// Switches that could not be tried, with reasons.
-    pub not_tried: Vec<NotTried>,
+    pub not_tried: Vec<UntriedSwitch>,
     /// The conclusion.
     pub conclusion: Conclusion,
     /// `mitigations` of the model including the cure; empty without one.
     pub mitigations: Vec<String>,
     /// Flags and variables of the cure, for use without a configuration.
     #[serde(default)]
-    pub added: Added,
+    pub added: CommandChanges,
 }
 
 /// Changes that a cure makes to the server's command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Added {
+pub struct CommandChanges {
     /// Variables to set.
     pub env: Vec<(String, String)>,
     /// Variables to remove.
@@ -38,7 +38,7 @@ pub struct Added {
     pub args: Vec<String>,
 }
 
-impl Added {
+impl CommandChanges {
     /// The difference from `old` to `new`.
     pub fn between(old: &Command, new: &Command) -> Self {
         let mut rest = old.args.iter().peekable();
@@ -71,7 +71,7 @@ impl Added {
 
 /// A mitigation to try.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Switch {
+pub struct TrialSwitch {
     /// Item for `mitigations` of a model.
     pub item: String,
     /// Short description.
@@ -85,7 +85,7 @@ pub struct Switch {
 
 /// A switch that cannot be tried.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NotTried {
+pub struct UntriedSwitch {
     /// Name of the switch.
     pub item: String,
     /// The reason.
@@ -93,13 +93,13 @@ pub struct NotTried {
 }
 
 /// The head of the table.
-const HEAD: [&str; 8] =
+const TABLE_HEAD: [&str; 8] =
     ["SWITCHES", "WORKLOAD", "MEMORY", "A REQUEST", "WITH IT", "LEFT", "DOES", "TOKENS/S"];
 
 impl CureReport {
     /// The table of trials; the first row is the head.
     pub fn rows(&self) -> Vec<Vec<String>> {
-        let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+        let mut rows = vec![TABLE_HEAD.map(str::to_owned).to_vec()];
         for trial in &self.conclusion.trials {
             let name = self.names(&trial.switches);
             if let Some(why) = &trial.crashed {
@@ -113,9 +113,9 @@ impl CureReport {
                     first(name.clone()),
                     track.workload.to_string(),
                     track.series.to_string(),
-                    mib(found.without),
-                    mib(found.with),
-                    left(found),
+                    growth_text(found.without),
+                    growth_text(found.with),
+                    remaining_text(found),
                     found.does.as_str().to_owned(),
                     first(speed(&trial.cost)),
                 ]);
@@ -160,8 +160,8 @@ impl CureReport {
                 lines.push(format!(
                     "{}: {} a request without it, {} with it",
                     self.tracks(&[*track]),
-                    mib(found.without),
-                    mib(found.with)
+                    growth_text(found.without),
+                    growth_text(found.with)
                 ));
             }
             lines.push(format!("its cost: {}", cost(&trial.cost)));
@@ -187,7 +187,7 @@ impl CureReport {
     }
 
     /// All switches that were not tried, with reasons: impossible ones, and those whose turn never came.
-    pub fn left_out(&self) -> Vec<NotTried> {
+    pub fn left_out(&self) -> Vec<UntriedSwitch> {
         let why = match &self.conclusion.outcome {
             Outcome::NothingToCure => "no leak was found".to_owned(),
             Outcome::NotKnown { why } => why.clone(),
@@ -239,43 +239,46 @@ impl CureReport {
 }
 
 /// Their names, quoted.
-pub(super) fn names(all: &[Switch], switches: &[usize]) -> String {
+pub(super) fn names(all: &[TrialSwitch], switches: &[usize]) -> String {
     let name = |at: &usize| all.get(*at).map(|switch| format!("`{}`", switch.item));
     switches.iter().filter_map(name).collect::<Vec<_>>().join(" and ")
 }
 
 /// The switches with, or without, a trial.
-fn part<'a>(
-    all: &'a [Switch],
+fn switches_by_trial<'a>(
+    all: &'a [TrialSwitch],
     trials: impl Iterator<Item = &'a [usize]>,
     tried: bool,
-) -> impl Iterator<Item = &'a Switch> {
+) -> impl Iterator<Item = &'a TrialSwitch> {
     let known: HashSet<usize> = trials.flatten().copied().collect();
     all.iter().enumerate().filter(move |(at, _)| known.contains(at) == tried).map(|(_, switch)| switch)
 }
 
 /// Explanations of the tried switches, a line each.
-pub(super) fn explained<'a>(all: &'a [Switch], trials: impl Iterator<Item = &'a [usize]>) -> Vec<String> {
-    let line = |switch: &Switch| format!("`{}`: {} ({})", switch.item, switch.title, switch.does);
-    part(all, trials, true).map(line).collect()
+pub(super) fn explained<'a>(
+    all: &'a [TrialSwitch],
+    trials: impl Iterator<Item = &'a [usize]>,
+) -> Vec<String> {
+    let line = |switch: &TrialSwitch| format!("`{}`: {} ({})", switch.item, switch.title, switch.does);
+    switches_by_trial(all, trials, true).map(line).collect()
 }
 
 /// All switches that were not tried, with reasons: first those whose turn never came, then impossible ones.
 pub(super) fn left_out<'a>(
-    all: &'a [Switch],
-    not_tried: &[NotTried],
+    all: &'a [TrialSwitch],
+    not_tried: &[UntriedSwitch],
     trials: impl Iterator<Item = &'a [usize]>,
     why: &str,
-) -> Vec<NotTried> {
-    let untried = |switch: &Switch| NotTried { item: switch.item.clone(), why: why.to_owned() };
-    part(all, trials, false).map(untried).chain(not_tried.iter().cloned()).collect()
+) -> Vec<UntriedSwitch> {
+    let untried = |switch: &TrialSwitch| UntriedSwitch { item: switch.item.clone(), why: why.to_owned() };
+    switches_by_trial(all, trials, false).map(untried).chain(not_tried.iter().cloned()).collect()
 }
 
-fn mib(bytes: Option<f64>) -> String {
+fn growth_text(bytes: Option<f64>) -> String {
     bytes.map_or_else(|| "?".to_owned(), grows)
 }
 
-fn left(found: &Judgement) -> String {
+fn remaining_text(found: &Judgement) -> String {
     found.share.map_or_else(|| "?".to_owned(), |share| format!("{:.0} %", (share.value * 100.0).max(0.0)))
 }
 
@@ -327,8 +330,8 @@ mod tests {
             &[("A", "1"), ("B", "2 3")],
             &["X", "Y"],
         );
-        let added = Added::between(&old, &new);
+        let added = CommandChanges::between(&old, &new);
         assert_eq!(added.line(), r#"env -u Y B='2 3' llama-server … --flag "it's" --last 1"#);
-        assert_eq!(Added::between(&old, &old), Added::default());
+        assert_eq!(CommandChanges::between(&old, &old), CommandChanges::default());
     }
 }

@@ -1,8 +1,8 @@
 //! Plots one memory of a leg: readings, the fitted law with its band, declared caches, budgets, and events.
 
-use warden_experiment::{Ended, Line, Reading, SeriesFinding, Settles};
+use warden_experiment::{Ended, GrowthEnd, Line, Reading, SeriesFinding};
 use warden_pages::plot::{
-    Area, AreaKind, Curve, CurveKind, Law, Level, Limit, LimitKind, Mark, MarkKind, Plot,
+    AreaKind, Curve, CurveKind, Law, Level, Limit, LinePlot, Mark, MarkKind, PlotArea, PlotLimitKind,
 };
 use warden_policies::recycle::Budget;
 use warden_policies::units::exact;
@@ -12,17 +12,17 @@ use super::table::name;
 use super::{LegReport, Report};
 
 /// The plot of one memory of a leg.
-pub(super) fn plot(report: &Report, leg: &LegReport, found: &SeriesFinding) -> Plot {
+pub(super) fn plot(report: &Report, leg: &LegReport, found: &SeriesFinding) -> LinePlot {
     let series = found.series;
     let budget = report.budgets.iter().find(|one| one.series == series).map(|one| one.budget);
-    Plot {
+    LinePlot {
         title: format!("{} under {}", warden_pages::words::memory(series), name(&leg.finding)),
         curves: curves(&leg.readings, series),
-        laws: law(leg, found).into_iter().collect(),
+        laws: law_line(leg, found).into_iter().collect(),
         limits: limits(budget.unwrap_or_default()),
-        areas: declared(leg, found).into_iter().collect(),
+        areas: declared_area(leg, found).into_iter().collect(),
         marks: marks(leg, found),
-        ..Plot::default()
+        ..LinePlot::default()
     }
 }
 
@@ -44,7 +44,7 @@ fn curves(readings: &[Reading], series: MemoryKind) -> Vec<Curve> {
     curves
 }
 
-fn law(leg: &LegReport, found: &SeriesFinding) -> Option<Law> {
+fn law_line(leg: &LegReport, found: &SeriesFinding) -> Option<Law> {
     let slope = found.per_request?;
     let line = Line::through(found.series, &leg.readings, slope)?;
     let level = |x: f64| {
@@ -58,17 +58,20 @@ fn law(leg: &LegReport, found: &SeriesFinding) -> Option<Law> {
 
 fn limits(budget: Budget) -> Vec<Limit> {
     let limit = |kind, bytes: Option<u64>| Some(Limit::new(kind, exact(bytes?)));
-    [limit(LimitKind::Soft, budget.soft), limit(LimitKind::Hard, budget.hard)].into_iter().flatten().collect()
+    [limit(PlotLimitKind::Soft, budget.soft), limit(PlotLimitKind::Hard, budget.hard)]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Declared caches that are not measured, drawn above the first reading.
-fn declared(leg: &LegReport, found: &SeriesFinding) -> Option<Area> {
+fn declared_area(leg: &LegReport, found: &SeriesFinding) -> Option<PlotArea> {
     let most = leg.readings.iter().map(|reading| reading.allowed).max().filter(|most| *most > 0)?;
     let foot = exact(found.first);
     let level = |reading: &Reading| {
         Level::between(exact(reading.sample.work.requests), foot, foot + exact(reading.allowed))
     };
-    (found.series == MemoryKind::Host).then(|| Area {
+    (found.series == MemoryKind::Host).then(|| PlotArea {
         kind: AreaKind::Declared,
         name: format!("declared, told to keep: up to {}", ByteSize(most)),
         stretches: vec![leg.readings.iter().map(level).collect()],
@@ -94,7 +97,7 @@ fn marks(leg: &LegReport, found: &SeriesFinding) -> Vec<Mark> {
         }
     }
     let begin = leg.readings.first().map_or(0, |reading| reading.sample.work.requests);
-    if let Settles::Yes { at_request } = found.settles
+    if let GrowthEnd::Yes { at_request } = found.settles
         && at_request > begin
     {
         mark(at_request, MarkKind::Other, "from here on it grew no more".to_owned());

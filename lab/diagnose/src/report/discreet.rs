@@ -9,9 +9,9 @@ use warden_policies::secrets;
 use super::Report;
 
 /// Limit of kept characters of a server's message.
-const KEPT: usize = 80;
+const MAX_KEPT_CHARS: usize = 80;
 /// Our own words, which the server's follow.
-const IN_A_ROW: &str = " requests in a row failed: ";
+const FAILURES_MARK: &str = " requests in a row failed: ";
 
 impl Report {
     /// A copy of the report for other readers.
@@ -84,12 +84,12 @@ fn beginning(why: &str) -> String {
         Some((said, end)) if is_status(end) => (said, format!(" (status {end}")),
         _ => (why, String::new()),
     };
-    let (ours, said) = match said.split_once(IN_A_ROW) {
-        Some((count, said)) if count.parse::<u64>().is_ok() => (format!("{count}{IN_A_ROW}"), said),
+    let (ours, said) = match said.split_once(FAILURES_MARK) {
+        Some((count, said)) if count.parse::<u64>().is_ok() => (format!("{count}{FAILURES_MARK}"), said),
         _ => (String::new(), said),
     };
     let kept: String =
-        said.split([':', '{', '"', '\n']).next().unwrap_or_default().chars().take(KEPT).collect();
+        said.split([':', '{', '"', '\n']).next().unwrap_or_default().chars().take(MAX_KEPT_CHARS).collect();
     // The last line of a log is removed whole.
     format!("{ours}{}{status}", kept.trim_end().trim_end_matches("; its last line"))
 }
@@ -116,6 +116,6 @@ mod tests {
         ] {
             assert_eq!(beginning(why), kept);
         }
-        assert_eq!(beginning(&"ф".repeat(500)).chars().count(), KEPT);
+        assert_eq!(beginning(&"ф".repeat(500)).chars().count(), MAX_KEPT_CHARS);
     }
 }

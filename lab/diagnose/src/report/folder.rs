@@ -23,9 +23,9 @@ use crate::proof::Sent;
 use crate::replay::Recording;
 
 /// Files that every report rewrites.
-const FILES: [&str; 3] = ["report.md", "report.html", "findings.json"];
+const REPORT_FILES: [&str; 3] = ["report.md", "report.html", "findings.json"];
 /// The script, where there is something to reproduce.
-const SCRIPT: &str = "reproduce.sh";
+const SCRIPT_FILE: &str = "reproduce.sh";
 /// Suffix of request files.
 const REQUEST: &str = ".json";
 
@@ -52,7 +52,7 @@ pub struct Folder<'a> {
 
 /// Subject of the script.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Shows<'a> {
+pub(super) enum ScriptSubject<'a> {
     /// There is no script.
     Nothing,
     /// The finding of this leg.
@@ -69,11 +69,11 @@ pub fn foreign_in(path: &Path, with_script: bool) -> Option<PathBuf> {
         text.is_ok_and(|text| text.contains("llama-warden") || text.contains("\"warden\""))
     };
     let foreign = |file: &PathBuf| std::fs::symlink_metadata(file).is_ok() && !ours(file);
-    let script = with_script.then_some(SCRIPT);
-    let found = FILES.into_iter().chain(script).map(|name| path.join(name)).find(foreign);
+    let script = with_script.then_some(SCRIPT_FILE);
+    let found = REPORT_FILES.into_iter().chain(script).map(|name| path.join(name)).find(foreign);
     // Request files are recognized by the script next to them.
     let first = path.join("requests").join(format!("0{REQUEST}"));
-    found.or_else(|| (with_script && first.exists() && !path.join(SCRIPT).exists()).then_some(first))
+    found.or_else(|| (with_script && first.exists() && !path.join(SCRIPT_FILE).exists()).then_some(first))
 }
 
 impl Report {
@@ -91,11 +91,11 @@ impl Report {
             None => Requests::from(folder.visit),
         };
         let showing = match leg {
-            _ if all.bodies.is_empty() => Shows::Nothing,
-            Some(leg) => Shows::Leg(leg),
-            None => Shows::Requests,
+            _ if all.bodies.is_empty() => ScriptSubject::Nothing,
+            Some(leg) => ScriptSubject::Leg(leg),
+            None => ScriptSubject::Requests,
         };
-        let is_shown = !matches!(showing, Shows::Nothing);
+        let is_shown = !matches!(showing, ScriptSubject::Nothing);
         if let Some(file) = foreign_in(path, is_shown) {
             return Err(io::Error::other(format!("{} is there and none of ours", file.display())));
         }
@@ -110,7 +110,7 @@ impl Report {
                 Some(leg) => script(&self.about, &leg.finding, &all, &setting),
                 None => visiting(&self.about, self.between.as_ref(), &all, &setting),
             };
-            std::fs::write(path.join(SCRIPT), text)?;
+            std::fs::write(path.join(SCRIPT_FILE), text)?;
         }
         std::fs::write(path.join("report.md"), told.markdown(showing))?;
         std::fs::write(path.join("report.html"), self.html())?;
@@ -148,7 +148,7 @@ impl Report {
 /// Removes an older script of ours with its requests, which would not belong to the new report. Other files
 /// stay.
 fn remove_script(path: &Path) -> io::Result<()> {
-    let script = path.join(SCRIPT);
+    let script = path.join(SCRIPT_FILE);
     let is_ours = std::fs::read_to_string(&script).is_ok_and(|text| text.contains("llama-warden diagnose"));
     if !is_ours {
         return Ok(());

@@ -37,7 +37,8 @@ pub struct Foretold {
 }
 
 /// The head of the table.
-const HEAD: [&str; 8] = ["MEMORY", "IDLE", "PEAK", "AT TOKENS", "A TOKEN", "WORST CASE", "MAY HOLD", "FITS"];
+const TABLE_HEAD: [&str; 8] =
+    ["MEMORY", "IDLE", "PEAK", "AT TOKENS", "A TOKEN", "WORST CASE", "MAY HOLD", "FITS"];
 
 impl HeadroomReport {
     /// Judges a measurement. `reserve`: bytes that are to stay free.
@@ -54,7 +55,7 @@ impl HeadroomReport {
             let token = report.touched.context_token(series.series);
             report.verdicts.push(judge(&curve, &setup, series.limit(reserve), other, token));
             let Some((tokens, _)) = curve.points().last().copied() else { continue };
-            let half = curve.up_to(tokens / 2);
+            let half = curve.truncated_at(tokens / 2);
             let from = half.as_ref().and_then(|half| half.points().last().copied());
             if let (Some(half), Some((from, _))) = (half, from) {
                 let (predicted, measured) = (half.at(tokens, 1), curve.at(tokens, 1));
@@ -79,7 +80,7 @@ impl HeadroomReport {
 
     /// The table; the first row is the head.
     pub fn rows(&self) -> Vec<Vec<String>> {
-        let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+        let mut rows = vec![TABLE_HEAD.map(str::to_owned).to_vec()];
         for verdict in &self.verdicts {
             let peaks = self.touched.series.iter().find(|own| own.series == verdict.series);
             let most = peaks.and_then(|own| own.peaks.iter().max_by_key(|peak| peak.bytes));

@@ -6,37 +6,37 @@ use warden_pages::{Html, badge, style, words};
 use warden_policies::growth::Verdict;
 use warden_policies::{ByteSize, phrases};
 
-use super::summary::{Outlook, headline};
+use super::summary::{OverallResult, headline};
 use super::table::{name, rows, verdict};
-use super::{CureReport, LegReport, NotTried, Report};
+use super::{CureReport, LegReport, Report, UntriedSwitch};
 use super::{curves, table};
 
 pub(super) fn page(report: &Report) -> String {
     let findings: Vec<&Finding> = report.legs.iter().map(|leg| &leg.finding).collect();
     let mut html = Html::new();
     html.element("h1", &[], "llama-warden diagnose");
-    let outlook = Outlook::of(report);
+    let outlook = OverallResult::of(report);
     html.element("p", &[("class", &format_args!("lead {}", outlook.tone().class()))], outlook.sentence());
     html.list(headline(report));
-    facts(report, &mut html);
+    setup_facts(report, &mut html);
     if !findings.is_empty() || !report.skipped.is_empty() {
         html.element("h2", &[], "What was measured");
         table(&mut html, &rows(&findings, &report.skipped));
         html.list(report.notes());
-        meanings(&findings, &mut html);
+        verdict_meanings(&findings, &mut html);
     }
     for leg in &report.legs {
-        plots(report, leg, &mut html);
+        write_plots(report, leg, &mut html);
     }
     if let Some(cure) = &report.cure {
-        with_and_without(cure, &mut html);
+        write_comparison(cure, &mut html);
     }
     for one in &report.survival {
         html.element("h2", &[], format_args!("What stops the crash under {}", one.workload));
         html.list(one.sentences());
         table(&mut html, &one.rows());
         html.list(one.explained());
-        not_tried(&mut html, &one.left_out());
+        write_untried(&mut html, &one.left_out());
     }
     if let Some(between) = &report.between {
         html.element("h2", &[], "Which revision");
@@ -59,7 +59,7 @@ pub(super) fn page(report: &Report) -> String {
     style::document("llama-warden diagnose", &html)
 }
 
-fn facts(report: &Report, html: &mut Html) {
+fn setup_facts(report: &Report, html: &mut Html) {
     let about = &report.about;
     let own = [
         ("model", &about.model),
@@ -75,7 +75,7 @@ fn facts(report: &Report, html: &mut Html) {
 }
 
 /// Explains the verdicts in the table, and the plots.
-fn meanings(findings: &[&Finding], html: &mut Html) {
+fn verdict_meanings(findings: &[&Finding], html: &mut Html) {
     let all = || findings.iter().flat_map(|finding| &finding.series);
     let found = words::VERDICTS
         .into_iter()
@@ -91,7 +91,7 @@ fn meanings(findings: &[&Finding], html: &mut Html) {
     );
 }
 
-fn with_and_without(cure: &CureReport, html: &mut Html) {
+fn write_comparison(cure: &CureReport, html: &mut Html) {
     html.element("h2", &[], "With and without");
     html.list(cure.sentences());
     let rows = cure.rows();
@@ -99,10 +99,10 @@ fn with_and_without(cure: &CureReport, html: &mut Html) {
         table(html, &rows);
         html.list(cure.explained());
     }
-    not_tried(html, &cure.left_out());
+    write_untried(html, &cure.left_out());
 }
 
-fn not_tried(html: &mut Html, left_out: &[NotTried]) {
+fn write_untried(html: &mut Html, left_out: &[UntriedSwitch]) {
     if !left_out.is_empty() {
         html.within("details", &[], |details| {
             details.element("summary", &[], format_args!("Not tried: {}", left_out.len()));
@@ -151,7 +151,7 @@ fn cell(row: &mut Html, value: &str, wide: usize) {
     });
 }
 
-fn plots(report: &Report, leg: &LegReport, html: &mut Html) {
+fn write_plots(report: &Report, leg: &LegReport, html: &mut Html) {
     let finding = &leg.finding;
     html.element("h2", &[], name(finding));
     html.element(

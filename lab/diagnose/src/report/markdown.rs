@@ -6,47 +6,48 @@ use warden_experiment::Finding;
 use warden_policies::phrases;
 use warden_policies::units::exact;
 
-use super::folder::Shows;
-use super::summary::{Outlook, headline};
+use super::folder::ScriptSubject;
+use super::summary::{OverallResult, headline};
 use super::table::{MIB, name, rows};
-use super::{BetweenReport, CureReport, HeadroomReport, LegReport, NotTried, Report, SurvivalReport};
+use super::{BetweenReport, CureReport, HeadroomReport, LegReport, Report, SurvivalReport, UntriedSwitch};
 
 impl Report {
     /// The report as Markdown. `shows`: subject of the script next to it. Writing to a `String` cannot fail.
-    pub(super) fn markdown(&self, shows: Shows<'_>) -> String {
+    pub(super) fn markdown(&self, shows: ScriptSubject<'_>) -> String {
         let mut text = String::new();
-        let head = match Outlook::of(self) {
-            Outlook::Crashes => "A crash of llama-server",
-            Outlook::Leaks => "Memory of llama-server grows",
-            Outlook::Suspected => "Memory of llama-server may grow",
-            Outlook::Slower => "Speed of llama-server between two revisions",
-            Outlook::Otherwise => "Answers of llama-server between two revisions",
-            Outlook::Clean | Outlook::CleanHost | Outlook::TooFew | Outlook::NotRun => {
-                "Memory of llama-server"
-            }
+        let head = match OverallResult::of(self) {
+            OverallResult::Crashes => "A crash of llama-server",
+            OverallResult::Leaks => "Memory of llama-server grows",
+            OverallResult::Suspected => "Memory of llama-server may grow",
+            OverallResult::Slower => "Speed of llama-server between two revisions",
+            OverallResult::Otherwise => "Answers of llama-server between two revisions",
+            OverallResult::Clean
+            | OverallResult::CleanHost
+            | OverallResult::TooFew
+            | OverallResult::NotRun => "Memory of llama-server",
         };
         let tool = if self.about.under.is_some() { " and of the tool around it" } else { "" };
         let _ = writeln!(text, "# {}\n", head.replacen("llama-server", &format!("llama-server{tool}"), 1));
-        list(&mut text, &headline(self));
+        write_list(&mut text, &headline(self));
         self.versions(&mut text);
         self.measured(&mut text);
         if let Some(cure) = &self.cure {
-            with_and_without(&mut text, cure);
+            write_comparison(&mut text, cure);
         }
         for one in &self.survival {
-            surviving(&mut text, one);
+            write_survival(&mut text, one);
         }
         if let Some(between) = &self.between {
-            revisions(&mut text, between);
+            write_revisions(&mut text, between);
         }
         if let Some(headroom) = &self.headroom {
-            largest(&mut text, headroom);
+            write_headroom(&mut text, headroom);
         }
         if !self.attribution.is_empty() {
             let lines = self.attribution.join("\n");
             let _ = writeln!(text, "\n## Which call sites\n\n```\n{lines}\n```");
         }
-        reproduce(&mut text, shows);
+        write_reproduction(&mut text, shows);
         // A later report recognizes by this line that it may replace the file.
         let _ = writeln!(text, "\nWritten by `llama-warden diagnose`.");
         text
@@ -78,7 +79,8 @@ impl Report {
         if findings.is_empty() && self.skipped.is_empty() {
             return;
         }
-        let _ = writeln!(text, "\n## What was measured\n\n{}", table(&rows(&findings, &self.skipped)));
+        let _ =
+            writeln!(text, "\n## What was measured\n\n{}", markdown_table(&rows(&findings, &self.skipped)));
         if !findings.is_empty() {
             let _ = writeln!(
                 text,
@@ -103,19 +105,19 @@ impl Report {
                 );
             }
         }
-        list(text, &self.notes());
+        write_list(text, &self.notes());
         // A leg without the cache does not keep it, and a leg that failed early may not know.
         let tells = |leg: &&LegReport| !leg.finding.control && !leg.may_keep.is_empty();
         let keeps = self.legs.iter().find(tells).map(|leg| leg.may_keep.as_slice()).unwrap_or_default();
-        list(
+        write_list(
             text,
             &keeps.iter().map(|what| format!("what the server keeps on purpose: {what}")).collect::<Vec<_>>(),
         );
     }
 }
 
-fn reproduce(text: &mut String, shows: Shows<'_>) {
-    if matches!(shows, Shows::Nothing) {
+fn write_reproduction(text: &mut String, shows: ScriptSubject<'_>) {
+    if matches!(shows, ScriptSubject::Nothing) {
         return;
     }
     let _ = writeln!(
@@ -123,7 +125,7 @@ fn reproduce(text: &mut String, shows: Shows<'_>) {
         "\n## Reproduce\n\n```\nLLAMA_SERVER=/path/to/llama-server MODEL=/path/to/model.gguf sh reproduce.sh\n```\n"
     );
     let _ = match shows {
-        Shows::Leg(leg) => writeln!(
+        ScriptSubject::Leg(leg) => writeln!(
             text,
             "It starts llama-server with the arguments above{}, sends the requests of `{}` in `requests/` by curl, and prints \
              the memory of the process as it goes. Without the variables it takes the files of the machine that it was \
@@ -140,55 +142,55 @@ fn reproduce(text: &mut String, shows: Shows<'_>) {
     };
 }
 
-fn with_and_without(text: &mut String, cure: &CureReport) {
+fn write_comparison(text: &mut String, cure: &CureReport) {
     let _ = writeln!(text, "\n## With and without\n");
-    list(text, &cure.sentences());
+    write_list(text, &cure.sentences());
     let rows = cure.rows();
     if rows.len() > 1 {
-        let _ = writeln!(text, "\n{}", table(&rows));
+        let _ = writeln!(text, "\n{}", markdown_table(&rows));
     }
-    list(text, &cure.explained());
-    not_tried(text, &cure.left_out());
+    write_list(text, &cure.explained());
+    write_untried(text, &cure.left_out());
 }
 
-fn surviving(text: &mut String, one: &SurvivalReport) {
+fn write_survival(text: &mut String, one: &SurvivalReport) {
     let _ = writeln!(text, "\n## What stops the crash under {}\n", one.workload);
-    list(text, &one.sentences());
-    let _ = writeln!(text, "\n{}", table(&one.rows()));
-    list(text, &one.explained());
-    not_tried(text, &one.left_out());
+    write_list(text, &one.sentences());
+    let _ = writeln!(text, "\n{}", markdown_table(&one.rows()));
+    write_list(text, &one.explained());
+    write_untried(text, &one.left_out());
 }
 
-fn not_tried(text: &mut String, all: &[NotTried]) {
+fn write_untried(text: &mut String, all: &[UntriedSwitch]) {
     if !all.is_empty() {
         let _ = writeln!(text, "\n### Not tried\n");
-        list(text, &all.iter().map(|one| format!("`{}`: {}", one.item, one.why)).collect::<Vec<_>>());
+        write_list(text, &all.iter().map(|one| format!("`{}`: {}", one.item, one.why)).collect::<Vec<_>>());
     }
 }
 
-fn revisions(text: &mut String, between: &BetweenReport) {
+fn write_revisions(text: &mut String, between: &BetweenReport) {
     let _ = writeln!(text, "\n## Which revision\n\n- Of {}", between.repository);
-    list(text, &between.sentences());
-    let _ = writeln!(text, "\n{}", table(&between.rows()));
+    write_list(text, &between.sentences());
+    let _ = writeln!(text, "\n{}", markdown_table(&between.rows()));
     let said = between.said();
     if said.len() > 1 {
-        let _ = writeln!(text, "### What the ends answer\n\n{}", table(&said));
+        let _ = writeln!(text, "### What the ends answer\n\n{}", markdown_table(&said));
     }
 }
 
-fn largest(text: &mut String, headroom: &HeadroomReport) {
-    let _ = writeln!(text, "\n## The largest prompts\n\n{}", table(&headroom.rows()));
-    list(text, &headroom.sentences());
+fn write_headroom(text: &mut String, headroom: &HeadroomReport) {
+    let _ = writeln!(text, "\n## The largest prompts\n\n{}", markdown_table(&headroom.rows()));
+    write_list(text, &headroom.sentences());
 }
 
-fn list(text: &mut String, lines: &[String]) {
+fn write_list(text: &mut String, lines: &[String]) {
     for line in lines {
         let _ = writeln!(text, "- {}", line.replace('\n', " "));
     }
 }
 
 /// A table in Markdown; the first row is the head.
-fn table(rows: &[Vec<String>]) -> String {
+fn markdown_table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let mut text = String::new();
     for (at, row) in rows.iter().enumerate() {

@@ -25,7 +25,7 @@ use warden_supervisor::{Command, DeviceView};
 
 pub use self::between::{BetweenReport, Revision};
 pub use self::crash::SurvivalReport;
-pub use self::cure::{Added, CureReport, NotTried, Switch};
+pub use self::cure::{CommandChanges, CureReport, TrialSwitch, UntriedSwitch};
 pub use self::folder::{Folder, foreign_in};
 pub use self::headroom::{Foretold, HeadroomReport};
 pub use self::proof::ProofReport;
@@ -63,7 +63,7 @@ pub struct About {
 }
 
 /// Prefixes of variables that affect a llama-server.
-const INHERITED: [&str; 16] = [
+const INHERITED_PREFIXES: [&str; 16] = [
     "LLAMA_",
     "GGML_",
     "CUDA_",
@@ -82,7 +82,7 @@ const INHERITED: [&str; 16] = [
     "LD_LIBRARY_PATH",
 ];
 /// Prefix of our own variables, which mean nothing to a plain llama-server.
-const OURS: &str = "LLAMA_WARDEN_";
+const OWN_PREFIX: &str = "LLAMA_WARDEN_";
 
 impl About {
     /// Adds a command, without its secrets.
@@ -113,8 +113,8 @@ impl About {
     pub fn with_inherited(mut self, variables: &[(String, String)], command: &Command) -> Self {
         let counts = |name: &str| {
             let other = command.env_remove.iter().chain(command.env.iter().map(|(name, _)| name));
-            INHERITED.iter().any(|start| name.starts_with(start))
-                && !name.starts_with(OURS)
+            INHERITED_PREFIXES.iter().any(|start| name.starts_with(start))
+                && !name.starts_with(OWN_PREFIX)
                 && !other.into_iter().any(|known| known == name)
         };
         let own = variables.iter().filter(|(name, _)| counts(name));

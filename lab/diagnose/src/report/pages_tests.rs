@@ -11,12 +11,12 @@ use warden_experiment::survive;
 use warden_experiment::{Ended, Workload};
 use warden_policies::{GpuIndex, MemoryKind};
 
-use super::folder::Shows;
+use super::folder::ScriptSubject;
 use super::tests::{MIB, blind, cure, leg, outcome, plain, report, short};
 use super::*;
-use crate::client::AskError;
+use crate::client::LabRequestError;
 use crate::error::Kind;
-use crate::headroom::{Broke, LessContext, Touched, TouchedSeries};
+use crate::headroom::{MeasuredMemory, PromptFailure, SmallerContext, Touched};
 use crate::{DiagnoseError, LegResult};
 
 fn lines<T: Display>(said: impl IntoIterator<Item = T>) -> String {
@@ -82,7 +82,7 @@ fn what_keeps_a_leg_from_being_judged_is_told() {
 #[test]
 fn the_report_of_a_leak_has_all_that_a_maintainer_needs() {
     let report = Report { attribution: vec!["host grows, called in f".to_owned()], ..report() };
-    insta::assert_snapshot!(report.markdown(Shows::Leg(report.legs.last().unwrap())));
+    insta::assert_snapshot!(report.markdown(ScriptSubject::Leg(report.legs.last().unwrap())));
 }
 
 /// A page as text: a line for each piece of text, and a placeholder for each plot.
@@ -121,7 +121,7 @@ fn a_script_says_what_it_shows_and_how_it_is_run() {
 #[test]
 fn the_report_of_no_leak_says_how_far_was_looked() {
     let report = Report::new(report().about, &of(vec![leg(Workload::LongText, 0)]));
-    insta::assert_snapshot!(report.markdown(Shows::Nothing));
+    insta::assert_snapshot!(report.markdown(ScriptSubject::Nothing));
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn a_crash_is_told_with_what_stops_it() {
             legs: 5,
         },
         mitigations: Vec::new(),
-        added: Added::default(),
+        added: CommandChanges::default(),
     };
     let stopped = survival(survive::Outcome::Cured, &[1]);
     let others = [
@@ -165,7 +165,7 @@ fn a_crash_is_told_with_what_stops_it() {
     let others = others.map(|outcome| lines(survival(outcome, &[]).sentences())).concat();
     let text = told(&outcome) + "\n" + &cells(&stopped.rows()) + &lines(stopped.sentences()) + &others;
     let report = Report { survival: vec![stopped], ..Report::new(report().about, &outcome) };
-    insta::assert_snapshot!(text + "\n---\n" + &report.markdown(Shows::Nothing));
+    insta::assert_snapshot!(text + "\n---\n" + &report.markdown(ScriptSubject::Nothing));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn what_stops_a_leak_is_told_with_its_price() {
     let (host, vram) = (track(MemoryKind::Host), track(MemoryKind::Vram(GpuIndex(0))));
     let judged = |does, with: f64| Judgement {
         does,
-        share: Some(warden_policies::growth::Interval { value: with / 4.0, low: 0.0, high: 1.0 }),
+        share: Some(warden_policies::growth::IntervalEstimate { value: with / 4.0, low: 0.0, high: 1.0 }),
         without: Some(4.0 * 1_048_576.0),
         with: Some(with * 1_048_576.0),
     };
@@ -224,7 +224,7 @@ fn what_stops_a_leak_is_told_with_its_price() {
 fn what_the_largest_prompts_take_is_told_with_what_would_fit() {
     let setup =
         Setup { context: 8192, slots: 2, slot_context: 4096, sequence_context: Some(4096), ubatch: 512 };
-    let of = |series, idle: u64, free, token: u64| TouchedSeries {
+    let of = |series, idle: u64, free, token: u64| MeasuredMemory {
         series,
         idle: idle * MIB,
         free,
@@ -240,15 +240,15 @@ fn what_the_largest_prompts_take_is_told_with_what_would_fit() {
     let touched = Touched {
         setup,
         series: vec![of(MemoryKind::Host, 1000, None, 100), of(vram, 3000, Some(400 * MIB), 65_536)],
-        broke: Some(Broke { tokens: 4096, together: 2, why: "the server ended".to_owned() }),
+        broke: Some(PromptFailure { tokens: 4096, together: 2, why: "the server ended".to_owned() }),
         interrupted: true,
-        less_context: None::<LessContext>,
+        less_context: None::<SmallerContext>,
     };
     let headroom = HeadroomReport::new(touched, None, 64 * MIB);
     let text = cells(&headroom.rows()) + "\n" + &lines(headroom.sentences());
     let empty = Report::new(report().about, &of_nothing());
     let report = Report { headroom: Some(headroom), ..empty };
-    insta::assert_snapshot!(text + "\n---\n" + &report.markdown(Shows::Nothing));
+    insta::assert_snapshot!(text + "\n---\n" + &report.markdown(ScriptSubject::Nothing));
 }
 
 fn of_nothing() -> Outcome {
@@ -279,9 +279,9 @@ fn what_keeps_an_experiment_from_being_run_is_told() {
         format!("{error}{}", hint.unwrap_or_default())
     });
     let asked = [
-        AskError::Refused { status: 400, message: "no images".to_owned() },
-        AskError::Broken("end of file".to_owned()),
-        AskError::Late(std::time::Duration::from_secs(30)),
+        LabRequestError::Refused { status: 400, message: "no images".to_owned() },
+        LabRequestError::Broken("end of file".to_owned()),
+        LabRequestError::Late(std::time::Duration::from_secs(30)),
     ];
     insta::assert_snapshot!(lines(told) + &lines(asked));
 }

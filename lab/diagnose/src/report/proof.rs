@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use warden_experiment::between::Outcome;
-use warden_experiment::proof::{Answers, Growth, Metric, Proof, Ratio, Ruling, Side};
+use warden_experiment::proof::{Answers, Growth, Metric, MetricRatio, Proof, ProofRuling, Side};
 use warden_policies::units::scale;
 use warden_policies::{ByteSize, MemoryKind, phrases};
 
@@ -16,7 +16,7 @@ pub struct ProofReport {
     /// The program that is to replace it.
     pub new: String,
     /// Verdict on the replacement: `same`, `worse` or `unknown`.
-    pub verdict: Ruling,
+    pub verdict: ProofRuling,
     /// Reasons against it, a sentence each.
     pub reasons: Vec<String>,
     /// Other differences, a sentence each.
@@ -26,9 +26,9 @@ pub struct ProofReport {
 }
 
 /// The head of the table.
-const HEAD: [&str; 5] = ["WHAT", "OLD", "NEW", "CHANGE", "SAYS"];
+const TABLE_HEAD: [&str; 5] = ["WHAT", "OLD", "NEW", "CHANGE", "SAYS"];
 /// Limit of names listed in a sentence.
-const LISTED: usize = 12;
+const MAX_LISTED: usize = 12;
 
 impl ProofReport {
     /// The report of a proof of these programs.
@@ -40,12 +40,16 @@ impl ProofReport {
     /// The verdict in a sentence.
     pub fn sentence(&self) -> String {
         match self.verdict {
-            Ruling::Better | Ruling::Same => "the new build may take the place of the old one".to_owned(),
-            Ruling::Worse => "the new build is worse than the old one".to_owned(),
-            Ruling::Unknown if self.proof.interrupted => {
+            ProofRuling::Better | ProofRuling::Same => {
+                "the new build may take the place of the old one".to_owned()
+            }
+            ProofRuling::Worse => "the new build is worse than the old one".to_owned(),
+            ProofRuling::Unknown if self.proof.interrupted => {
                 "broken off: nothing is known of the new build yet".to_owned()
             }
-            Ruling::Unknown => "it cannot be told whether the new build is as good as the old one".to_owned(),
+            ProofRuling::Unknown => {
+                "it cannot be told whether the new build is as good as the old one".to_owned()
+            }
         }
     }
 
@@ -56,7 +60,7 @@ impl ProofReport {
         if proof.answers.asked > 0 {
             parts.push(format!("answers {}", answers(&proof.answers)));
         }
-        let told = |ratio: &Ratio| format!("{} {}", name(ratio.metric), change(ratio));
+        let told = |ratio: &MetricRatio| format!("{} {}", name(ratio.metric), change(ratio));
         parts.extend(proof.ratios.iter().map(told));
         parts.extend(proof.growth.as_ref().map(|growth| format!("growth and crashes: {}", grown(growth))));
         parts.join("; ")
@@ -65,11 +69,11 @@ impl ProofReport {
     /// A row for each aspect; the first is the head.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let proof = &self.proof;
-        let row = |what: &str, old: String, new: String, change: String, ruling: Ruling| {
+        let row = |what: &str, old: String, new: String, change: String, ruling: ProofRuling| {
             vec![what.to_owned(), old, new, change, ruling.as_str().to_owned()]
         };
         let none = || "–".to_owned();
-        let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+        let mut rows = vec![TABLE_HEAD.map(str::to_owned).to_vec()];
         if proof.answers.asked > 0 {
             rows.push(row("answers", none(), none(), answers(&proof.answers), proof.answers.ruling));
         }
@@ -104,7 +108,7 @@ fn reasons(proof: &Proof) -> Vec<String> {
         };
         all.push(format!("the {side} build: {}", fault.why));
     }
-    if proof.answers.ruling == Ruling::Worse {
+    if proof.answers.ruling == ProofRuling::Worse {
         all.push(format!("answers: {}", answers(&proof.answers)));
         all.extend(proof.answers.differences.iter().map(|one| match (&one.refused, one.distance) {
             (Some(why), _) if one.of > 0 => format!("“{}”: refused by one of them: {why}", one.request),
@@ -119,18 +123,18 @@ fn reasons(proof: &Proof) -> Vec<String> {
             (None, None) => format!("“{}”: another answer", one.request),
         }));
     }
-    for ratio in proof.ratios.iter().filter(|ratio| ratio.ruling == Ruling::Worse) {
+    for ratio in proof.ratios.iter().filter(|ratio| ratio.ruling == ProofRuling::Worse) {
         let (old, new) = (shown(ratio.metric, ratio.old), shown(ratio.metric, ratio.new));
         all.push(format!("{}: {old} before, {new} now ({})", name(ratio.metric), change(ratio)));
     }
     let faces = &proof.faces;
     if !faces.flags_missed.is_empty() {
-        all.push(format!("flags in use that it does not know: {}", list(&faces.flags_missed)));
+        all.push(format!("flags in use that it does not know: {}", list_names(&faces.flags_missed)));
     }
     if !faces.routes_gone.is_empty() {
-        all.push(format!("routes that it does not have: {}", list(&faces.routes_gone)));
+        all.push(format!("routes that it does not have: {}", list_names(&faces.routes_gone)));
     }
-    if let Some(growth) = proof.growth.as_ref().filter(|growth| growth.ruling == Ruling::Worse) {
+    if let Some(growth) = proof.growth.as_ref().filter(|growth| growth.ruling == ProofRuling::Worse) {
         all.push(grown(growth));
     }
     all
@@ -149,21 +153,21 @@ fn notes(proof: &Proof) -> Vec<String> {
         lists
             .iter()
             .filter(|(_, names)| !names.is_empty())
-            .map(|(what, names)| format!("{what}: {}", list(names))),
+            .map(|(what, names)| format!("{what}: {}", list_names(names))),
     );
     let unknown: Vec<String> = proof
         .ratios
         .iter()
-        .filter(|ratio| ratio.ruling == Ruling::Unknown && !proof.interrupted)
+        .filter(|ratio| ratio.ruling == ProofRuling::Unknown && !proof.interrupted)
         .map(|ratio| name(ratio.metric))
         .collect();
     if !unknown.is_empty() {
         all.push(format!(
             "processes of one build differ too much to say whether it is worse in {}; the figures are in the table",
-            list(&unknown)
+            list_names(&unknown)
         ));
     }
-    if let Some(growth) = proof.growth.as_ref().filter(|growth| growth.ruling == Ruling::Better) {
+    if let Some(growth) = proof.growth.as_ref().filter(|growth| growth.ruling == ProofRuling::Better) {
         all.push(grown(growth));
     }
     all
@@ -238,7 +242,7 @@ pub(super) fn shown(metric: Metric, value: f64) -> String {
 }
 
 /// A change in percent: `+4.0 % (+1.0 to +7.1)`; of tokens per second where those are shown.
-pub(super) fn change(ratio: &Ratio) -> String {
+pub(super) fn change(ratio: &MetricRatio) -> String {
     let Some(interval) = ratio.ratio else {
         let none = |value: f64| value <= 0.0;
         let told = match (none(ratio.old), none(ratio.new)) {
@@ -254,9 +258,9 @@ pub(super) fn change(ratio: &Ratio) -> String {
     format!("{:+.1} % ({:+.1} to {:+.1})", share(interval.value), share(low), share(high))
 }
 
-fn list(names: &[String]) -> String {
-    let shown = names.iter().take(LISTED).cloned().collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(LISTED) {
+fn list_names(names: &[String]) -> String {
+    let shown = names.iter().take(MAX_LISTED).cloned().collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(MAX_LISTED) {
         0 => shown,
         more => format!("{shown} and {more} more"),
     }
@@ -265,19 +269,19 @@ fn list(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_experiment::between::{Aim, Conclusion};
-    use warden_experiment::proof::{Difference, Faces, Fault};
-    use warden_policies::growth::Interval;
+    use warden_experiment::between::{Conclusion, RevisionAim};
+    use warden_experiment::proof::{AnswerDifference, Fault, InterfaceComparison};
+    use warden_policies::growth::IntervalEstimate;
 
     fn proof() -> Proof {
-        let ratio = |metric, old, new, low, high, ruling| Ratio {
+        let ratio = |metric, old, new, low, high, ruling| MetricRatio {
             metric,
             old,
             new,
-            ratio: Some(Interval { value: new / old, low, high }),
+            ratio: Some(IntervalEstimate { value: new / old, low, high }),
             ruling,
         };
-        let difference = |request: &str, distance, refused: Option<&str>| Difference {
+        let difference = |request: &str, distance, refused: Option<&str>| AnswerDifference {
             request: request.to_owned(),
             shared: 12,
             of: 64,
@@ -286,7 +290,7 @@ mod tests {
         };
         Proof {
             answers: Answers {
-                ruling: Ruling::Worse,
+                ruling: ProofRuling::Worse,
                 asked: 11,
                 equal: 8,
                 agreement: Some(0.91),
@@ -300,13 +304,13 @@ mod tests {
                 ],
             },
             ratios: vec![
-                ratio(Metric::Start, 0.8, 0.9, 1.0, 1.3, Ruling::Same),
-                ratio(Metric::Prefill, 0.001, 0.0012, 1.12, 1.3, Ruling::Worse),
-                ratio(Metric::Decode, 0.02, 0.018, 0.88, 0.93, Ruling::Better),
-                ratio(Metric::FirstToken, 0.012, 0.012, 0.7, 1.4, Ruling::Unknown),
-                ratio(Metric::AtReady(MemoryKind::Host), 5e8, 5.1e8, 1.0, 1.03, Ruling::Same),
+                ratio(Metric::Start, 0.8, 0.9, 1.0, 1.3, ProofRuling::Same),
+                ratio(Metric::Prefill, 0.001, 0.0012, 1.12, 1.3, ProofRuling::Worse),
+                ratio(Metric::Decode, 0.02, 0.018, 0.88, 0.93, ProofRuling::Better),
+                ratio(Metric::FirstToken, 0.012, 0.012, 0.7, 1.4, ProofRuling::Unknown),
+                ratio(Metric::AtReady(MemoryKind::Host), 5e8, 5.1e8, 1.0, 1.03, ProofRuling::Same),
             ],
-            faces: Faces {
+            faces: InterfaceComparison {
                 flags_gone: vec!["--draft".to_owned(), "--log-disable".to_owned()],
                 flags_missed: vec!["--draft".to_owned()],
                 flags_new: vec!["--spec".to_owned()],
@@ -315,7 +319,7 @@ mod tests {
             },
             growth: Some(Growth::of(Conclusion {
                 outcome: Outcome::NeitherIll { short: false, suspected: false },
-                aim: Aim::Growth,
+                aim: RevisionAim::Growth,
                 symptom: None,
                 ill_is_newer: None,
                 bounds: None,

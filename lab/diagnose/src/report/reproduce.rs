@@ -19,17 +19,17 @@ use crate::shell::quoted;
 use crate::workload::{Facts, Script, Words};
 
 /// Limit of the steps that the script repeats.
-const STEPS: usize = 16;
+const MAX_STEPS: usize = 16;
 /// Limit of the steps that lead to a crash; after them the script starts over.
-const LED: usize = 128;
+const MAX_CRASH_STEPS: usize = 128;
 /// Limits of requests and bytes from a recording, because the folder is to be sent.
-const REPLAYED: usize = 256;
-const REPLAYED_BYTES: usize = 16 << 20;
+const MAX_REPLAYED: usize = 256;
+const MAX_REPLAYED_BYTES: usize = 16 << 20;
 /// Placeholder in a request for its number, which makes each text unique.
 const NUMBER: &str = "@N@";
 /// Placeholder in a conversation for the number of the round: within one round, requests share their
 /// beginning.
-const ROUND: &str = "@ROUND@";
+const ROUND_MARK: &str = "@ROUND@";
 /// A request of the script.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Request {
@@ -68,9 +68,9 @@ pub(crate) fn requests(workload: Workload, folder: &Folder<'_>, crash: Option<&C
         return Requests::default();
     };
     let mut all = Requests::default();
-    let led = crash.map(|crash| usize::try_from(crash.at_request).unwrap_or(usize::MAX).min(LED));
-    let mut left = REPLAYED_BYTES;
-    for step in 0..=led.unwrap_or(STEPS) {
+    let led = crash.map(|crash| usize::try_from(crash.at_request).unwrap_or(usize::MAX).min(MAX_CRASH_STEPS));
+    let mut left = MAX_REPLAYED_BYTES;
+    for step in 0..=led.unwrap_or(MAX_STEPS) {
         let asks = script.next();
         // A conversation includes earlier answers; here they are words of ours, of the same length.
         let text =
@@ -83,7 +83,7 @@ pub(crate) fn requests(workload: Workload, folder: &Folder<'_>, crash: Option<&C
         }
         for ask in asks {
             let Some(mut body) = ask.body else { continue };
-            number(&mut body, workload == Workload::Conversation);
+            insert_marks(&mut body, workload == Workload::Conversation);
             let request = Request { path: ask.path, body: body.to_string() };
             if led.is_some() {
                 let Some(rest) = left.checked_sub(request.body.len()) else { return all };
@@ -95,7 +95,7 @@ pub(crate) fn requests(workload: Workload, folder: &Folder<'_>, crash: Option<&C
         }
     }
     if led.is_none() {
-        all.bodies.truncate(STEPS * all.together.max(1));
+        all.bodies.truncate(MAX_STEPS * all.together.max(1));
     }
     all
 }
@@ -103,9 +103,9 @@ pub(crate) fn requests(workload: Workload, folder: &Folder<'_>, crash: Option<&C
 /// The beginning of a recording, redacted in any case.
 fn replayed(recording: &Recording) -> Requests {
     let redactor = Redactor::new();
-    let mut left = REPLAYED_BYTES;
+    let mut left = MAX_REPLAYED_BYTES;
     let mut all = Requests { together: 1, ..Requests::default() };
-    for ask in recording.asks().iter().take(REPLAYED) {
+    for ask in recording.asks().iter().take(MAX_REPLAYED) {
         let body = ask.body.as_ref().and_then(|body| redactor.body(body)).map(|body| body.to_string());
         let Some(body) = body else { continue };
         let Some(rest) = left.checked_sub(body.len()) else { break };
@@ -129,7 +129,7 @@ impl From<&[Sent]> for Requests {
 
 /// Puts the placeholder of the request's number before its last text; in a conversation, that of the round
 /// before the first text.
-fn number(body: &mut Value, is_conversation: bool) {
+fn insert_marks(body: &mut Value, is_conversation: bool) {
     if let Some(Value::String(text)) = body.get_mut("prompt") {
         text.insert_str(0, &format!("{NUMBER} "));
         return;
@@ -146,7 +146,7 @@ fn number(body: &mut Value, is_conversation: bool) {
         _ => None,
     };
     if let Some(text) = text {
-        text.insert_str(0, &format!("{} ", if is_conversation { ROUND } else { NUMBER }));
+        text.insert_str(0, &format!("{} ", if is_conversation { ROUND_MARK } else { NUMBER }));
     }
 }
 
@@ -176,12 +176,12 @@ pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, sett
     });
     // The last occurrence of a flag counts.
     let more = if finding.control { " --cache-ram 0" } else { "" };
-    let text = TEMPLATE
+    let text = SCRIPT_TEMPLATE
         .replace("@WHAT@", what)
         .replace("@WORKLOAD@", &name(finding))
         .replace("@REQUESTS@", &most.max(1).to_string());
     let shown: String = shown.chain(died).chain(note).chain(under).collect();
-    filled(&text, about, more, requests, setting).replacen(SHOWN, &shown, 1)
+    fill_template(&text, about, more, requests, setting).replacen(RESULT_MARK, &shown, 1)
 }
 
 /// The script that shows the answers to some requests, and their speed.
@@ -193,24 +193,30 @@ pub(crate) fn visiting(
 ) -> String {
     let told = between.iter().flat_map(|between| between.sentences());
     let told = told.map(|line| format!("#   {}\n", line.replace('\n', " ")));
-    let head = TEMPLATE.split(MEMORY).next().unwrap_or_default();
-    let text = format!("{head}{VISIT}")
+    let head = SCRIPT_TEMPLATE.split(MEMORY_SECTION).next().unwrap_or_default();
+    let text = format!("{head}{VISIT_TEMPLATE}")
         .replace("@WHAT@ under the workload @WORKLOAD@", "Shows what llama-server answers, and how fast")
         .replace("[REQUESTS]", "[TIMES]")
         .replace("requests=${1:-@REQUESTS@}", "times=${1:-3}")
         .replace("# So many are sent at a time.\ntogether=@TOGETHER@\n", "");
-    filled(&text, about, "", requests, setting).replacen(SHOWN, &told.collect::<String>(), 1)
+    fill_template(&text, about, "", requests, setting).replacen(RESULT_MARK, &told.collect::<String>(), 1)
 }
 
 /// Placeholder of the results, filled in last and only once: a log or the subject of a commit is foreign
 /// text and may contain placeholders.
-const SHOWN: &str = "@SHOWN@";
+const RESULT_MARK: &str = "@SHOWN@";
 
 /// First line of the script's part about memory.
-const MEMORY: &str = "# Anonymous memory of the process";
+const MEMORY_SECTION: &str = "# Anonymous memory of the process";
 
 /// Fills in the parts common to all scripts.
-fn filled(text: &str, about: &About, more: &str, requests: &Requests, setting: &Setting<'_>) -> String {
+fn fill_template(
+    text: &str,
+    about: &About,
+    more: &str,
+    requests: &Requests,
+    setting: &Setting<'_>,
+) -> String {
     let unset = setting.removed.iter().filter(|name| is_name(name)).map(|name| format!("unset {name}\n"));
     let paths = requests.bodies.iter().enumerate();
     let paths = paths.map(|(at, request)| format!("    {at}) path={} ;;\n", quoted(&request.path)));
@@ -228,8 +234,8 @@ fn filled(text: &str, about: &About, more: &str, requests: &Requests, setting: &
         .replace("@PATHS@", &paths.collect::<String>())
 }
 
-const TEMPLATE: &str = include_str!("reproduce.sh");
-const VISIT: &str = include_str!("visit.sh");
+const SCRIPT_TEMPLATE: &str = include_str!("reproduce.sh");
+const VISIT_TEMPLATE: &str = include_str!("visit.sh");
 
 #[cfg(test)]
 mod tests {
@@ -238,18 +244,18 @@ mod tests {
     #[test]
     fn every_text_gets_the_number_of_its_request() {
         let mut chat = serde_json::json!({"messages": [{"role": "user", "content": "hi"}]});
-        number(&mut chat, false);
+        insert_marks(&mut chat, false);
         assert_eq!(chat["messages"][0]["content"], "@N@ hi");
         let image = serde_json::json!({"type": "image_url", "image_url": {"url": "data:,"}});
         let mut parts =
             serde_json::json!({"messages": [{"content": [image, {"type": "text", "text": "what"}]}]});
-        number(&mut parts, false);
+        insert_marks(&mut parts, false);
         assert_eq!(parts["messages"][0]["content"][1]["text"], "@N@ what");
         let mut prompt = serde_json::json!({"prompt": "x"});
-        number(&mut prompt, false);
+        insert_marks(&mut prompt, false);
         assert_eq!(prompt["prompt"], "@N@ x");
         let mut input = serde_json::json!({"input": "x"});
-        number(&mut input, false);
+        insert_marks(&mut input, false);
         assert_eq!(input, serde_json::json!({"input": "x"}));
     }
 
@@ -281,7 +287,7 @@ mod tests {
     #[test]
     fn a_marker_in_the_subject_of_a_commit_is_a_part_of_the_subject() {
         use crate::report::Revision;
-        use warden_experiment::between::{Aim, Conclusion, Outcome};
+        use warden_experiment::between::{Conclusion, Outcome, RevisionAim};
 
         let subject = "server : @PATHS@ @SHOWN@ @ARGS@ [REQUESTS]";
         let revision = Revision {
@@ -292,7 +298,7 @@ mod tests {
         };
         let conclusion = Conclusion {
             outcome: Outcome::Found { revision: 1 },
-            aim: Aim::Answers,
+            aim: RevisionAim::Answers,
             symptom: None,
             ill_is_newer: Some(true),
             bounds: None,

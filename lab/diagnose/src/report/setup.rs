@@ -19,7 +19,7 @@ struct File {
     address: ([&'static str; 2], &'static str),
 }
 
-const FILES: [File; 2] = [
+const SCRIPT_FILES: [File; 2] = [
     File {
         name: "MODEL",
         flags: ["-m", "--model"],
@@ -34,7 +34,7 @@ const FILES: [File; 2] = [
     },
 ];
 /// Flags with secrets, or with files of secrets; without them the server requires none.
-const SECRETS: [&str; 2] = ["--api-key", "--api-key-file"];
+const SECRET_FLAGS: [&str; 2] = ["--api-key", "--api-key-file"];
 
 /// The option that named a file.
 enum Source {
@@ -77,16 +77,18 @@ pub(super) fn arguments(about: &About, directory: &Path) -> String {
     let mut words: Vec<String> = Vec::new();
     let mut before = "";
     for word in &about.args {
-        if is_hidden(word) || SECRETS.contains(&before) {
+        if is_hidden(word) || SECRET_FLAGS.contains(&before) {
             words.pop();
-        } else if let Some(file) = FILES.iter().find(|file| file.flags.contains(&before)) {
+        } else if let Some(file) = SCRIPT_FILES.iter().find(|file| file.flags.contains(&before)) {
             words.push(file.value());
         } else {
             words.push(quoted(&whole(word, before, directory)));
         }
         before = word;
     }
-    for file in FILES.iter().filter(|file| matches!(file.source(about, directory), Some(Source::Secret))) {
+    for file in
+        SCRIPT_FILES.iter().filter(|file| matches!(file.source(about, directory), Some(Source::Secret)))
+    {
         words.extend([file.flags[0].to_owned(), file.value()]);
     }
     words.join(" ")
@@ -113,7 +115,7 @@ pub(super) fn files(about: &About, directory: &Path) -> String {
             }
         })
     };
-    FILES.iter().filter_map(line).collect()
+    SCRIPT_FILES.iter().filter_map(line).collect()
 }
 
 /// Variables that were set for the server or inherited, except secrets.
@@ -122,7 +124,7 @@ pub(super) fn exports(about: &About, directory: &Path) -> String {
         let is_it = |file: &&File| {
             file.variable == name && matches!(file.source(about, directory), Some(Source::Variable(_)))
         };
-        FILES.iter().find(is_it).map(File::value)
+        SCRIPT_FILES.iter().find(is_it).map(File::value)
     };
     let all = || about.inherited.iter().chain(&about.env).filter(|(name, _)| is_name(name));
     let (hidden, told): (Vec<_>, Vec<_>) = all().partition(|(_, value)| is_hidden(value));

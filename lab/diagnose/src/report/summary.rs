@@ -1,6 +1,6 @@
 //! The result in a sentence or two, for the top of a page. Claims no more than was measured.
 
-use warden_experiment::between::Aim;
+use warden_experiment::between::RevisionAim;
 use warden_experiment::{Ended, Finding, SeriesFinding};
 use warden_pages::Tone;
 use warden_policies::growth::Verdict;
@@ -12,7 +12,7 @@ use super::{BetweenReport, HeadroomReport, Report};
 
 /// Overall result of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outlook {
+pub(super) enum OverallResult {
     /// A server ended by itself; a memory may leak as well.
     Crashes,
     /// A memory leaks.
@@ -33,7 +33,7 @@ pub(super) enum Outlook {
     Otherwise,
 }
 
-impl Outlook {
+impl OverallResult {
     pub(super) fn of(report: &Report) -> Self {
         let all = || report.legs.iter().flat_map(|leg| &leg.finding.series);
         match all().map(|found| found.verdict).max() {
@@ -41,8 +41,8 @@ impl Outlook {
             Some(Verdict::Leaking) => Self::Leaks,
             Some(Verdict::Suspected) => Self::Suspected,
             _ if report.legs.is_empty() => match report.between.as_ref().map(|one| one.conclusion.aim) {
-                Some(Aim::Slowdown) => Self::Slower,
-                Some(Aim::Answers) => Self::Otherwise,
+                Some(RevisionAim::Slowdown) => Self::Slower,
+                Some(RevisionAim::Answers) => Self::Otherwise,
                 _ => Self::NotRun,
             },
             _ if all().any(tells) && report.vram_unknown().is_some() => Self::CleanHost,
@@ -100,7 +100,7 @@ pub(super) fn headline(report: &Report) -> Vec<String> {
             lines.push(format!("{} under {}: {rate} a request, {sure}", found.series, name(finding)));
         }
     }
-    if matches!(Outlook::of(report), Outlook::Slower | Outlook::Otherwise) {
+    if matches!(OverallResult::of(report), OverallResult::Slower | OverallResult::Otherwise) {
         lines.extend(report.between.iter().flat_map(BetweenReport::sentences));
     } else if lines.is_empty() {
         lines.extend(quiet(report));

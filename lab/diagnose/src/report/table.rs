@@ -1,8 +1,8 @@
 //! The table for terminal and page, and its notes. Findings in, text out.
 
-use warden_experiment::{Ended, Finding, SeriesFinding, Settles};
+use warden_experiment::{Ended, Finding, GrowthEnd, SeriesFinding};
 use warden_policies::MemoryKind;
-use warden_policies::growth::{Blame, Interval, Verdict};
+use warden_policies::growth::{GrowthBlame, IntervalEstimate, Verdict};
 use warden_policies::phrases::grows;
 use warden_policies::units;
 
@@ -38,8 +38,8 @@ pub fn rows(legs: &[&Finding], skipped: &[Skipped]) -> Vec<Vec<String>> {
                 first(leg.requests.to_string()),
                 found.series.to_string(),
                 found.per_request.as_ref().map_or_else(|| "?".to_owned(), per_request),
-                token(found, found.per_prompt_token),
-                token(found, found.per_output_token),
+                per_token(found, found.per_prompt_token),
+                per_token(found, found.per_output_token),
                 settles(found.settles),
                 verdict(found).to_owned(),
                 blame(found),
@@ -63,22 +63,22 @@ pub(super) fn name(leg: &Finding) -> String {
 }
 
 /// Growth for a request: `+4.42 MiB`; `0` within its uncertainty of zero.
-fn per_request(slope: &Interval) -> String {
+fn per_request(slope: &IntervalEstimate) -> String {
     if is_none(slope) {
         return "0".to_owned();
     }
     grows(slope.value)
 }
 
-fn is_none(slope: &Interval) -> bool {
+fn is_none(slope: &IntervalEstimate) -> bool {
     slope.low <= 0.0 && slope.high >= 0.0
 }
 
 /// Growth for a token, if a request grows and the growth has not stopped.
-fn token(found: &SeriesFinding, bytes: Option<f64>) -> String {
+fn per_token(found: &SeriesFinding, bytes: Option<f64>) -> String {
     match bytes {
         None => "-".to_owned(),
-        Some(_) if matches!(found.settles, Settles::Yes { .. }) => "0".to_owned(),
+        Some(_) if matches!(found.settles, GrowthEnd::Yes { .. }) => "0".to_owned(),
         Some(_) if found.per_request.as_ref().is_some_and(is_none) => "0".to_owned(),
         Some(bytes) if bytes.abs() >= 1024.0 => format!("{:+.1} KiB", bytes / 1024.0),
         Some(bytes) => format!("{bytes:+.0} B"),
@@ -90,25 +90,25 @@ pub(super) fn verdict(found: &SeriesFinding) -> &'static str {
     if found.is_too_short() && !found.verdict.grows() { "?" } else { found.verdict.as_str() }
 }
 
-fn settles(settles: Settles) -> String {
+fn settles(settles: GrowthEnd) -> String {
     match settles {
-        Settles::Yes { at_request: 0..=1 } => "yes".to_owned(),
-        Settles::Yes { at_request } => format!("after {at_request}"),
-        Settles::No => "no".to_owned(),
-        Settles::Unknown => "?".to_owned(),
+        GrowthEnd::Yes { at_request: 0..=1 } => "yes".to_owned(),
+        GrowthEnd::Yes { at_request } => format!("after {at_request}"),
+        GrowthEnd::No => "no".to_owned(),
+        GrowthEnd::Unknown => "?".to_owned(),
     }
 }
 
 fn blame(found: &SeriesFinding) -> String {
     match &found.blame {
-        Some(Blame::Pays { unit, bytes_per_unit, .. }) => {
+        Some(GrowthBlame::Pays { unit, bytes_per_unit, .. }) => {
             let amount = match *bytes_per_unit {
                 bytes if bytes >= 0.1 * MIB => format!("{:.2} MiB", bytes / MIB),
                 bytes => format!("{:.1} KiB", bytes / 1024.0),
             };
             format!("each {} {amount}", unit.noun())
         }
-        Some(Blame::Undecided { .. }) => "undecided".to_owned(),
+        Some(GrowthBlame::Undecided { .. }) => "undecided".to_owned(),
         None => String::new(),
     }
 }
@@ -175,15 +175,15 @@ fn note(found: &SeriesFinding, enough: u64) -> Option<String> {
     let slope = found.per_request?;
     let pooled = found.pooled_per_request.filter(|pooled| *pooled >= 0.1 * slope.value.max(1.0));
     match (found.verdict, found.settles) {
-        (Verdict::Steady | Verdict::Suspected, Settles::No) if slope.value >= found.sees => {
+        (Verdict::Steady | Verdict::Suspected, GrowthEnd::No) if slope.value >= found.sees => {
             Some("it grows, too unevenly or not long enough to be called a leak: give `--requests` a larger number".to_owned())
         }
-        (Verdict::Steady | Verdict::Suspected, Settles::No) => Some(format!(
+        (Verdict::Steady | Verdict::Suspected, GrowthEnd::No) => Some(format!(
             "it grows to the end, and too slowly for so few requests: a leak is told from {:.2} MiB a request on; give \
              `--requests` a larger number",
             found.sees / MIB
         )),
-        (Verdict::Bounded, Settles::Unknown | Settles::No) => {
+        (Verdict::Bounded, GrowthEnd::Unknown | GrowthEnd::No) => {
             let fills = match pooled {
             Some(pooled) if pooled >= slope.value => {
                 "all of its growth goes into what the server keeps on purpose, which is not full yet".to_owned()
@@ -201,7 +201,7 @@ fn note(found: &SeriesFinding, enough: u64) -> Option<String> {
             Some(if cache { format!("{fills}. To bound the prompt cache, give the server `--cache-ram 512` (MiB)") } else { fills })
         }
         (Verdict::Leaking | Verdict::Suspected, _) => match &found.blame {
-            Some(Blame::Undecided { why }) => Some(format!("nothing is blamed: {}", why.trim_end_matches('.'))),
+            Some(GrowthBlame::Undecided { why }) => Some(format!("nothing is blamed: {}", why.trim_end_matches('.'))),
             _ => None,
         },
         _ => None,
@@ -217,12 +217,12 @@ mod tests {
         let found = |low: f64| SeriesFinding {
             series: MemoryKind::Host,
             verdict: Verdict::Steady,
-            per_request: Some(Interval { value: 2048.0, low, high: 4096.0 }),
+            per_request: Some(IntervalEstimate { value: 2048.0, low, high: 4096.0 }),
             pooled_per_request: None,
             per_prompt_token: Some(30.0),
             per_output_token: None,
             per_image: None,
-            settles: Settles::Unknown,
+            settles: GrowthEnd::Unknown,
             blame: None,
             first: 0,
             last: 0,
@@ -231,7 +231,7 @@ mod tests {
             graphs: None,
         };
         let cells = |found: SeriesFinding| {
-            (per_request(&found.per_request.unwrap()), token(&found, found.per_prompt_token))
+            (per_request(&found.per_request.unwrap()), per_token(&found, found.per_prompt_token))
         };
         assert_eq!(cells(found(-1.0)), ("0".to_owned(), "0".to_owned()));
         let short = SeriesFinding { verdict: Verdict::Warming, per_request: None, ..found(1.0) };

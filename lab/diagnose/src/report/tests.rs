@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use warden_experiment::bisect;
 use warden_experiment::{Ended, Judge, Next, Speed, Workload};
-use warden_policies::growth::{Blame, Unit, Verdict};
-use warden_policies::sample::{Edge, HostMemory, Sample, Work};
+use warden_policies::growth::{GrowthBlame, Unit, Verdict};
+use warden_policies::sample::{HostMemory, Sample, SampleEdge, Work};
 use warden_policies::{MemoryKind, defaults};
 
-use super::folder::Shows;
+use super::folder::ScriptSubject;
 use super::*;
 use crate::LegResult;
 
@@ -21,7 +21,7 @@ pub(super) fn leg(workload: Workload, leak: u64) -> LegResult {
         let host = HostMemory { anon: 100 * MIB + n * leak + n * 7919 % 61 * 4096, ..HostMemory::default() };
         let sample = Sample {
             at: Duration::from_millis(n),
-            edge: Edge::Idle,
+            edge: SampleEdge::Idle,
             host: Some(host),
             vram: Vec::new(),
             pools: Vec::new(),
@@ -53,7 +53,7 @@ pub(super) fn leg(workload: Workload, leak: u64) -> LegResult {
 pub(super) fn outcome() -> Outcome {
     let mut leaking = leg(Workload::SameImage, 4 * MIB);
     leaking.finding.series[0].blame =
-        Some(Blame::Pays { unit: Unit::Image, bytes_per_unit: 4.42 * 1_048_576.0, share: 0.98 });
+        Some(GrowthBlame::Pays { unit: Unit::Image, bytes_per_unit: 4.42 * 1_048_576.0, share: 0.98 });
     let skipped = vec![Skipped { workload: Workload::Audio, why: "the server takes no <audio>".to_owned() }];
     Outcome { legs: vec![leg(Workload::ShortText, 0), leaking], skipped, interrupted: false, failed: false }
 }
@@ -226,7 +226,7 @@ fn no_page_says_that_nothing_leaks_where_nothing_could_be_seen() {
             "nothing leaks in host memory under the workloads below; VRAM is not known: no driver",
         ),
     ] {
-        for text in [report.markdown(Shows::Nothing), report.html()] {
+        for text in [report.markdown(ScriptSubject::Nothing), report.html()] {
             assert!(text.contains(told), "{told}: {text}");
             assert_eq!(
                 text.contains("No leak was found."),
@@ -237,7 +237,7 @@ fn no_page_says_that_nothing_leaks_where_nothing_could_be_seen() {
 }
 
 pub(super) fn cure(outcome: bisect::Outcome, cure: &[usize]) -> CureReport {
-    let switch = |item: &str| Switch {
+    let switch = |item: &str| TrialSwitch {
         item: item.to_owned(),
         title: format!("title of {item}"),
         does: "A=1".to_owned(),
@@ -252,8 +252,11 @@ pub(super) fn cure(outcome: bisect::Outcome, cure: &[usize]) -> CureReport {
     };
     CureReport {
         switches: vec![switch("first"), switch("second")],
-        not_tried: vec![NotTried { item: "third".to_owned(), why: "it needs <another> build".to_owned() }],
-        added: Added::default(),
+        not_tried: vec![UntriedSwitch {
+            item: "third".to_owned(),
+            why: "it needs <another> build".to_owned(),
+        }],
+        added: CommandChanges::default(),
         conclusion: bisect::Conclusion {
             outcome,
             leaking: Vec::new(),
@@ -281,7 +284,7 @@ fn every_switch_is_in_the_table_or_among_those_not_tried_with_its_reason() {
     );
     let report =
         Report { cure: Some(cured), attribution: vec!["host grows, called in <f>".to_owned()], ..report() };
-    let (text, page) = (report.markdown(Shows::Nothing), report.html());
+    let (text, page) = (report.markdown(ScriptSubject::Nothing), report.html());
     for part in [
         "## With and without",
         "### Not tried",
@@ -395,7 +398,7 @@ fn a_tool_around_the_server_is_named_and_growth_is_not_the_servers_alone() {
     report.about = report.about.with_tool(&["env", "A_KEY=hush", "valgrind"].map(str::to_owned));
     assert!(report.about.command_line().contains(" env 'A_KEY=***' valgrind /opt/llama-server -m "));
     let told = "the server ran under `env 'A_KEY=***' valgrind`: memory is that of both";
-    let text = report.markdown(Shows::Nothing);
+    let text = report.markdown(ScriptSubject::Nothing);
     assert!(text.starts_with("# Memory of llama-server and of the tool around it grows\n"), "{text}");
     assert!(text.contains(told) && text.contains("| run under |"), "{text}");
     assert!(report.html().contains(&warden_pages::escape(told)));
@@ -411,6 +414,6 @@ fn what_a_server_may_keep_is_that_of_a_leg_with_its_cache() {
     report.legs[0].may_keep = vec!["a prompt cache".to_owned()];
     report.legs[1].finding.control = true;
     report.legs[1].may_keep = vec!["nothing much".to_owned()];
-    let text = report.markdown(Shows::Nothing);
+    let text = report.markdown(ScriptSubject::Nothing);
     assert!(text.contains("on purpose: a prompt cache") && !text.contains("nothing much"), "{text}");
 }

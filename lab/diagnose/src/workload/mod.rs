@@ -146,7 +146,7 @@ impl Script {
     /// A question with the text number `which`.
     fn chat(&self, which: u64, tokens: u64, answer: u64) -> Ask {
         let text = self.words.text(which, self.facts.fitting(tokens, answer));
-        Ask::post(CHAT, body(&json!([{ "role": "user", "content": text }]), answer))
+        Ask::post(CHAT_PATH, body(&json!([{ "role": "user", "content": text }]), answer))
     }
 
     fn picture(&mut self, step: u64) -> Ask {
@@ -164,7 +164,7 @@ impl Script {
             { "type": "text", "text": "What is in this picture?" },
         ]);
         let body = body(&json!([{ "role": "user", "content": content }]), self.numbers.image_answer);
-        Ask { images: 1, ..Ask::post(CHAT, body) }
+        Ask { images: 1, ..Ask::post(CHAT_PATH, body) }
     }
 
     fn audio(&self, step: u64) -> Ask {
@@ -175,7 +175,7 @@ impl Script {
             { "type": "input_audio", "input_audio": { "data": data, "format": "wav" } },
         ]);
         let body = body(&json!([{ "role": "user", "content": content }]), self.numbers.answer);
-        Ask { audio: 1, ..Ask::post(CHAT, body) }
+        Ask { audio: 1, ..Ask::post(CHAT_PATH, body) }
     }
 
     fn turns(&mut self) -> Vec<Ask> {
@@ -183,13 +183,13 @@ impl Script {
         let room = self.facts.n_ctx.map(|context| context.saturating_sub(TEMPLATE));
         let next = |conversation: &mut Conversation| {
             let messages = conversation.turn(words, numbers, room);
-            Ask::post(CHAT, body(&messages, numbers.answer))
+            Ask::post(CHAT_PATH, body(&messages, numbers.answer))
         };
         self.conversations.iter_mut().map(next).collect()
     }
 }
 
-const CHAT: &str = "/v1/chat/completions";
+const CHAT_PATH: &str = "/v1/chat/completions";
 
 /// A streamed chat whose answer has exactly `answer` tokens.
 fn body(messages: &Value, answer: u64) -> Value {

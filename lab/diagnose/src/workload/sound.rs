@@ -1,11 +1,11 @@
 //! A generated sound: a rising tone as a WAV file with 16,000 samples a second.
 
 /// Samples per second, as expected by speech encoders.
-const RATE: u32 = 16_000;
+const SAMPLE_RATE: u32 = 16_000;
 
 /// A WAV file of this length: one channel, 16 bits (RIFF, PCM format 1).
 pub(crate) fn wav(seconds: u32) -> Vec<u8> {
-    let samples = RATE * seconds.max(1);
+    let samples = SAMPLE_RATE * seconds.max(1);
     let data = samples * 2;
     let mut file = Vec::new();
     file.extend(b"RIFF");
@@ -15,8 +15,8 @@ pub(crate) fn wav(seconds: u32) -> Vec<u8> {
     // PCM, one channel, rate, bytes a second, bytes a sample, bits a sample.
     file.extend(1_u16.to_le_bytes());
     file.extend(1_u16.to_le_bytes());
-    file.extend(RATE.to_le_bytes());
-    file.extend((RATE * 2).to_le_bytes());
+    file.extend(SAMPLE_RATE.to_le_bytes());
+    file.extend((SAMPLE_RATE * 2).to_le_bytes());
     file.extend(2_u16.to_le_bytes());
     file.extend(16_u16.to_le_bytes());
     file.extend(b"data");
@@ -24,7 +24,7 @@ pub(crate) fn wav(seconds: u32) -> Vec<u8> {
     let mut phase = 0.0_f64;
     for n in 0..samples {
         let hertz = 220.0 + 440.0 * f64::from(n) / f64::from(samples);
-        phase += std::f64::consts::TAU * hertz / f64::from(RATE);
+        phase += std::f64::consts::TAU * hertz / f64::from(SAMPLE_RATE);
         #[expect(clippy::cast_possible_truncation, reason = "a sine times less than what fits")]
         let level = (phase.sin() * 12_000.0) as i16;
         file.extend(level.to_le_bytes());

@@ -15,7 +15,7 @@ const WORDS: [&str; 64] = [
 /// Words of the text that [`Words::sample`] makes.
 pub(crate) const SAMPLE_WORDS: u32 = 256;
 /// Tokens per word of English, for a server that does not count tokens: four for three words.
-const USUAL: f64 = 1.33;
+const DEFAULT_TOKENS_PER_WORD: f64 = 1.33;
 
 /// Makes texts for one server.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ impl Words {
     /// For a server with this number of tokens per word.
     pub(crate) fn new(tokens_per_word: f64) -> Self {
         let usable = tokens_per_word.is_finite() && tokens_per_word >= 0.1;
-        Self { per_token: if usable { 1.0 / tokens_per_word } else { 1.0 / USUAL } }
+        Self { per_token: if usable { 1.0 / tokens_per_word } else { 1.0 / DEFAULT_TOKENS_PER_WORD } }
     }
 
     /// A text whose tokens the server counts.

@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::crash::{Again, Run};
-use super::super::proof::{Metric, Ratio};
+use super::super::proof::{Metric, MetricRatio};
 use super::super::sequential::Judgement;
 use super::super::trial::Track;
 use super::super::{Finding, Workload};
-use super::Aim;
+use super::RevisionAim;
 use super::pace::Pace;
 use super::replies::{Otherwise, Said};
 use warden_policies::growth::Verdict;
@@ -222,8 +222,8 @@ pub struct Conclusion {
     /// Outcome of the search.
     pub outcome: Outcome,
     /// Aim of the search.
-    #[serde(default, skip_serializing_if = "Aim::is_growth")]
-    pub aim: Aim,
+    #[serde(default, skip_serializing_if = "RevisionAim::is_growth")]
+    pub aim: RevisionAim,
     /// Symptom, once found.
     pub symptom: Option<Symptom>,
     /// True if the newer end has the symptom, so a revision introduced it; false if one ended it.
@@ -238,7 +238,7 @@ pub struct Conclusion {
     pub older: Vec<Finding>,
     /// Speed of the newer end relative to the older one, in a search for a slowdown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub ratios: Vec<Ratio>,
+    pub ratios: Vec<MetricRatio>,
     /// Differences between the ends' answers, in a search for changed answers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub differences: Vec<Otherwise>,

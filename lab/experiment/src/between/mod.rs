@@ -32,7 +32,7 @@ mod work;
 pub use self::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
 use self::judge::{Heard, Judge};
 pub use self::pace::Pace;
-use self::places::Places;
+use self::places::KnownRevisions;
 pub use self::replies::{Otherwise, Said};
 use super::crash::CrashPolicy;
 use super::proof::{ProofPolicy, Visit};
@@ -42,7 +42,7 @@ use super::{Finding, Workload};
 /// Behaviour to search for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Aim {
+pub enum RevisionAim {
     /// Growth of a memory or a crash, under workloads.
     #[default]
     Growth,
@@ -52,7 +52,7 @@ pub enum Aim {
     Answers,
 }
 
-impl Aim {
+impl RevisionAim {
     /// Returns true if workloads show the behaviour.
     pub const fn is_growth(&self) -> bool {
         matches!(self, Self::Growth)
@@ -61,7 +61,7 @@ impl Aim {
 
 /// Policies by which revisions are judged.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules<'a> {
+pub struct JudgingPolicies<'a> {
     /// Policy for growth. Its limit on consecutive failures applies to all symptoms.
     pub cure: &'a CurePolicy,
     /// Policy for crashes.
@@ -93,13 +93,13 @@ pub struct Ask {
     /// Only workload to run; `None`: all.
     pub workload: Option<Workload>,
     /// Behaviour to measure: workloads, or a visit that is timed or asked questions.
-    #[serde(default, skip_serializing_if = "Aim::is_growth")]
-    pub aim: Aim,
+    #[serde(default, skip_serializing_if = "RevisionAim::is_growth")]
+    pub aim: RevisionAim,
 }
 
 impl Ask {
     /// Creates a visit: the process is timed or asked questions.
-    const fn visit(aim: Aim, revision: usize, is_end: bool) -> Self {
+    const fn visit(aim: RevisionAim, revision: usize, is_end: bool) -> Self {
         Self { revision, is_end, whole: false, control: false, workload: None, aim }
     }
 }
@@ -119,9 +119,9 @@ pub enum Seen {
 /// State machine of the search.
 #[derive(Debug)]
 pub struct Search {
-    aim: Aim,
+    aim: RevisionAim,
     judge: Box<dyn Judge>,
-    places: Places,
+    places: KnownRevisions,
     symptom: Option<Symptom>,
     judged: Vec<Judged>,
     legs: usize,
@@ -132,17 +132,17 @@ pub struct Search {
 
 impl Search {
     /// Creates a search among the revisions 0 (oldest) to `last`; at least two.
-    pub fn new(rules: Rules<'_>, aim: Aim, last: usize) -> Self {
+    pub fn new(rules: JudgingPolicies<'_>, aim: RevisionAim, last: usize) -> Self {
         let last = last.max(1);
         let judge: Box<dyn Judge> = match aim {
-            Aim::Growth => Box::new(work::ByWork::new(rules, last)),
-            Aim::Slowdown => Box::new(pace::ByPace::new(rules, last)),
-            Aim::Answers => Box::new(replies::ByReplies::new(rules, last)),
+            RevisionAim::Growth => Box::new(work::WorkJudge::new(rules, last)),
+            RevisionAim::Slowdown => Box::new(pace::PaceJudge::new(rules, last)),
+            RevisionAim::Answers => Box::new(replies::RepliesJudge::new(rules, last)),
         };
         Self {
             aim,
             judge,
-            places: Places::new(last),
+            places: KnownRevisions::new(last),
             symptom: None,
             judged: Vec::new(),
             legs: 0,
@@ -209,7 +209,7 @@ impl Search {
     }
 
     /// Returns true if both ends are known and only the older one has the symptom.
-    pub const fn only_the_older_is_ill(&self) -> bool {
+    pub const fn only_older_is_ill(&self) -> bool {
         self.symptom.is_some() && self.places.ill == 0
     }
 

@@ -16,30 +16,30 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::proof::{self, Metric, ProofPolicy, Ratio, Ruling, Visit};
+use super::super::proof::{self, Metric, MetricRatio, ProofPolicy, ProofRuling, Visit};
 use super::super::student;
 use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
 use super::judge::{Heard, Judge};
 use super::places::UNKNOWN_MOST;
-use super::{Aim, Ask, Rules, Seen};
-use warden_policies::growth::{Interval, stats};
+use super::{Ask, JudgingPolicies, RevisionAim, Seen};
+use warden_policies::growth::{IntervalEstimate, stats};
 
 /// Metrics that count.
 const METRICS: [Metric; 3] = [Metric::Prefill, Metric::Decode, Metric::FirstToken];
 /// Number of tests of the ends: each metric, in both directions.
-const TESTS: f64 = 6.0;
+const END_TESTS: f64 = 6.0;
 /// Rounds before a revision is judged: a reported revision must have shown the slowdown twice.
-const LEAST: usize = 2;
+const ROUNDS_LEAST: usize = 2;
 /// Factor on the rounds of a proof: a search needs builds, which cost more than extra processes.
-const LONGER: usize = 2;
+const ROUNDS_FACTOR: usize = 2;
 /// Share of the difference above which a revision is ill. Below one half, so that of two revisions that
 /// share the difference the first one is found.
-const PART: f64 = 0.4;
+const ILL_SHARE: f64 = 0.4;
 /// Deviations from the middle above which a round counts as disturbed, by something that lasted longer than
 /// a request.
-const DISTURBED: f64 = 5.0;
+const DISTURBED_DEVIATIONS: f64 = 5.0;
 /// Rounds per disturbed round that may be left out.
-const SPARED: usize = 4;
+const ROUNDS_PER_DROPPED: usize = 4;
 
 /// Speed of a revision relative to the ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,14 +51,14 @@ pub struct Pace {
     /// Median seconds of its processes.
     pub seconds: f64,
     /// Position between the faster end, 0, and the slower one, 1, with the test's interval.
-    pub share: Option<Interval>,
+    pub share: Option<IntervalEstimate>,
 }
 
 /// Share at which a round scatters least. Disturbed rounds and the scatter of the others are measured there.
-const MIDDLE: f64 = 0.5;
+const MIDDLE_SHARE: f64 = 0.5;
 
 /// Seconds of a process of the faster end, of the revision, and of the slower end.
-type Round = [f64; 3];
+type PaceRound = [f64; 3];
 const GOOD: usize = 0;
 const OWN: usize = 1;
 const BAD: usize = 2;
@@ -79,15 +79,15 @@ struct EndsDiffer {
 
 /// Revision being judged.
 #[derive(Debug)]
-struct OpenRevision {
+struct TimedRevision {
     revision: usize,
-    rounds: Vec<Round>,
+    rounds: Vec<PaceRound>,
     /// The incomplete round.
     taken: [Option<f64>; 3],
     processes: usize,
 }
 
-impl OpenRevision {
+impl TimedRevision {
     /// Returns the next process of a round. The first round begins with the revision, because its build may
     /// take an hour and would separate the two ends. Later rounds run it between the ends, so that a
     /// machine that slows down treats all revisions alike.
@@ -111,7 +111,7 @@ struct ProcessScatter {
 impl ProcessScatter {
     /// Adds values whose variance is `times` that of one process.
     fn with(mut self, values: &[f64], times: f64) -> Self {
-        let (_, variance, freedom) = moments(values);
+        let (_, variance, freedom) = mean_and_variance(values);
         self.squares += variance * freedom / times;
         self.freedom += freedom;
         self
@@ -136,7 +136,7 @@ struct PaceTest {
 
 /// Judge for slowdowns.
 #[derive(Debug)]
-pub(super) struct ByPace {
+pub(super) struct PaceJudge {
     proof: ProofPolicy,
     failures_most: u32,
     last: usize,
@@ -148,19 +148,19 @@ pub(super) struct ByPace {
     scatter: ProcessScatter,
     /// Consecutive failed visits of the ends while a revision is open.
     failed: u32,
-    open: Option<OpenRevision>,
+    open: Option<TimedRevision>,
 }
 
-impl Judge for ByPace {
+impl Judge for PaceJudge {
     fn next(&self) -> Option<Ask> {
         let Some(known) = &self.known else {
             let (older, newer) = (self.older.len(), self.newer.len());
             // The first process alternates with each round.
             let is_newer = older > newer || (older == newer && !older.is_multiple_of(2));
-            return Some(Ask::visit(Aim::Slowdown, if is_newer { self.last } else { 0 }, true));
+            return Some(Ask::visit(RevisionAim::Slowdown, if is_newer { self.last } else { 0 }, true));
         };
         let open = self.open.as_ref()?;
-        Some(Ask::visit(Aim::Slowdown, [known.good, open.revision, known.bad][open.turn()], false))
+        Some(Ask::visit(RevisionAim::Slowdown, [known.good, open.revision, known.bad][open.turn()], false))
     }
 
     fn take(&mut self, ask: Ask, seen: Seen) -> Heard {
@@ -209,7 +209,7 @@ impl Judge for ByPace {
         if let Some(known) = self.known.as_ref().filter(|known| known.good == revision && !again) {
             return Heard::Stands(Box::new(known.judge_end(false)));
         }
-        self.open = Some(OpenRevision { revision, rounds: Vec::new(), taken: [None; 3], processes: 0 });
+        self.open = Some(TimedRevision { revision, rounds: Vec::new(), taken: [None; 3], processes: 0 });
         Heard::More
     }
 
@@ -235,14 +235,14 @@ impl EndsDiffer {
         };
         let rounds = seconds.len();
         let seconds = stats::median(&mut seconds.clone()).unwrap_or(0.0);
-        let share = Some(Interval { value: part, low: part, high: part });
+        let share = Some(IntervalEstimate { value: part, low: part, high: part });
         let pace = Some(Pace { metric: self.metric, rounds, seconds, share });
         Judged { pace, ..Judged::new(revision, standing, rounds) }
     }
 }
 
-impl ByPace {
-    pub(super) fn new(rules: Rules<'_>, last: usize) -> Self {
+impl PaceJudge {
+    pub(super) fn new(rules: JudgingPolicies<'_>, last: usize) -> Self {
         let halvings = usize::try_from(usize::BITS - last.leading_zeros()).unwrap_or(0);
         // At most all revisions in between, plus both neighbours a second time.
         let steps = (halvings + UNKNOWN_MOST).min(last.saturating_sub(1)) + 2;
@@ -250,7 +250,7 @@ impl ByPace {
             proof: rules.proof.clone(),
             failures_most: rules.cure.baseline_failures,
             last,
-            steps: count(steps),
+            steps: count_as_f64(steps),
             older: Vec::new(),
             newer: Vec::new(),
             known: None,
@@ -267,15 +267,15 @@ impl ByPace {
             return Heard::More;
         }
         let (slower, faster) = (self.ratios(&self.older, &self.newer), self.ratios(&self.newer, &self.older));
-        let worst = |all: &[Ratio]| {
-            let low = |ratio: &Ratio| ratio.ratio.map_or(1.0, |ratio| ratio.low);
-            let worse = all.iter().filter(|ratio| ratio.ruling == Ruling::Worse);
+        let worst = |all: &[MetricRatio]| {
+            let low = |ratio: &MetricRatio| ratio.ratio.map_or(1.0, |ratio| ratio.low);
+            let worse = all.iter().filter(|ratio| ratio.ruling == ProofRuling::Worse);
             worse.max_by(|one, other| low(one).total_cmp(&low(other))).map(|ratio| ratio.metric)
         };
         if let Some(metric) = worst(&slower) {
             return self.differ(metric, true);
         }
-        let is_sure = slower.iter().chain(&faster).all(|ratio| ratio.ruling != Ruling::Unknown);
+        let is_sure = slower.iter().chain(&faster).all(|ratio| ratio.ruling != ProofRuling::Unknown);
         if !is_sure && rounds < self.rounds_most() {
             return Heard::More;
         }
@@ -292,8 +292,8 @@ impl ByPace {
     }
 
     /// Compares `other` with `one`, metric by metric.
-    fn ratios(&self, one: &[Visit], other: &[Visit]) -> Vec<Ratio> {
-        let (rounds_most, false_worse) = (self.rounds_most(), self.proof.false_worse / TESTS);
+    fn ratios(&self, one: &[Visit], other: &[Visit]) -> Vec<MetricRatio> {
+        let (rounds_most, false_worse) = (self.rounds_most(), self.proof.false_worse / END_TESTS);
         let policy = ProofPolicy { false_worse, rounds_most, ..self.proof.clone() };
         let rounds = one.len();
         let single = ProofPolicy { rounds_least: rounds, rounds_most: rounds, ..policy.clone() };
@@ -304,8 +304,8 @@ impl ByPace {
             // scatters too little. Therefore all rounds must show the slowdown as well, as if this were the
             // only look.
             let all = proof::ratio(&single, metric, &rounds);
-            if calm.ruling == Ruling::Worse && all.is_none_or(|all| all.ruling != Ruling::Worse) {
-                calm.ruling = Ruling::Unknown;
+            if calm.ruling == ProofRuling::Worse && all.is_none_or(|all| all.ruling != ProofRuling::Worse) {
+                calm.ruling = ProofRuling::Unknown;
             }
             Some(calm)
         };
@@ -314,7 +314,7 @@ impl ByPace {
 
     /// Returns the undisturbed rounds of the ends.
     fn calm(&self, rounds: &[(f64, f64)]) -> Vec<(f64, f64)> {
-        let all = logs(rounds);
+        let all = log_ratios(rounds);
         let middle = stats::median(&mut all.clone()).unwrap_or(0.0);
         let mut distances: Vec<f64> = all.iter().map(|log| (log - middle).abs()).collect();
         // Deviation of the normal distribution with the same median distance.
@@ -326,7 +326,7 @@ impl ByPace {
         let (good, bad) = if is_newer { (0, self.last) } else { (self.last, 0) };
         let (fast, slow) = if is_newer { (&self.older, &self.newer) } else { (&self.newer, &self.older) };
         let rounds = self.calm(&proof::pairs(metric, fast, slow));
-        let spans = logs(&rounds);
+        let spans = log_ratios(&rounds);
         // The difference of two processes has twice the variance of one.
         self.scatter = self.scatter.with(&spans, 2.0);
         let (good_seconds, bad_seconds) = rounds.into_iter().unzip();
@@ -336,7 +336,7 @@ impl ByPace {
 
     /// Tests after each round on which side of the limit the revision is.
     fn look(&mut self) -> Heard {
-        let Some(open) = self.open.as_ref().filter(|open| open.rounds.len() >= LEAST) else {
+        let Some(open) = self.open.as_ref().filter(|open| open.rounds.len() >= ROUNDS_LEAST) else {
             return Heard::More;
         };
         let (rounds, test, chance) = (open.rounds.len(), self.test(open), self.chance());
@@ -354,25 +354,28 @@ impl ByPace {
     }
 
     fn rounds_most(&self) -> usize {
-        self.proof.rounds_most.saturating_mul(LONGER).max(LEAST)
+        self.proof.rounds_most.saturating_mul(ROUNDS_FACTOR).max(ROUNDS_LEAST)
     }
 
     /// Error rate per look at each revision.
     fn chance(&self) -> f64 {
-        self.proof.false_worse / count(self.rounds_most() - LEAST + 1) / self.steps
+        self.proof.false_worse / count_as_f64(self.rounds_most() - ROUNDS_LEAST + 1) / self.steps
     }
 
-    fn test(&self, open: &OpenRevision) -> PaceTest {
+    fn test(&self, open: &TimedRevision) -> PaceTest {
         let least = self.proof.least_noise;
-        let values = |rounds: &[Round], share: f64| -> Vec<f64> {
+        let values = |rounds: &[PaceRound], share: f64| -> Vec<f64> {
             rounds.iter().map(|round| beyond(round, share)).collect()
         };
-        let deviation = (self.scatter.variance() * weight(MIDDLE)).sqrt().max(least);
-        let kept = undisturbed(&open.rounds, &values(&open.rounds, MIDDLE), deviation);
+        let deviation = (self.scatter.variance() * distance_variance(MIDDLE_SHARE)).sqrt().max(least);
+        let kept = undisturbed(&open.rounds, &values(&open.rounds, MIDDLE_SHARE), deviation);
         let spans: Vec<f64> = kept.iter().map(|[good, _, bad]| (bad / good).ln()).collect();
-        let scatter = self.scatter.with(&values(&kept, MIDDLE), weight(MIDDLE)).with(&spans, 2.0);
-        let (mean, own, freedom) = moments(&values(&kept, PART));
-        let variance = own.max(scatter.variance() * weight(PART)).max(least.powi(2));
+        let scatter = self
+            .scatter
+            .with(&values(&kept, MIDDLE_SHARE), distance_variance(MIDDLE_SHARE))
+            .with(&spans, 2.0);
+        let (mean, own, freedom) = mean_and_variance(&values(&kept, ILL_SHARE));
+        let variance = own.max(scatter.variance() * distance_variance(ILL_SHARE)).max(least.powi(2));
         PaceTest { mean, error: (variance / (freedom + 1.0)).sqrt(), spans, scatter }
     }
 
@@ -384,10 +387,10 @@ impl ByPace {
             return Heard::Stands(Box::new(judged));
         };
         known.spans.extend(test.spans);
-        let span = moments(&known.spans).0;
+        let span = mean_and_variance(&known.spans).0;
         let wide = student::quantile(chance, test.scatter.freedom) * test.error / span;
-        let value = PART + test.mean / span;
-        let share = (span > 0.0).then_some(Interval { value, low: value - wide, high: value + wide });
+        let value = ILL_SHARE + test.mean / span;
+        let share = (span > 0.0).then_some(IntervalEstimate { value, low: value - wide, high: value + wide });
         let mut all: Vec<f64> = open.rounds.iter().map(|round| round[OWN]).collect();
         let (rounds, seconds) = (all.len(), stats::median(&mut all).unwrap_or(0.0));
         self.scatter = test.scatter;
@@ -398,18 +401,18 @@ impl ByPace {
 
 /// Logarithmic distance of a round's revision from this share of the way between the faster and the slower
 /// end.
-fn beyond(round: &Round, share: f64) -> f64 {
+fn beyond(round: &PaceRound, share: f64) -> f64 {
     let [good, own, bad] = round.map(f64::ln);
     own - (1.0 - share) * good - share * bad
 }
 
 /// Variance of [`beyond`] relative to the variance of one process.
-fn weight(share: f64) -> f64 {
+fn distance_variance(share: f64) -> f64 {
     1.0 + (1.0 - share).powi(2) + share.powi(2)
 }
 
 /// Logarithm of second by first, for each pair.
-fn logs(rounds: &[(f64, f64)]) -> Vec<f64> {
+fn log_ratios(rounds: &[(f64, f64)]) -> Vec<f64> {
     rounds.iter().map(|(one, other)| (other / one).ln()).collect()
 }
 
@@ -417,21 +420,22 @@ fn logs(rounds: &[(f64, f64)]) -> Vec<f64> {
 fn undisturbed<T: Copy>(rounds: &[T], values: &[f64], deviation: f64) -> Vec<T> {
     let middle = stats::median(&mut values.to_vec()).unwrap_or(0.0);
     let distance = |at: &usize| (values[*at] - middle).abs();
-    let mut far: Vec<usize> = (0..values.len()).filter(|at| distance(at) > DISTURBED * deviation).collect();
+    let mut far: Vec<usize> =
+        (0..values.len()).filter(|at| distance(at) > DISTURBED_DEVIATIONS * deviation).collect();
     far.sort_by(|one, other| distance(other).total_cmp(&distance(one)));
-    far.truncate(values.len() / SPARED);
+    far.truncate(values.len() / ROUNDS_PER_DROPPED);
     (0..values.len()).filter(|at| !far.contains(at)).map(|at| rounds[at]).collect()
 }
 
 /// Mean, variance and degrees of freedom.
-fn moments(values: &[f64]) -> (f64, f64, f64) {
-    let all = count(values.len()).max(1.0);
+fn mean_and_variance(values: &[f64]) -> (f64, f64, f64) {
+    let all = count_as_f64(values.len()).max(1.0);
     let mean = values.iter().sum::<f64>() / all;
     let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
     let freedom = all - 1.0;
     (mean, squares / freedom.max(1.0), freedom)
 }
 
-fn count(number: usize) -> f64 {
+fn count_as_f64(number: usize) -> f64 {
     f64::from(u32::try_from(number).unwrap_or(u32::MAX))
 }

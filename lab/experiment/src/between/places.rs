@@ -10,7 +10,7 @@ pub(super) const UNKNOWN_MOST: usize = 16;
 
 /// Known standings of the revisions on a line.
 #[derive(Clone, Debug)]
-pub(super) struct Places {
+pub(super) struct KnownRevisions {
     /// Newer end; the older end is 0.
     pub(super) last: usize,
     /// End with the symptom.
@@ -18,7 +18,7 @@ pub(super) struct Places {
     known: BTreeMap<usize, Standing>,
 }
 
-impl Places {
+impl KnownRevisions {
     /// Creates a line without known revisions.
     pub(super) const fn new(last: usize) -> Self {
         Self { last, ill: 0, known: BTreeMap::new() }

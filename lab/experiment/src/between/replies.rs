@@ -20,15 +20,15 @@ use warden_policies::defaults::Strictness;
 use super::super::proof::{self, ProofPolicy, Reply};
 use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
 use super::judge::{Heard, Judge};
-use super::{Aim, Ask, Rules, Seen};
+use super::{Ask, JudgingPolicies, RevisionAim, Seen};
 
 /// Least number of times each end is asked: a second answer shows if an end repeats itself.
-const TWICE: usize = 2;
+const ROUNDS_LEAST: usize = 2;
 /// Number of times if an end answered differently the second time. Two equally likely answers then look
 /// like a difference once in five hundred times.
-const OFTEN: usize = 5;
+const ROUNDS_IF_UNSTEADY: usize = 5;
 /// Number of times such a revision is asked before it is judged.
-const SOME: usize = 3;
+const REVISION_ROUNDS_IF_UNSTEADY: usize = 3;
 
 /// Answers of a revision to the questions that distinguish the ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +72,7 @@ pub struct Otherwise {
 
 /// Question that distinguishes the ends.
 #[derive(Clone, Debug)]
-struct Question {
+struct DistinguishingQuestion {
     request: String,
     /// Distance in nats that counts as no difference.
     limit: f64,
@@ -80,7 +80,7 @@ struct Question {
 
 /// Revision being judged.
 #[derive(Debug)]
-struct OpenRevision {
+struct AskedRevision {
     revision: usize,
     asked: Vec<Vec<Reply>>,
     least: usize,
@@ -88,24 +88,24 @@ struct OpenRevision {
 
 /// Judge for changed answers.
 #[derive(Debug)]
-pub(super) struct ByReplies {
+pub(super) struct RepliesJudge {
     proof: ProofPolicy,
     last: usize,
     older: Vec<Vec<Reply>>,
     newer: Vec<Vec<Reply>>,
-    telling: Vec<Question>,
+    telling: Vec<DistinguishingQuestion>,
     /// Both ends repeat themselves exactly.
     is_quiet: bool,
-    open: Option<OpenRevision>,
+    open: Option<AskedRevision>,
 }
 
-impl Judge for ByReplies {
+impl Judge for RepliesJudge {
     fn next(&self) -> Option<Ask> {
         if self.telling.is_empty() {
             let is_newer = self.newer.len() <= self.older.len();
-            return Some(Ask::visit(Aim::Answers, if is_newer { self.last } else { 0 }, true));
+            return Some(Ask::visit(RevisionAim::Answers, if is_newer { self.last } else { 0 }, true));
         }
-        self.open.as_ref().map(|open| Ask::visit(Aim::Answers, open.revision, false))
+        self.open.as_ref().map(|open| Ask::visit(RevisionAim::Answers, open.revision, false))
     }
 
     fn take(&mut self, ask: Ask, seen: Seen) -> Heard {
@@ -130,10 +130,10 @@ impl Judge for ByReplies {
         }
         let least = match (self.is_quiet, again) {
             (true, false) => 1,
-            (true, true) => TWICE,
-            (false, _) => SOME,
+            (true, true) => ROUNDS_LEAST,
+            (false, _) => REVISION_ROUNDS_IF_UNSTEADY,
         };
-        self.open = Some(OpenRevision { revision, asked: Vec::new(), least });
+        self.open = Some(AskedRevision { revision, asked: Vec::new(), least });
         Heard::More
     }
 
@@ -152,8 +152,8 @@ impl Judge for ByReplies {
     }
 }
 
-impl ByReplies {
-    pub(super) fn new(rules: Rules<'_>, last: usize) -> Self {
+impl RepliesJudge {
+    pub(super) fn new(rules: JudgingPolicies<'_>, last: usize) -> Self {
         let mut proof = rules.proof.clone();
         // A search for changed answers needs a strictness that can find some.
         if proof.answers == Strictness::Any {
@@ -166,12 +166,12 @@ impl ByReplies {
     /// Finds the questions that distinguish the ends, once both were asked equally often.
     fn look_at_ends(&mut self) -> Heard {
         let asked = self.older.len();
-        if asked != self.newer.len() || asked < TWICE {
+        if asked != self.newer.len() || asked < ROUNDS_LEAST {
             return Heard::More;
         }
         let is_quiet = self.requests().all(|request| self.is_quiet_at(request));
         self.is_quiet = is_quiet;
-        if !self.is_quiet && asked < OFTEN {
+        if !self.is_quiet && asked < ROUNDS_IF_UNSTEADY {
             return Heard::More;
         }
         let telling = self.requests().filter_map(|request| self.telling(request)).collect();
@@ -222,12 +222,12 @@ impl ByReplies {
     }
 
     /// Returns the question if each end answers consistently and the two differ.
-    fn telling(&self, request: &str) -> Option<Question> {
+    fn telling(&self, request: &str) -> Option<DistinguishingQuestion> {
         let (older, newer) = (all(&self.older, request), all(&self.newer, request));
         let own = || pairs(&older).chain(pairs(&newer)).collect::<Vec<_>>();
         let noise = own().iter().filter_map(|(one, other)| proof::distance(one, other)).fold(0.0, f64::max);
         let limit = self.proof.distance.max(2.0 * noise);
-        let question = Question { request: request.to_owned(), limit };
+        let question = DistinguishingQuestion { request: request.to_owned(), limit };
         let is_steady = own().iter().all(|(one, other)| !self.differ(&question, one, other));
         let mut across = older.iter().flat_map(|one| newer.iter().map(move |other| (*one, *other)));
         let is_told = !older.is_empty() && !newer.is_empty();
@@ -235,7 +235,7 @@ impl ByReplies {
         (is_steady && differs).then_some(question)
     }
 
-    fn differ(&self, question: &Question, one: &Reply, other: &Reply) -> bool {
+    fn differ(&self, question: &DistinguishingQuestion, one: &Reply, other: &Reply) -> bool {
         proof::differ(self.proof.answers, question.limit, one, other)
     }
 
@@ -264,7 +264,7 @@ impl ByReplies {
     }
 
     /// Counts a revision's answers so far.
-    fn said(&self, open: &OpenRevision) -> Said {
+    fn said(&self, open: &AskedRevision) -> Said {
         let mut said = Said::default();
         for question in &self.telling {
             let own = all(&open.asked, &question.request);
@@ -303,7 +303,7 @@ impl ByReplies {
             }
         } else if said.unsteady.is_empty() {
             Standing::Healthy
-        } else if open.asked.len() < OFTEN {
+        } else if open.asked.len() < ROUNDS_IF_UNSTEADY {
             return Heard::More;
         } else {
             let names = said.unsteady.join("”, “");

@@ -7,22 +7,22 @@ mod replies;
 use super::*;
 use crate::crash::{self, Again, Crash, Run};
 use crate::proof::{Metric, Reply, Visit};
-use crate::{Ended, SeriesFinding, Settles, Speed, Workload};
-use warden_policies::growth::{Interval, Verdict};
+use crate::{Ended, GrowthEnd, SeriesFinding, Speed, Workload};
+use warden_policies::growth::{IntervalEstimate, Verdict};
 use warden_policies::sample::{MemoryKind, Work};
 use warden_policies::world::SplitMix;
 
 const KIB: f64 = 1024.0;
 
 /// The product's settings.
-fn rules() -> Rules<'static> {
+fn rules() -> JudgingPolicies<'static> {
     let all = warden_policies::defaults();
-    Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof }
+    JudgingPolicies { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof }
 }
 
 /// Runs a search to its end. Equal questions get equal answers, and a search resumed from its results ends
 /// with the same conclusion.
-fn run(aim: Aim, last: usize, process: &mut dyn FnMut(Ask) -> Seen) -> Conclusion {
+fn run(aim: RevisionAim, last: usize, process: &mut dyn FnMut(Ask) -> Seen) -> Conclusion {
     let mut search = Search::new(rules(), aim, last);
     let mut told: Vec<(Ask, Seen)> = Vec::new();
     let found = loop {
@@ -130,12 +130,12 @@ impl History {
     }
 
     fn search(&mut self) -> Conclusion {
-        run(Aim::Growth, self.last, &mut |ask| self.process(ask))
+        run(RevisionAim::Growth, self.last, &mut |ask| self.process(ask))
     }
 }
 
 fn finding(rate: f64) -> Finding {
-    let per_request = Interval { value: rate, low: rate - 3.0 * KIB, high: rate + 3.0 * KIB };
+    let per_request = IntervalEstimate { value: rate, low: rate - 3.0 * KIB, high: rate + 3.0 * KIB };
     let series = SeriesFinding {
         series: MemoryKind::Host,
         verdict: if rate > 20.0 * KIB { Verdict::Leaking } else { Verdict::Steady },
@@ -144,7 +144,7 @@ fn finding(rate: f64) -> Finding {
         per_prompt_token: None,
         per_output_token: None,
         per_image: None,
-        settles: Settles::Unknown,
+        settles: GrowthEnd::Unknown,
         blame: None,
         first: 0,
         last: 0,
@@ -250,7 +250,7 @@ fn ends_that_are_alike_are_told() {
 fn it_may_be_broken_off_at_any_time_and_says_what_is_left() {
     let mut history = History::new(11, Planted::Leak(400.0 * KIB));
     (history.last, history.at, history.broken) = (64, 50, Vec::new());
-    let mut search = Search::new(rules(), Aim::Growth, history.last);
+    let mut search = Search::new(rules(), RevisionAim::Growth, history.last);
     assert_eq!((search.interrupt().outcome, search.left()), (Outcome::Interrupted, None));
     let mut before = usize::MAX;
     while let Step::Run(ask) = search.next() {
@@ -266,7 +266,7 @@ fn it_may_be_broken_off_at_any_time_and_says_what_is_left() {
 
 #[test]
 fn more_of_the_same_growth_is_a_symptom_too() {
-    let mut search = Search::new(rules(), Aim::Growth, 40);
+    let mut search = Search::new(rules(), RevisionAim::Growth, 40);
     let mut random = SplitMix::new(5);
     let found = loop {
         match search.next() {
@@ -283,7 +283,7 @@ fn more_of_the_same_growth_is_a_symptom_too() {
 
 #[test]
 fn a_crash_that_did_not_come_again_hides_no_leak_and_other_work_says_nothing_of_this_one() {
-    let mut search = Search::new(rules(), Aim::Growth, 2);
+    let mut search = Search::new(rules(), RevisionAim::Growth, 2);
     let once = Crash {
         at_request: 3,
         why: String::new(),
@@ -311,9 +311,9 @@ fn a_crash_that_did_not_come_again_hides_no_leak_and_other_work_says_nothing_of_
 fn what_was_told_of_growth_is_read_as_before_and_a_visit_as_it_was_told() {
     let before = r#"{"revision":3,"is_end":true,"whole":false,"control":false,"workload":null}"#;
     let ask: Ask = serde_json::from_str(before).unwrap();
-    assert_eq!(ask.aim, Aim::Growth);
+    assert_eq!(ask.aim, RevisionAim::Growth);
     assert_eq!(serde_json::to_string(&ask).unwrap(), before);
-    let ask = Ask { aim: Aim::Answers, ..ask };
+    let ask = Ask { aim: RevisionAim::Answers, ..ask };
     let reply = Reply { request: "text 1".to_owned(), refused: Some("no".to_owned()), ..Reply::default() };
     let visit = Visit { measured: vec![(Metric::Decode, 0.25)], replies: vec![reply] };
     let told = serde_json::to_string(&(ask, Seen::Visit(visit.clone()))).unwrap();

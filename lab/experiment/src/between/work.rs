@@ -8,8 +8,8 @@ use super::super::trial::{Leg, Track};
 use super::super::{Ended, Finding};
 use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
 use super::judge::{Heard, Judge};
-use super::{Aim, Ask, Rules, Seen};
-use warden_policies::growth::Interval;
+use super::{Ask, JudgingPolicies, RevisionAim, Seen};
+use warden_policies::growth::IntervalEstimate;
 
 /// Processes of a revision: legs in a search for growth, runs in a search for a crash.
 #[derive(Clone, Debug, Default)]
@@ -42,14 +42,14 @@ impl RevisionProcesses {
         self.legs.is_empty() && self.runs.is_empty()
     }
 
-    fn rates(&self, track: Track) -> Vec<Interval> {
+    fn rates(&self, track: Track) -> Vec<IntervalEstimate> {
         self.legs.iter().filter_map(|leg| leg.of_track(track).map(|(rate, _)| rate)).collect()
     }
 }
 
 /// Judge for growth and crashes.
 #[derive(Debug)]
-pub(super) struct ByWork {
+pub(super) struct WorkJudge {
     cure: CurePolicy,
     crash: CrashPolicy,
     last: usize,
@@ -69,18 +69,25 @@ pub(super) struct ByWork {
     open: Option<(usize, RevisionProcesses)>,
 }
 
-impl Judge for ByWork {
+impl Judge for WorkJudge {
     fn next(&self) -> Option<Ask> {
         let Some(symptom) = &self.symptom else {
             let revision = if self.newer.is_none() { self.last } else { 0 };
             let (whole, control, workload) = (false, false, None);
-            return Some(Ask { revision, is_end: true, whole, control, workload, aim: Aim::Growth });
+            return Some(Ask { revision, is_end: true, whole, control, workload, aim: RevisionAim::Growth });
         };
         let open = self.open.as_ref().map(|(revision, _)| *revision);
         let revision = if self.wants_baseline() { self.ill } else { open? };
         let whole = matches!(symptom, Symptom::Crash { .. });
         let (workload, control) = symptom.work()?;
-        Some(Ask { revision, is_end: false, whole, control, workload: Some(workload), aim: Aim::Growth })
+        Some(Ask {
+            revision,
+            is_end: false,
+            whole,
+            control,
+            workload: Some(workload),
+            aim: RevisionAim::Growth,
+        })
     }
 
     fn take(&mut self, ask: Ask, seen: Seen) -> Heard {
@@ -103,7 +110,7 @@ impl Judge for ByWork {
             }
             return self.look();
         }
-        self.take_open(&symptom, seen)
+        self.add_open(&symptom, seen)
     }
 
     fn begin(&mut self, revision: usize, again: bool) -> Heard {
@@ -114,7 +121,7 @@ impl Judge for ByWork {
             Some(symptom @ Symptom::Growth { .. }) if revision.abs_diff(self.ill) == self.last && !again => {
                 let known = symptom.findings(if self.ill == 0 { self.newer() } else { &self.older });
                 // Legs with the prompt cache do not compare with legs without.
-                if known.is_empty() { Heard::More } else { self.take_open(&symptom, Seen::Findings(known)) }
+                if known.is_empty() { Heard::More } else { self.add_open(&symptom, Seen::Findings(known)) }
             }
             _ => Heard::More,
         }
@@ -129,8 +136,8 @@ impl Judge for ByWork {
     }
 }
 
-impl ByWork {
-    pub(super) fn new(rules: Rules<'_>, last: usize) -> Self {
+impl WorkJudge {
+    pub(super) fn new(rules: JudgingPolicies<'_>, last: usize) -> Self {
         Self {
             cure: rules.cure.clone(),
             crash: rules.crash.clone(),
@@ -180,7 +187,7 @@ impl ByWork {
     }
 
     /// Adds a process of the open revision.
-    fn take_open(&mut self, symptom: &Symptom, seen: Seen) -> Heard {
+    fn add_open(&mut self, symptom: &Symptom, seen: Seen) -> Heard {
         self.since += 1;
         match self.open.as_mut().map(|(_, own)| own.add(symptom, seen)) {
             Some(Err(why)) => self.close(Standing::Unknown { why }),

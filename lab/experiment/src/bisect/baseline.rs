@@ -1,10 +1,10 @@
 //! Judges the baseline: which memories leak without any switch, and if that is certain.
 
-use super::{Outcome, Planner};
+use super::{CurePlanner, Outcome};
 use crate::trial::Track;
 use warden_policies::growth::Verdict;
 
-impl Planner {
+impl CurePlanner {
     /// Returns true if the first leg leaves a question open. A suspected memory may be a second leak next
     /// to a certain one, and a cure has to stop both.
     pub(super) fn unclear(&self) -> bool {

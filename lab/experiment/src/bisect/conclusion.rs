@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Phase, Planner};
+use super::{CurePlanner, Phase};
 use crate::trial::{Track, TrialReport};
 
 /// Outcome of a bisection.
@@ -50,7 +50,7 @@ pub struct Conclusion {
     pub legs: usize,
 }
 
-impl Planner {
+impl CurePlanner {
     pub(super) fn over(&mut self, cure: Vec<usize>) -> Phase {
         self.cure = cure;
         let stopped = self.stopped();

@@ -1,9 +1,9 @@
 //! Chooses the next switches after a finished trial.
 
-use super::{Outcome, Phase, Planner};
+use super::{CurePlanner, Outcome, Phase};
 use crate::trial::{Track, Trial};
 
-impl Planner {
+impl CurePlanner {
     /// Starts the next trial, or ends the bisection.
     pub(super) fn advance(&mut self) {
         match std::mem::replace(&mut self.phase, Phase::Baseline) {
@@ -22,7 +22,7 @@ impl Planner {
             Phase::Alone => self.phase = self.after_one(),
             Phase::Together => self.phase = self.after_all(),
             Phase::Sets(size, queue) => self.phase = self.after_set(size, queue),
-            Phase::Reduce(good, queue) => self.phase = self.after_less(good, queue),
+            Phase::Reduce(good, queue) => self.phase = self.after_reduction(good, queue),
             over @ Phase::Over(_) => self.phase = over,
         }
     }
@@ -42,7 +42,7 @@ impl Planner {
         }
         let all = self.compatible();
         if all.len() < 2 {
-            return self.settle_for_alone();
+            return self.fall_back_to_single();
         }
         self.begin(all);
         Phase::Together
@@ -84,20 +84,20 @@ impl Planner {
             if size >= self.switches || size > self.policy.set_size {
                 break;
             }
-            queue = self.plausible(size);
+            queue = self.plausible_sets(size);
         }
         // Reduction needs a set that works.
         let good = self.trials.iter().find(|trial| trial.stops_all(&self.targets));
         match good.map(|trial| trial.arm.switches.clone()) {
             Some(good) => {
                 let queue = self.spare(&good);
-                self.after_less(good, queue)
+                self.after_reduction(good, queue)
             }
-            None => self.settle_for_alone(),
+            None => self.fall_back_to_single(),
         }
     }
 
-    fn after_less(&mut self, mut good: Vec<usize>, mut queue: Vec<Vec<usize>>) -> Phase {
+    fn after_reduction(&mut self, mut good: Vec<usize>, mut queue: Vec<Vec<usize>>) -> Phase {
         if let Some(trial) = self.trials.last()
             && trial.stops_all(&self.targets)
             && trial.arm.switches.len() < good.len()
@@ -129,7 +129,7 @@ impl Planner {
     }
 
     /// No set stops everything: falls back to the switches that each stop a memory alone.
-    fn settle_for_alone(&mut self) -> Phase {
+    fn fall_back_to_single(&mut self) -> Phase {
         let mut chosen: Vec<usize> = Vec::new();
         for track in self.leaking.clone() {
             let stops = |one: &usize| self.alone(*one).is_some_and(|trial| trial.stops(track));

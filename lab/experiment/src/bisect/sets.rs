@@ -1,10 +1,10 @@
 //! Chooses plausible sets of switches by the results of each switch alone. Only finished trials count.
 
-use super::Planner;
+use super::CurePlanner;
 use crate::sequential::Does;
 use crate::trial::{Track, Trial};
 
-impl Planner {
+impl CurePlanner {
     pub(super) fn alone(&self, switch: usize) -> Option<&Trial> {
         self.trials.iter().find(|trial| trial.arm.switches == [switch])
     }
@@ -18,7 +18,7 @@ impl Planner {
     }
 
     /// Returns the largest share of a memory's growth that a switch may stop, by its trial alone.
-    pub(super) fn at_best(&self, switch: usize, track: Track) -> f64 {
+    pub(super) fn largest_effect(&self, switch: usize, track: Track) -> f64 {
         let share = self.alone(switch).and_then(|trial| trial.judgement(track)).and_then(|found| found.share);
         share.map_or(1.0, |share| (1.0 - share.low).clamp(0.0, 1.0))
     }
@@ -56,7 +56,7 @@ impl Planner {
     }
 
     /// Returns the sets of a size that may work, the likeliest last.
-    pub(super) fn plausible(&self, size: usize) -> Vec<Vec<usize>> {
+    pub(super) fn plausible_sets(&self, size: usize) -> Vec<Vec<usize>> {
         let usable: Vec<usize> = (0..self.switches).filter(|one| self.usable(*one)).collect();
         let mut found = Vec::new();
         let mut chosen = Vec::new();
@@ -78,7 +78,7 @@ impl Planner {
     ) {
         if size == 0 {
             let reaches = |track: &Track| {
-                let gone: f64 = chosen.iter().map(|one| self.at_best(*one, *track)).sum();
+                let gone: f64 = chosen.iter().map(|one| self.largest_effect(*one, *track)).sum();
                 gone >= 1.0 - self.policy.stops_share
             };
             if self.targets.iter().all(reaches) {

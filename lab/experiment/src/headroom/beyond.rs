@@ -36,7 +36,7 @@ pub(super) fn beyond(points: &[(u64, f64)], ubatch: u64) -> Option<(f64, f64)> {
         .map(|(tokens, bytes)| (end - hoarded(*tokens, ubatch), exact(last.0 - tokens), last.1 - bytes))
         .collect();
     if rows.len() + 1 >= MIN_HOARD_POINTS
-        && let Some(hoards) = pool(&rows)
+        && let Some(hoards) = fit_hoarding_pool(&rows)
     {
         return Some(hoards);
     }
@@ -49,7 +49,7 @@ pub(super) fn beyond(points: &[(u64, f64)], ubatch: u64) -> Option<(f64, f64)> {
 
 /// Non-negative least squares of a hoarding pool plus a cost per token; `None` if the cost alone fits
 /// nearly as well.
-fn pool(rows: &[(f64, f64, f64)]) -> Option<(f64, f64)> {
+fn fit_hoarding_pool(rows: &[(f64, f64, f64)]) -> Option<(f64, f64)> {
     let sum = |of: fn(&(f64, f64, f64)) -> f64| rows.iter().map(of).sum::<f64>();
     let (hh, tt, ht) = (sum(|r| r.0 * r.0), sum(|r| r.1 * r.1), sum(|r| r.0 * r.1));
     let (hy, ty) = (sum(|r| r.0 * r.2), sum(|r| r.1 * r.2));

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use warden_policies::defaults::Strictness;
 
-use super::{ProofPolicy, Ruling};
+use super::{ProofPolicy, ProofRuling};
 
 /// Answer to one request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ pub struct Token {
 
 /// Difference between two answers to one request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Difference {
+pub struct AnswerDifference {
     /// Name of the request.
     pub request: String,
     /// Equal tokens before the first difference.
@@ -58,7 +58,7 @@ pub struct Difference {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answers {
     /// Ruling on the answers.
-    pub ruling: Ruling,
+    pub ruling: ProofRuling,
     /// Requests sent to both builds.
     pub asked: usize,
     /// Answers equal to the last byte.
@@ -72,7 +72,7 @@ pub struct Answers {
     /// Requests that the old build answered differently the second time.
     pub unsteady: usize,
     /// Differing answers to requests that the old build answered consistently.
-    pub differences: Vec<Difference>,
+    pub differences: Vec<AnswerDifference>,
 }
 
 /// Compares the answers to all common requests.
@@ -80,7 +80,7 @@ pub(super) fn judge(policy: &ProofPolicy, old: &[Reply], new: &[Reply], again: O
     let of =
         |replies: &'_ [Reply], request: &str| replies.iter().find(|reply| reply.request == request).cloned();
     let mut answers = Answers {
-        ruling: Ruling::Unknown,
+        ruling: ProofRuling::Unknown,
         asked: 0,
         equal: 0,
         agreement: None,
@@ -124,9 +124,9 @@ pub(super) fn judge(policy: &ProofPolicy, old: &[Reply], new: &[Reply], again: O
 }
 
 impl Answers {
-    fn judge(&self, policy: &ProofPolicy) -> Ruling {
+    fn judge(&self, policy: &ProofPolicy) -> ProofRuling {
         if self.asked == 0 {
-            return Ruling::Unknown;
+            return ProofRuling::Unknown;
         }
         let limit = policy.distance.max(2.0 * self.noise.unwrap_or(0.0));
         let is_far = |distance: Option<f64>| distance.is_some_and(|distance| distance > limit);
@@ -142,7 +142,7 @@ impl Answers {
                         || self.differences.iter().any(|one| one.distance.is_none() && one.refused.is_none())
                 }
             };
-        if is_worse { Ruling::Worse } else { Ruling::Same }
+        if is_worse { ProofRuling::Worse } else { ProofRuling::Same }
     }
 }
 
@@ -166,32 +166,33 @@ pub(crate) fn distance(one: &Reply, other: &Reply) -> Option<f64> {
 }
 
 /// Describes the difference of two answers.
-pub(crate) fn difference(one: &Reply, other: &Reply) -> Difference {
+pub(crate) fn difference(one: &Reply, other: &Reply) -> AnswerDifference {
     compare(one, other).told
 }
 
-struct Compared {
+struct ComparedReplies {
     is_none: bool,
-    told: Difference,
+    told: AnswerDifference,
 }
 
-fn compare(old: &Reply, new: &Reply) -> Compared {
+fn compare(old: &Reply, new: &Reply) -> ComparedReplies {
     let request = old.request.clone();
     if let Some(refused) = old.refused.as_ref().or(new.refused.as_ref()) {
         let of = if old.refused.is_some() { 0 } else { old.tokens.len().max(1) };
         let is_none = old.refused.is_some() && new.refused.is_some();
-        let told = Difference { request, shared: 0, of, distance: None, refused: Some(refused.clone()) };
-        return Compared { is_none, told };
+        let told =
+            AnswerDifference { request, shared: 0, of, distance: None, refused: Some(refused.clone()) };
+        return ComparedReplies { is_none, told };
     }
     if !old.vector.is_empty() || !new.vector.is_empty() {
-        let told = Difference {
+        let told = AnswerDifference {
             request,
             shared: 0,
             of: 0,
             distance: angle(&old.vector, &new.vector),
             refused: None,
         };
-        return Compared { is_none: old.vector == new.vector, told };
+        return ComparedReplies { is_none: old.vector == new.vector, told };
     }
     let pairs = || old.tokens.iter().zip(&new.tokens);
     let shared = pairs().take_while(|(one, other)| one.text == other.text).count();
@@ -205,8 +206,8 @@ fn compare(old: &Reply, new: &Reply) -> Compared {
     // The distance does not show this.
     let is_cut = !is_none && shared == old.tokens.len().min(new.tokens.len()) && shared > 0;
     let distance = distance.filter(|_| !is_cut);
-    let told = Difference { request, shared, of: old.tokens.len(), distance, refused: None };
-    Compared { is_none, told }
+    let told = AnswerDifference { request, shared, of: old.tokens.len(), distance, refused: None };
+    ComparedReplies { is_none, told }
 }
 
 /// Angle between two vectors; `None` if their dimensions differ.

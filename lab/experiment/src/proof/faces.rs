@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Ruling;
+use super::ProofRuling;
 
 /// Removed and added flags and routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Faces {
+pub struct InterfaceComparison {
     /// Flags that only the old build has.
     pub flags_gone: Vec<String>,
     /// Removed flags that the present command uses.
@@ -19,7 +19,7 @@ pub struct Faces {
     pub routes_new: Vec<String>,
 }
 
-impl Faces {
+impl InterfaceComparison {
     /// Compares flags and routes of (old, new), in any order. `used` lists the flags of the command.
     pub fn of(flags: (&[String], &[String]), routes: (&[String], &[String]), used: &[String]) -> Self {
         let without = |these: &[String], those: &[String]| -> Vec<String> {
@@ -39,7 +39,11 @@ impl Faces {
     }
 
     /// Returns `Worse` if a used flag or a route is gone; other removed flags are only reported.
-    pub fn ruling(&self) -> Ruling {
-        if self.flags_missed.is_empty() && self.routes_gone.is_empty() { Ruling::Same } else { Ruling::Worse }
+    pub fn ruling(&self) -> ProofRuling {
+        if self.flags_missed.is_empty() && self.routes_gone.is_empty() {
+            ProofRuling::Same
+        } else {
+            ProofRuling::Worse
+        }
     }
 }

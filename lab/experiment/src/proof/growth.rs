@@ -2,14 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Ruling;
+use super::ProofRuling;
 use crate::between::{Conclusion, Outcome};
 
 /// Comparison of growth and crashes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Growth {
     /// Ruling on growth and crashes.
-    pub ruling: Ruling,
+    pub ruling: ProofRuling,
     /// Conclusion of the search; the old build is revision 0, the new one 1.
     pub conclusion: Conclusion,
 }
@@ -17,7 +17,7 @@ pub struct Growth {
 impl Growth {
     /// Returns true if a symptom was seen but not attributed. Too few readings are no doubt.
     pub(super) fn is_in_doubt(&self) -> bool {
-        self.ruling == Ruling::Unknown && !matches!(self.conclusion.outcome, Outcome::NeitherIll { .. })
+        self.ruling == ProofRuling::Unknown && !matches!(self.conclusion.outcome, Outcome::NeitherIll { .. })
     }
 
     /// Evaluates a search whose older end is the old build.
@@ -25,11 +25,11 @@ impl Growth {
         let old_alone = conclusion.ill_is_newer == Some(false);
         let ruling = match &conclusion.outcome {
             // Seen once or judged twice: either shows that the new build is not worse.
-            Outcome::Found { .. } | Outcome::Interrupted if old_alone => Ruling::Better,
-            Outcome::Found { .. } | Outcome::EndFailed { newer: true, .. } => Ruling::Worse,
+            Outcome::Found { .. } | Outcome::Interrupted if old_alone => ProofRuling::Better,
+            Outcome::Found { .. } | Outcome::EndFailed { newer: true, .. } => ProofRuling::Worse,
             // Both builds have the symptom, or neither: no change.
-            Outcome::BothIll | Outcome::NeitherIll { short: false, .. } => Ruling::Same,
-            _ => Ruling::Unknown,
+            Outcome::BothIll | Outcome::NeitherIll { short: false, .. } => ProofRuling::Same,
+            _ => ProofRuling::Unknown,
         };
         Self { ruling, conclusion }
     }

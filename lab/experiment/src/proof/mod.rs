@@ -21,11 +21,11 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::answers::{Answers, Difference, Reply, Token};
+pub use self::answers::{AnswerDifference, Answers, Reply, Token};
 pub(super) use self::answers::{differ, difference, distance};
-pub use self::faces::Faces;
+pub use self::faces::InterfaceComparison;
 pub use self::growth::Growth;
-pub use self::ratio::Ratio;
+pub use self::ratio::MetricRatio;
 pub(super) use self::ratio::{of_pairs as ratio, pairs};
 use warden_policies::sample::MemoryKind;
 
@@ -70,7 +70,7 @@ impl Visit {
 /// Ruling on one aspect of the new build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ruling {
+pub enum ProofRuling {
     /// Shown to be better.
     Better,
     /// Shown to be equal, or not worse.
@@ -81,7 +81,7 @@ pub enum Ruling {
     Worse,
 }
 
-impl Ruling {
+impl ProofRuling {
     /// Returns the word used in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -182,7 +182,7 @@ impl Rounds {
     }
 
     /// Compares all metrics.
-    pub fn ratios(&self) -> Vec<Ratio> {
+    pub fn ratios(&self) -> Vec<MetricRatio> {
         ratio::all(&self.policy, &self.old, &self.new)
     }
 
@@ -190,7 +190,7 @@ impl Rounds {
         let (round, policy) = (self.count(), &self.policy);
         round >= policy.rounds_most
             || (round >= policy.rounds_least
-                && self.ratios().iter().all(|ratio| ratio.ruling != Ruling::Unknown))
+                && self.ratios().iter().all(|ratio| ratio.ruling != ProofRuling::Unknown))
     }
 
     /// Compares the answers.
@@ -212,9 +212,9 @@ pub struct Proof {
     /// Comparison of answers.
     pub answers: Answers,
     /// Ratios of start, speed and memory.
-    pub ratios: Vec<Ratio>,
+    pub ratios: Vec<MetricRatio>,
     /// Comparison of flags and routes.
-    pub faces: Faces,
+    pub faces: InterfaceComparison,
     /// Comparison of growth and crashes; `None` if not requested.
     pub growth: Option<Growth>,
     /// Build that failed at its task.
@@ -227,7 +227,7 @@ pub struct Proof {
 
 impl Proof {
     /// Builds the result from finished rounds.
-    pub fn of(rounds: &Rounds, faces: Faces, growth: Option<Growth>) -> Self {
+    pub fn of(rounds: &Rounds, faces: InterfaceComparison, growth: Option<Growth>) -> Self {
         Self {
             answers: rounds.answers(),
             ratios: rounds.ratios(),
@@ -239,28 +239,28 @@ impl Proof {
         }
     }
 
-    /// Returns the ruling on the replacement, never [`Ruling::Better`]: better in one aspect and equal in
+    /// Returns the ruling on the replacement, never [`ProofRuling::Better`]: better in one aspect and equal in
     /// all others means `Same` for the decision.
-    pub fn verdict(&self) -> Ruling {
+    pub fn verdict(&self) -> ProofRuling {
         // Before the old build was asked twice, a difference may be chance.
         let is_early = self.interrupted && self.rounds < ROUNDS_WITH_ANSWERS;
-        let answers = if is_early { Ruling::Unknown } else { self.answers.ruling };
+        let answers = if is_early { ProofRuling::Unknown } else { self.answers.ruling };
         let all = [answers, self.faces.ruling()];
         let all = all.into_iter().chain(self.ratios.iter().map(|ratio| ratio.ruling));
-        let all: Vec<Ruling> = all.chain(self.growth.as_ref().map(|growth| growth.ruling)).collect();
+        let all: Vec<ProofRuling> = all.chain(self.growth.as_ref().map(|growth| growth.ruling)).collect();
         let fault = self.fault.as_ref().map(|fault| fault.side);
-        if fault == Some(Side::New) || all.contains(&Ruling::Worse) {
-            Ruling::Worse
+        if fault == Some(Side::New) || all.contains(&ProofRuling::Worse) {
+            ProofRuling::Worse
         } else if fault.is_some()
             || self.interrupted
-            || answers == Ruling::Unknown
+            || answers == ProofRuling::Unknown
             || self.growth.as_ref().is_some_and(Growth::is_in_doubt)
         {
-            Ruling::Unknown
+            ProofRuling::Unknown
         } else {
             // A metric lost in noise does not reject the build: it was measured and not shown to be worse.
             // The report shows it.
-            Ruling::Same
+            ProofRuling::Same
         }
     }
 }

@@ -22,8 +22,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::super::student;
-use super::{Metric, ProofPolicy, Ruling, Visit};
-use warden_policies::growth::{Interval, stats};
+use super::{Metric, ProofPolicy, ProofRuling, Visit};
+use warden_policies::growth::{IntervalEstimate, stats};
 use warden_policies::sample::MemoryKind;
 use warden_policies::units::exact;
 
@@ -38,7 +38,7 @@ const SLOWER_START_SHARE: f64 = 0.5;
 
 /// Comparison of a metric of both builds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Ratio {
+pub struct MetricRatio {
     /// Compared metric.
     pub metric: Metric,
     /// Median over the old build's processes: seconds or bytes.
@@ -46,13 +46,13 @@ pub struct Ratio {
     /// Median over the new build's processes.
     pub new: f64,
     /// New by old, with the test's interval; `None` with fewer than two rounds, or if a build has none of it.
-    pub ratio: Option<Interval>,
+    pub ratio: Option<IntervalEstimate>,
     /// Ruling on the metric.
-    pub ruling: Ruling,
+    pub ruling: ProofRuling,
 }
 
 /// Compares all metrics that both builds have, and memory that either holds.
-pub(super) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<Ratio> {
+pub(super) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<MetricRatio> {
     let mut metrics: Vec<Metric> = Vec::new();
     for (metric, _) in old.iter().chain(new).flat_map(|visit| &visit.measured) {
         if !metrics.contains(metric) {
@@ -60,10 +60,10 @@ pub(super) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<Rat
         }
     }
     metrics.sort();
-    metrics.into_iter().filter_map(|metric| of_visits(policy, metric, old, new)).collect()
+    metrics.into_iter().filter_map(|metric| compare_metric(policy, metric, old, new)).collect()
 }
 
-fn of_visits(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<Ratio> {
+fn compare_metric(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<MetricRatio> {
     let pairs = pairs(metric, old, new);
     let rounds = old.len().min(new.len());
     if let Some(told) = (pairs.len() < rounds).then(|| alone(policy, metric, old, new)).flatten() {
@@ -79,7 +79,7 @@ pub(crate) fn pairs(metric: Metric, old: &[Visit], new: &[Visit]) -> Vec<(f64, f
 }
 
 /// Compares one metric over these rounds; `None` without rounds.
-pub(crate) fn of_pairs(policy: &ProofPolicy, metric: Metric, pairs: &[(f64, f64)]) -> Option<Ratio> {
+pub(crate) fn of_pairs(policy: &ProofPolicy, metric: Metric, pairs: &[(f64, f64)]) -> Option<MetricRatio> {
     if pairs.is_empty() {
         return None;
     }
@@ -89,8 +89,9 @@ pub(crate) fn of_pairs(policy: &ProofPolicy, metric: Metric, pairs: &[(f64, f64)
     );
     let logs: Vec<f64> = pairs.iter().map(|(old, new)| (new / old).ln()).collect();
     let judged = judge(policy, &logs, limit(policy, metric, before));
-    let (ratio, ruling) = judged.map_or((None, Ruling::Unknown), |(ratio, ruling)| (Some(ratio), ruling));
-    Some(Ratio { metric, old: before, new: after, ratio, ruling })
+    let (ratio, ruling) =
+        judged.map_or((None, ProofRuling::Unknown), |(ratio, ruling)| (Some(ratio), ruling));
+    Some(MetricRatio { metric, old: before, new: after, ratio, ruling })
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -99,7 +100,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// Compares memory that a build does not hold in all rounds. Counts only rounds in which memory was read of
 /// both, because a refused prompt says nothing.
-fn alone(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<Ratio> {
+fn alone(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<MetricRatio> {
     let held = |visit: &Visit| match metric {
         Metric::AtReady(kind) => held(visit, kind, |metric| matches!(metric, Metric::AtReady(_))),
         Metric::AtLongest(kind) => held(visit, kind, |metric| matches!(metric, Metric::AtLongest(_))),
@@ -112,14 +113,14 @@ fn alone(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> 
     let less = pairs.iter().filter(|(old, new)| *old > slack(*new)).count();
     let most = |count: usize| count >= policy.rounds_least && 4 * count >= 3 * pairs.len();
     let ruling = match (more, less) {
-        (0, 0) => Ruling::Same,
-        _ if most(more) => Ruling::Worse,
-        (0, less) if most(less) => Ruling::Better,
-        (0, _) if pairs.len() >= policy.rounds_least => Ruling::Same,
-        _ => Ruling::Unknown,
+        (0, 0) => ProofRuling::Same,
+        _ if most(more) => ProofRuling::Worse,
+        (0, less) if most(less) => ProofRuling::Better,
+        (0, _) if pairs.len() >= policy.rounds_least => ProofRuling::Same,
+        _ => ProofRuling::Unknown,
     };
     let (before, after) = pairs.iter().copied().unzip();
-    (!pairs.is_empty()).then(|| Ratio {
+    (!pairs.is_empty()).then(|| MetricRatio {
         metric,
         old: median(before),
         new: median(after),
@@ -150,7 +151,7 @@ fn limit(policy: &ProofPolicy, metric: Metric, old: f64) -> f64 {
     }
 }
 
-fn judge(policy: &ProofPolicy, logs: &[f64], limit: f64) -> Option<(Interval, Ruling)> {
+fn judge(policy: &ProofPolicy, logs: &[f64], limit: f64) -> Option<(IntervalEstimate, ProofRuling)> {
     let count = u32::try_from(logs.len()).ok().filter(|count| *count > 1).map(f64::from)?;
     let mean = logs.iter().sum::<f64>() / count;
     let squares = logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>();
@@ -165,18 +166,21 @@ fn judge(policy: &ProofPolicy, logs: &[f64], limit: f64) -> Option<(Interval, Ru
     let edge = (1.0 + limit).ln();
     let enough = logs.len() >= policy.rounds_least;
     let ruling = if !enough {
-        Ruling::Unknown
+        ProofRuling::Unknown
     } else if above(edge) <= wrong {
-        Ruling::Worse
+        ProofRuling::Worse
     } else if below(0.0) <= wrong {
-        Ruling::Better
+        ProofRuling::Better
     } else if below(edge) <= missed {
-        Ruling::Same
+        ProofRuling::Same
     } else {
-        Ruling::Unknown
+        ProofRuling::Unknown
     };
     let wide = |chance: f64| student::quantile(chance, freedom) * error;
-    let ratio =
-        Interval { value: mean.exp(), low: (mean - wide(wrong)).exp(), high: (mean + wide(missed)).exp() };
+    let ratio = IntervalEstimate {
+        value: mean.exp(),
+        low: (mean - wide(wrong)).exp(),
+        high: (mean + wide(missed)).exp(),
+    };
     Some((ratio, ruling))
 }

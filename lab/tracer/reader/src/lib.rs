@@ -42,7 +42,7 @@ pub const VARIABLE: &str = "LLAMA_WARDEN_TRACE";
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libwarden_tracer.so"));
 
 /// Returns true if this program embeds the library.
-pub fn is_carried() -> bool {
+pub fn has_library() -> bool {
     !LIBRARY.is_empty()
 }
 
@@ -51,7 +51,7 @@ pub fn is_carried() -> bool {
 /// # Errors
 /// Fails if this program was built without it, or if the folder is not writable.
 pub fn write_library(folder: &Path) -> io::Result<PathBuf> {
-    if !is_carried() {
+    if !has_library() {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "this program was built without the tracer"));
     }
     let path = folder.join("libwarden_tracer.so");

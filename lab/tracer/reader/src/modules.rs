@@ -6,7 +6,7 @@ use procfs::process::{MMPermissions, MMapPath, Process};
 
 /// An executable mapping of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Region {
+struct CodeRegion {
     start: u64,
     end: u64,
     offset: u64,
@@ -17,7 +17,7 @@ struct Region {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Modules {
     /// Sorted by address.
-    regions: Vec<Region>,
+    regions: Vec<CodeRegion>,
     /// Root of the process's files, if it runs in another mount namespace.
     root: Option<PathBuf>,
 }
@@ -28,7 +28,7 @@ impl Modules {
         let maps = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.maps().ok());
         let regions = maps.into_iter().flatten().filter_map(|map| match map.pathname {
             MMapPath::Path(path) if map.perms.contains(MMPermissions::EXECUTE) => {
-                Some(Region { start: map.address.0, end: map.address.1, offset: map.offset, path })
+                Some(CodeRegion { start: map.address.0, end: map.address.1, offset: map.offset, path })
             }
             _ => None,
         });
@@ -58,7 +58,8 @@ mod tests {
 
     #[test]
     fn an_address_between_two_files_is_of_none() {
-        let region = |start, path: &str| Region { start, end: start + 100, offset: 4096, path: path.into() };
+        let region =
+            |start, path: &str| CodeRegion { start, end: start + 100, offset: 4096, path: path.into() };
         let modules = Modules { regions: vec![region(1000, "/a"), region(5000, "/b")], root: None };
         assert_eq!(modules.find(1000), Some((Path::new("/a"), 4096)));
         assert_eq!(modules.find(5099), Some((Path::new("/b"), 4195)));

@@ -61,7 +61,7 @@ pub struct Place {
 }
 
 /// Key by which sites are grouped into a place.
-type Same<'a> = (Memory, &'a str, Option<&'a str>, String);
+type PlaceKey<'a> = (Memory, &'a str, Option<&'a str>, String);
 
 /// Sums the sites of a snapshot by place, sorted by growth since `before`. Without `before`, everything
 /// counts as growth.
@@ -74,7 +74,7 @@ pub fn places(
     let earlier: BTreeMap<u32, &Site> =
         before.into_iter().flat_map(|before| &before.sites).map(|site| (site.number, site)).collect();
     let by_number: BTreeMap<u32, &Site> = now.sites.iter().map(|site| (site.number, site)).collect();
-    let mut found: BTreeMap<Same<'_>, (Place, i64)> = BTreeMap::new();
+    let mut found: BTreeMap<PlaceKey<'_>, (Place, i64)> = BTreeMap::new();
     for site in &now.sites {
         let outer = site.within.and_then(|number| by_number.get(&number).copied());
         let chain: Vec<Frame> = outer
@@ -82,7 +82,7 @@ pub fn places(
             .addresses
             .iter()
             .map(|address| symbols.frame(modules, *address))
-            .skip_while(|frame| frame.module.starts_with(OURSELVES))
+            .skip_while(|frame| frame.module.starts_with(TRACER_MODULE))
             .collect();
         let caller = chain.iter().find(|frame| is_telling(frame)).or(chain.first());
         let module = caller.map(|frame| frame.module.clone()).unwrap_or_default();
@@ -127,10 +127,10 @@ pub fn places(
     places
 }
 
-const OURSELVES: &str = "libwarden_tracer";
+const TRACER_MODULE: &str = "libwarden_tracer";
 
 /// Names of common allocation wrappers, which do not identify the caller.
-const CONTAINERS: [&str; 13] = [
+const WRAPPER_NAMES: [&str; 13] = [
     "operator new",
     "std::",
     "__gnu_cxx::",
@@ -161,7 +161,7 @@ fn is_telling(frame: &Frame) -> bool {
     let bare = function
         .strip_prefix('<')
         .map_or(function.as_str(), |rest| rest.split_once(" as ").map_or(rest, |(_, of)| of));
-    !library && !runtime && !CONTAINERS.iter().any(|start| bare.starts_with(start))
+    !library && !runtime && !WRAPPER_NAMES.iter().any(|start| bare.starts_with(start))
 }
 
 #[cfg(test)]

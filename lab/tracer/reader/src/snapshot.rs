@@ -7,7 +7,7 @@ use std::{fs, io};
 use procfs::process::{MMapPath, Process};
 
 use crate::layout::{
-    BUSY, COUNT_UNIT, FILE, FRAMES, HEADER, Kind, MAGIC, RECORD, SITES, VERSION, function, header, record,
+    BUSY, COUNT_UNIT, FILE, FRAMES, HEADER, Kind, MAGIC, MAX_SITES, RECORD, VERSION, function, header, record,
 };
 
 /// Errors of reading a snapshot.
@@ -142,7 +142,7 @@ impl Snapshot {
         let exe_bytes = (half(header::EXE_BYTES)? as usize).min(HEADER - header::EXE);
         let exe = bytes.get(header::EXE..header::EXE + exe_bytes)?;
         let exe = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(exe);
-        let sites = (0..SITES).filter_map(|number| {
+        let sites = (0..MAX_SITES).filter_map(|number| {
             let at = HEADER + number * RECORD;
             if word(at + record::HASH)? <= BUSY {
                 return None;

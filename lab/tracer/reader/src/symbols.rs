@@ -31,13 +31,13 @@ impl std::fmt::Display for Frame {
 }
 
 /// A function of a file: begin, size, and name in the symbol table.
-type Function = (u64, u64, Box<str>);
+type SymbolEntry = (u64, u64, Box<str>);
 
 #[derive(Debug, Default)]
 struct Table {
     /// Loaded segments: file offset, length, address.
     segments: Vec<(u64, u64, u64)>,
-    functions: Vec<Function>,
+    functions: Vec<SymbolEntry>,
 }
 
 impl Table {
@@ -51,7 +51,7 @@ impl Table {
         });
         let symbols = file.symbols().chain(file.dynamic_symbols());
         let functions = symbols.filter(|symbol| symbol.is_definition() && symbol.kind() == SymbolKind::Text);
-        let mut functions: Vec<Function> = functions
+        let mut functions: Vec<SymbolEntry> = functions
             .filter_map(|symbol| Some((symbol.address(), symbol.size(), symbol.name().ok()?.into())))
             .collect();
         functions.sort();

@@ -8,7 +8,7 @@ use diffy::Line;
 use crate::error::Result;
 use crate::judgement::{Edits, FileEdit, Reason, Status};
 use crate::revision::Revision;
-use crate::set::Diff;
+use crate::set::SetDiff;
 use crate::set::diff::{FileDiff, build_number, parse};
 use crate::tree::{Overlay, Tree};
 
@@ -26,7 +26,7 @@ pub(super) struct Placed {
 /// # Errors
 ///
 /// Fails if an existing file of the tree cannot be read.
-pub(super) fn place(diff: &Diff, tree: &dyn Tree) -> Result<Placed> {
+pub(super) fn place(diff: &SetDiff, tree: &dyn Tree) -> Result<Placed> {
     let reason = |status, file: Option<&str>, line, text: String| Reason {
         status,
         part: format!("diff `{}`", diff.file),
@@ -37,11 +37,11 @@ pub(super) fn place(diff: &Diff, tree: &dyn Tree) -> Result<Placed> {
     };
     let mut reasons = Vec::new();
     match in_range(diff, &tree.revision()) {
-        Range::Inside => {}
-        Range::Outside(why) => {
+        RangeMatch::Inside => {}
+        RangeMatch::Outside(why) => {
             return Ok(Placed { reasons: vec![reason(Status::NotApplicable, None, None, why)], edits: None });
         }
-        Range::Unknown(why) => reasons.push(reason(Status::Unverified, None, None, why)),
+        RangeMatch::Unknown(why) => reasons.push(reason(Status::Unverified, None, None, why)),
     }
     let files = match parse(&diff.content) {
         Ok(files) => files,
@@ -54,7 +54,7 @@ pub(super) fn place(diff: &Diff, tree: &dyn Tree) -> Result<Placed> {
     let mut edits: Vec<FileEdit> = Vec::new();
     for file in files {
         let before = overlay.read(&file.path)?;
-        match strictly(&file, before.as_deref()) {
+        match apply_strictly(&file, before.as_deref()) {
             Ok(after) => {
                 overlay.put(file.path.clone(), after.clone());
                 match edits.iter_mut().find(|edit| edit.path == file.path) {
@@ -72,7 +72,7 @@ pub(super) fn place(diff: &Diff, tree: &dyn Tree) -> Result<Placed> {
 }
 
 /// The file after the diff, or the line at which the diff does not fit, with the reason.
-fn strictly(
+fn apply_strictly(
     file: &FileDiff<'_>,
     before: Option<&[u8]>,
 ) -> std::result::Result<Vec<u8>, (Option<usize>, String)> {
@@ -120,18 +120,20 @@ fn strictly(
 }
 
 fn mismatch(expected: &[u8], found: Option<&[u8]>) -> String {
-    let Some(found) = found else { return format!("expected {}, the file ends before", quoted(expected)) };
+    let Some(found) = found else {
+        return format!("expected {}, the file ends before", quote_line(expected));
+    };
     if expected.trim_ascii_end() == found.trim_ascii_end() {
         return format!(
             "expected {}, found the same text with another end of line or other blanks after it",
-            quoted(expected)
+            quote_line(expected)
         );
     }
-    format!("expected {}, found {}", quoted(expected), quoted(found))
+    format!("expected {}, found {}", quote_line(expected), quote_line(found))
 }
 
 /// A line, shortened for a message.
-fn quoted(line: &[u8]) -> String {
+fn quote_line(line: &[u8]) -> String {
     const SHOWN: usize = 60;
     let text = String::from_utf8_lossy(line);
     let text = text.trim();
@@ -139,7 +141,7 @@ fn quoted(line: &[u8]) -> String {
     if cut.len() == text.len() { format!("`{text}`") } else { format!("`{cut}…`") }
 }
 
-enum Range {
+enum RangeMatch {
     Inside,
     Outside(String),
     Unknown(String),
@@ -147,34 +149,36 @@ enum Range {
 
 /// Checks if a diff is for a revision. Named commits take precedence; a commit that is not named may still
 /// be within the range of builds.
-fn in_range(diff: &Diff, revision: &Revision) -> Range {
+fn in_range(diff: &SetDiff, revision: &Revision) -> RangeMatch {
     let builds = diff.first.is_some() || diff.last.is_some();
     if diff.commits.is_empty() && !builds {
-        return Range::Unknown("it does not say which builds or commits it is for".to_owned());
+        return RangeMatch::Unknown("it does not say which builds or commits it is for".to_owned());
     }
     if let Some(commit) = revision.commit.as_deref().filter(|_| !diff.commits.is_empty()) {
         if diff.commits.iter().any(|named| same_commit(named, commit)) {
-            return Range::Inside;
+            return RangeMatch::Inside;
         }
         if !builds {
-            return Range::Outside(format!("it is not for commit {}", revision.short_commit()));
+            return RangeMatch::Outside(format!("it is not for commit {}", revision.short_commit()));
         }
     } else if !builds {
-        return Range::Unknown(
+        return RangeMatch::Unknown(
             "it is for certain commits, and this tree does not say which one it is".to_owned(),
         );
     }
     let name = |bound: &Option<String>| bound.clone().unwrap_or_default();
     let span = format!("{}..{}", name(&diff.first), name(&diff.last));
     let Some(number) = revision.build_number else {
-        return Range::Unknown(format!("it is for {span}, and this tree does not say which build it is"));
+        return RangeMatch::Unknown(format!(
+            "it is for {span}, and this tree does not say which build it is"
+        ));
     };
     let first = diff.first.as_deref().and_then(build_number).unwrap_or(0);
     let last = diff.last.as_deref().and_then(build_number).unwrap_or(u32::MAX);
     if (first..=last).contains(&number) {
-        Range::Inside
+        RangeMatch::Inside
     } else {
-        Range::Outside(format!("it is for {span}, this is b{number}"))
+        RangeMatch::Outside(format!("it is for {span}, this is b{number}"))
     }
 }
 

@@ -22,8 +22,8 @@ fn tree(files: &[(&'static str, &'static [u8])]) -> Files {
     Files(files.iter().copied().collect(), revision)
 }
 
-fn diff(content: &str) -> Diff {
-    Diff {
+fn diff(content: &str) -> SetDiff {
+    SetDiff {
         file: "mine.patch".into(),
         first: Some("b8000".into()),
         last: Some("b8100".into()),
@@ -91,7 +91,7 @@ fn git_diffs_create_and_change_several_files() {
 #[test]
 fn crlf_and_bytes_that_are_no_text_are_kept() {
     let content = b"--- a/x\n+++ b/x\n@@ -1,2 +1,3 @@\n \xff\r\n+new\r\n end\n\\ No newline at end of file\n";
-    let diff = Diff { content: content.to_vec(), ..diff("") };
+    let diff = SetDiff { content: content.to_vec(), ..diff("") };
     let placed = place(&diff, &tree(&[("x", b"\xff\r\nend")])).unwrap();
     assert_eq!(placed.edits.unwrap().0[0].after, b"\xff\r\nnew\r\nend");
 }
@@ -123,7 +123,7 @@ fn what_a_diff_may_not_do_is_said() {
 
 #[test]
 fn outside_of_its_range_it_is_not_applicable_and_with_an_unknown_revision_unverified() {
-    let ask = |diff: &Diff, commit: Option<&str>, build_number| {
+    let ask = |diff: &SetDiff, commit: Option<&str>, build_number| {
         let revision = Revision { commit: commit.map(str::to_owned), build_number };
         let placed = place(diff, &Files([("x.txt", NUMBERS)].into(), revision)).unwrap();
         (placed.reasons.first().map(|reason| reason.status), placed.edits.is_some())
@@ -132,20 +132,23 @@ fn outside_of_its_range_it_is_not_applicable_and_with_an_unknown_revision_unveri
     assert_eq!(ask(&builds, None, Some(8000)), (None, true));
     assert_eq!(ask(&builds, None, Some(8101)), (Some(Status::NotApplicable), false));
     assert_eq!(ask(&builds, Some("0123456789"), None), (Some(Status::Unverified), true));
-    let commits = Diff { first: None, last: None, commits: vec!["0123456".into()], ..diff(CHANGE) };
+    let commits = SetDiff { first: None, last: None, commits: vec!["0123456".into()], ..diff(CHANGE) };
     assert_eq!(ask(&commits, Some("0123456789abcdef"), None), (None, true));
     assert_eq!(ask(&commits, Some("0123457000000000"), Some(8000)), (Some(Status::NotApplicable), false));
     assert_eq!(ask(&commits, None, Some(8000)), (Some(Status::Unverified), true));
-    let neither = Diff { commits: Vec::new(), ..commits };
+    let neither = SetDiff { commits: Vec::new(), ..commits };
     assert_eq!(ask(&neither, None, Some(8000)), (Some(Status::Unverified), true));
 }
 
 #[test]
 fn a_range_that_makes_no_sense_is_said_on_load() {
-    let of =
-        |first: &str, last: &str| Diff { first: Some(first.into()), last: Some(last.into()), ..diff(CHANGE) };
+    let of = |first: &str, last: &str| SetDiff {
+        first: Some(first.into()),
+        last: Some(last.into()),
+        ..diff(CHANGE)
+    };
     assert!(validate(&of("b9", "b8")).unwrap_err().contains("empty"));
     assert!(validate(&of("x", "b8")).unwrap_err().contains("`x`"));
-    assert!(validate(&Diff { commits: vec!["zz".into()], ..diff(CHANGE) }).unwrap_err().contains("`zz`"));
+    assert!(validate(&SetDiff { commits: vec!["zz".into()], ..diff(CHANGE) }).unwrap_err().contains("`zz`"));
     validate(&diff(CHANGE)).unwrap();
 }

@@ -23,7 +23,7 @@ fn a_set_without_a_fix_that_applies_does_not_apply() {
     assert_eq!(judge(&set, &tree("", "")).unwrap().status, Status::NotApplicable);
     for probe in &mut set.probes {
         if probe.fix.is_some() {
-            probe.on_fail = OnFail::Refused;
+            probe.on_fail = ProbeConsequence::Refused;
         }
     }
     let judgement = judge(&set, &tree(RUN, &WHEEL.replace("    int brakes;\n", ""))).unwrap();
@@ -35,7 +35,7 @@ fn a_fix_that_is_refused_leaves_the_others() {
     let mut set = set();
     for probe in &mut set.probes {
         if probe.fix.is_some() {
-            probe.on_fail = OnFail::Refused;
+            probe.on_fail = ProbeConsequence::Refused;
         }
     }
     let judgement =
@@ -65,7 +65,7 @@ fn a_set_level_probe_decides_before_the_hooks() {
     let mut set = set();
     for probe in &mut set.probes {
         if probe.id == "spokes" {
-            probe.on_fail = OnFail::Superseded;
+            probe.on_fail = ProbeConsequence::Superseded;
         }
     }
     let judgement = judge(&set, &tree("", "struct wheel { };\n")).unwrap();
@@ -99,7 +99,7 @@ fn a_probe_counts_outside_of_what_it_names_and_says_when_it_can_find_nothing() {
     set.probes.truncate(1);
     let probe = set.probes.first_mut().unwrap();
     (probe.container, probe.count, probe.min, probe.max) = (None, None, None, Some(0));
-    (probe.on_fail, probe.fix, probe.define) = (OnFail::Refused, None, None);
+    (probe.on_fail, probe.fix, probe.define) = (ProbeConsequence::Refused, None, None);
     probe.files = vec!["gpu/new.cu".into()];
     probe.pattern = pattern(r"->\s*turn\b");
     probe.finds = Some(pattern(r"\bturn\b"));

@@ -15,7 +15,7 @@ use crate::scan::{Container, ContainerKind};
 use crate::set::Catalogue;
 use crate::set::PatchSet;
 use crate::set::fingerprints::learn;
-use crate::set::{OnFail, Pattern};
+use crate::set::{Pattern, ProbeConsequence};
 use crate::tree::Tree;
 
 const SET: &str = r#"schema = 1

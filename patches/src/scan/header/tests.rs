@@ -4,14 +4,14 @@ use super::*;
 
 fn function(head: &str) -> String {
     match classify(head) {
-        Opens::Function { name, .. } => name.join("::"),
+        BlockKind::Function { name, .. } => name.join("::"),
         other => format!("{other:?}"),
     }
 }
 
 fn structure(head: &str) -> String {
     match classify(head) {
-        Opens::Struct { name, .. } => name.join("::"),
+        BlockKind::Struct { name, .. } => name.join("::"),
         other => format!("{other:?}"),
     }
 }
@@ -70,12 +70,12 @@ fn what_defines_neither_is_told_apart() {
         "",
         "do",
     ] {
-        assert_eq!(classify(head), Opens::Other, "{head}");
+        assert_eq!(classify(head), BlockKind::Other, "{head}");
     }
-    assert_eq!(classify("pool::pool(int n) : a"), Opens::Member);
-    assert_eq!(classify("pool::pool(int n) : a(n), b<int>"), Opens::Member);
-    assert_eq!(classify("extern \" \""), Opens::Scope { name: vec![] });
-    assert_eq!(classify("namespace a::b"), Opens::Scope { name: vec!["a".into(), "b".into()] });
-    assert_eq!(classify("inline namespace v1"), Opens::Scope { name: vec!["v1".into()] });
-    assert_eq!(classify("namespace"), Opens::Scope { name: vec![] });
+    assert_eq!(classify("pool::pool(int n) : a"), BlockKind::Member);
+    assert_eq!(classify("pool::pool(int n) : a(n), b<int>"), BlockKind::Member);
+    assert_eq!(classify("extern \" \""), BlockKind::Scope { name: vec![] });
+    assert_eq!(classify("namespace a::b"), BlockKind::Scope { name: vec!["a".into(), "b".into()] });
+    assert_eq!(classify("inline namespace v1"), BlockKind::Scope { name: vec!["v1".into()] });
+    assert_eq!(classify("namespace"), BlockKind::Scope { name: vec![] });
 }

@@ -2,11 +2,11 @@
 
 use crate::error::{Error, Result};
 use crate::scan::normal::{DIGITS, PIECE_DIGITS};
-use crate::set::Seam;
-use crate::set::fingerprints::{ABSENT, Fingerprints, SCHEMA};
+use crate::set::SetSeam;
+use crate::set::fingerprints::{ABSENT_HASH, Fingerprints, SCHEMA};
 
 /// Parses a `fingerprints.json`; `file` is its name in errors.
-pub(crate) fn parse(file: &str, text: &[u8], seams: &[Seam]) -> Result<Fingerprints> {
+pub(crate) fn parse(file: &str, text: &[u8], seams: &[SetSeam]) -> Result<Fingerprints> {
     let fault =
         |line: Option<usize>, key: String, why: String| Error::Set { file: file.to_owned(), line, key, why };
     let read: Fingerprints = serde_json::from_slice(text)
@@ -29,8 +29,9 @@ pub(crate) fn parse(file: &str, text: &[u8], seams: &[Seam]) -> Result<Fingerpri
         }
         for (number, version) in versions.iter().enumerate() {
             let key = |of: &str| format!("{key}[{}].{of}", number + 1);
-            if version.hash != ABSENT && !is_hex(&version.hash, DIGITS) {
-                let why = format!("`{}` is neither {DIGITS} hexadecimal digits nor `{ABSENT}`", version.hash);
+            if version.hash != ABSENT_HASH && !is_hex(&version.hash, DIGITS) {
+                let why =
+                    format!("`{}` is neither {DIGITS} hexadecimal digits nor `{ABSENT_HASH}`", version.hash);
                 return Err(fault(None, key("hash"), why));
             }
             if versions.iter().take(number).any(|before| before.hash == version.hash) {

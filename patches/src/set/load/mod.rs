@@ -9,13 +9,13 @@ mod tests;
 use position::{Document, Step, newlines};
 
 use super::fingerprints::Fingerprints;
-use super::{Origin, PatchSet, Stated};
+use super::{Origin, PatchSet, SetDocument};
 use crate::error::{Error, Result};
 
 /// File that makes a folder a set.
 pub(super) const SET: &str = "set.toml";
 /// File with the known versions of its seams.
-pub(super) const FINGERPRINTS: &str = "fingerprints.json";
+pub(super) const FINGERPRINTS_FILE: &str = "fingerprints.json";
 
 /// Supported version of the format.
 const SCHEMA: u32 = 1;
@@ -46,7 +46,7 @@ pub(crate) fn set(
     })?;
     let file = name(SET);
     let document = Document::parse(&file, &text)?;
-    let stated: Stated = document.read()?;
+    let stated: SetDocument = document.read()?;
     let mut set = PatchSet {
         id: stated.id,
         title: stated.title,
@@ -95,10 +95,10 @@ pub(crate) fn set(
         conformance.program_text = content("program", &conformance.program)?;
     }
     set.digest = digest(&set, &text);
-    set.fingerprints = match read(FINGERPRINTS)? {
-        Some(text) => known::parse(&name(FINGERPRINTS), &text, &set.seams)?,
+    set.fingerprints = match read(FINGERPRINTS_FILE)? {
+        Some(text) => known::parse(&name(FINGERPRINTS_FILE), &text, &set.seams)?,
         None if set.seams.is_empty() => Fingerprints::default(),
-        None => return Err(missing(FINGERPRINTS)),
+        None => return Err(missing(FINGERPRINTS_FILE)),
     };
     Ok(set)
 }

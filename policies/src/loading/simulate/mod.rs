@@ -1,5 +1,5 @@
 //! Simulates requests for several models under the project's loading decisions. A recorded [`Trace`] is
-//! played; the [`Score`] counts loads and waiting times.
+//! played; the [`TraceScore`] counts loads and waiting times.
 //!
 //! A model has slots; a request holds one until it is answered. A model that is being unloaded accepts no
 //! requests, ends after its last answer, and frees its memory a moment later. There is no randomness: equal
@@ -15,7 +15,7 @@ pub use self::run::run;
 
 /// A model of a trace.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tenant {
+pub struct TraceModel {
     /// Name of the model.
     pub name: String,
     /// Bytes of memory needed.
@@ -45,14 +45,14 @@ pub struct Trace {
     /// Bytes of the shared memory.
     pub memory: u64,
     /// Models that share the memory.
-    pub models: Vec<Tenant>,
+    pub models: Vec<TraceModel>,
     /// Requests by arrival time.
     pub requests: Vec<Request>,
 }
 
 /// Result of a trace.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Score {
+pub struct TraceScore {
     /// Number of loads.
     pub loads: u64,
     /// Bytes loaded.

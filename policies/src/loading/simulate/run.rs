@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use super::{Score, Tenant, Trace};
+use super::{Trace, TraceModel, TraceScore};
 use crate::ModelName;
 use crate::book::{Needs, Part};
-use crate::loading::{Amounts, Loading, Numbers, Order, Reading, Seen, Spec, Who};
+use crate::loading::{LoadSpec, Loading, MemoryAmounts, Numbers, Order, Reading, Seen, Who};
 
 /// Delay from the last answer of a model being unloaded until its memory is free.
 const MEMORY_FREE_DELAY: Duration = Duration::from_millis(500);
@@ -62,7 +62,7 @@ struct TraceRun<'a> {
     queues: Vec<VecDeque<usize>>,
     events: BinaryHeap<Reverse<(Duration, TraceEvent)>>,
     waits: Vec<Duration>,
-    score: Score,
+    score: TraceScore,
 }
 
 /// Decides which models are loaded.
@@ -83,12 +83,12 @@ pub(super) trait LoadingRule {
 }
 
 /// Plays a trace under the project's decisions.
-pub fn run(trace: &Trace, numbers: &Numbers) -> Score {
+pub fn run(trace: &Trace, numbers: &Numbers) -> TraceScore {
     play(trace, &mut OwnRule::new(trace, numbers))
 }
 
 /// Plays a trace under a rule.
-pub(super) fn play(trace: &Trace, rule: &mut dyn LoadingRule) -> Score {
+pub(super) fn play(trace: &Trace, rule: &mut dyn LoadingRule) -> TraceScore {
     let out = ModelSight {
         here: ModelPlace::Out,
         waiting: 0,
@@ -103,7 +103,7 @@ pub(super) fn play(trace: &Trace, rule: &mut dyn LoadingRule) -> Score {
         queues: vec![VecDeque::new(); trace.models.len()],
         events: BinaryHeap::new(),
         waits: Vec::with_capacity(trace.requests.len()),
-        score: Score::default(),
+        score: TraceScore::default(),
     };
     for (number, request) in trace.requests.iter().enumerate() {
         run.events.push(Reverse((request.at, TraceEvent::Comes(number))));
@@ -209,13 +209,13 @@ impl TraceRun<'_> {
         self.count();
     }
 
-    fn finish(mut self) -> Score {
+    fn finish(mut self) -> TraceScore {
         self.waits.sort_unstable();
         let at = |share: usize| {
             let index = (self.waits.len() * share).div_ceil(100).saturating_sub(1);
             self.waits.get(index).copied().unwrap_or_default()
         };
-        Score {
+        TraceScore {
             median: at(50),
             p99: at(99),
             longest: at(100),
@@ -228,19 +228,19 @@ impl TraceRun<'_> {
 /// The project's decisions, as made for real models.
 struct OwnRule<'a> {
     loading: Loading,
-    models: &'a [Tenant],
+    models: &'a [TraceModel],
     names: Vec<Who>,
 }
 
 impl<'a> OwnRule<'a> {
     fn new(trace: &'a Trace, numbers: &Numbers) -> Self {
         let mut loading = Loading::new(numbers.clone());
-        loading.set_capacity(Amounts { host: u64::MAX, gpus: vec![trace.memory] });
-        let name = |model: &Tenant| Who { name: ModelName::new(&model.name), life: 0 };
+        loading.set_capacity(MemoryAmounts { host: u64::MAX, gpus: vec![trace.memory] });
+        let name = |model: &TraceModel| Who { name: ModelName::new(&model.name), life: 0 };
         let names: Vec<Who> = trace.models.iter().map(name).collect();
         for (who, model) in names.iter().zip(&trace.models) {
             let needs = Needs { gpu: vec![(Part::Weights, model.bytes)], ..Needs::default() };
-            loading.set(who, Spec { needs: Some(needs), replicas: 1, ..Spec::default() });
+            loading.set(who, LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() });
         }
         Self { loading, models: &trace.models, names }
     }
@@ -279,7 +279,7 @@ impl LoadingRule for OwnRule<'_> {
     fn note_loaded(&mut self, model: usize, now: Duration) {
         let who = &self.names[model];
         self.loading.loaded(who, now);
-        let held = Amounts { host: 0, gpus: vec![self.models[model].bytes] };
+        let held = MemoryAmounts { host: 0, gpus: vec![self.models[model].bytes] };
         self.loading.read(who, Reading { held, ..Reading::default() });
     }
 

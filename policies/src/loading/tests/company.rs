@@ -3,8 +3,8 @@
 use super::*;
 
 /// A model with companions.
-fn with(gib: u64, others: &[&str]) -> Spec {
-    Spec { with: others.iter().map(ModelName::new).collect(), ..model(gib) }
+fn with(gib: u64, others: &[&str]) -> LoadSpec {
+    LoadSpec { with: others.iter().map(ModelName::new).collect(), ..model(gib) }
 }
 
 /// Loads a model, and then the companions that it calls.
@@ -27,7 +27,7 @@ fn who_stays_together_is_loaded_together_and_leaves_together() {
     let models = [("a", with(10, &["b"])), ("b", model(4)), ("c", model(8)), ("d", model(12))];
     let mut all = loading(&[24], &models);
     load_with(&mut all, "a", &["b"]);
-    assert_eq!(all.kept_company(|_| Seen::default()), [name("b")]);
+    assert_eq!(all.held_companions(|_| Seen::default()), [name("b")]);
     all.wants(&name("c"), true);
     assert_eq!(orders(&mut all, 200, &[]), ["+c"]);
     all.loaded(&name("c"), secs(210));
@@ -36,7 +36,7 @@ fn who_stays_together_is_loaded_together_and_leaves_together() {
     assert_eq!(orders(&mut all, 400, &[]), ["-a"], "b has room");
     all.gone(&name("a"));
     assert_eq!(orders(&mut all, 401, &[]), ["+d"]);
-    assert_eq!(all.kept_company(|_| Seen::default()), [], "nobody is there whom it came with");
+    assert_eq!(all.held_companions(|_| Seen::default()), [], "nobody is there whom it came with");
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn company_that_never_fits_or_does_not_answer_keeps_nobody_waiting() {
     assert_eq!(orders(&mut all, 101, &[]), ["+b"]);
 
     // Pinned, next to another one that leaves no room for its companion.
-    let pinned = Spec { pin: true, ..model(10) };
+    let pinned = LoadSpec { pin: true, ..model(10) };
     let mut all = loading(&[24], &[("p", pinned), ("a", with(10, &["b"])), ("b", model(10))]);
     load(&mut all, &["p"]);
     all.wants(&name("a"), true);
@@ -93,7 +93,7 @@ fn company_may_be_mutual_has_company_and_excludes_whom_it_excludes() {
     let told = orders(&mut all, 100, &[]);
     assert_eq!(told, ["-a", "-b"], "c alone is not enough, and neither stays without the other");
 
-    let alone = Spec { never_with: vec![ModelName::new("b")], ..with(4, &["b"]) };
+    let alone = LoadSpec { never_with: vec![ModelName::new("b")], ..with(4, &["b"]) };
     let mut all = loading(&[24], &[("a", alone), ("b", model(4))]);
     load_with(&mut all, "a", &[]);
     all.wants(&name("b"), true);
@@ -109,13 +109,13 @@ fn company_is_a_wish_and_keeps_nobody_from_being_served() {
     assert_eq!(orders(&mut all, 0, &[]), ["+a", "!b"]);
     all.loaded(&name("a"), secs(1));
     all.gone(&name("b"));
-    let held = Amounts { host: 0, gpus: vec![16 * GIB] };
+    let held = MemoryAmounts { host: 0, gpus: vec![16 * GIB] };
     all.read(&name("a"), Reading { held, ..Reading::default() });
     all.wants(&name("b"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["-a"], "b is asked for, and nobody else has its room");
 
     // A pinned model holds its companion: its room is unavailable, and a smaller model is served.
-    let pinned = Spec { pin: true, ..with(10, &["b"]) };
+    let pinned = LoadSpec { pin: true, ..with(10, &["b"]) };
     let mut all =
         loading(&[24], &[("a", pinned), ("b", model(8)), ("y", model(5)), ("w", model(10)), ("x", model(5))]);
     load_with(&mut all, "a", &["b"]);
@@ -128,10 +128,12 @@ fn company_is_a_wish_and_keeps_nobody_from_being_served() {
     assert_eq!(all.hopeless().iter().map(|(who, _)| who.clone()).collect::<Vec<_>>(), [name("w")]);
 
     // Memory of another program is no room for companions either.
-    let mut all =
-        loading(&[24], &[("p", Spec { pin: true, ..model(1) }), ("a", with(14, &["b"])), ("b", model(8))]);
+    let mut all = loading(
+        &[24],
+        &[("p", LoadSpec { pin: true, ..model(1) }), ("a", with(14, &["b"])), ("b", model(8))],
+    );
     load(&mut all, &["p"]);
-    all.read(&name("p"), Reading { held: Amounts { host: 0, gpus: vec![GIB] }, ..Reading::default() });
+    all.read(&name("p"), Reading { held: MemoryAmounts { host: 0, gpus: vec![GIB] }, ..Reading::default() });
     all.wants(&name("a"), true);
     let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
     assert_eq!(words(all.next(secs(100), Some(&gpus(&[20])), idle)), ["+a"], "alone");
@@ -147,7 +149,7 @@ fn the_room_of_company_is_kept_once_and_for_those_that_may_come() {
     assert_eq!(orders(&mut all, 100, &[]), ["+a", "+b"]);
 
     // A model excluded by a pinned one is not loaded, and none is unloaded for it.
-    let excludes = Spec { pin: true, never_with: vec![ModelName::new("b")], ..model(4) };
+    let excludes = LoadSpec { pin: true, never_with: vec![ModelName::new("b")], ..model(4) };
     let mut all =
         loading(&[24], &[("p", excludes), ("x", model(8)), ("a", with(8, &["b"])), ("b", model(8))]);
     load(&mut all, &["p", "x"]);
@@ -164,7 +166,7 @@ fn the_room_of_company_is_kept_once_and_for_those_that_may_come() {
     assert_eq!(orders(&mut all, 100, &[]), ["+a"]);
     all.loaded(&name("a"), secs(110));
     all.gone(&name("b"));
-    assert!(all.is_moving(), "b is to come");
+    assert!(all.has_waiters(), "b is to come");
     assert_eq!(orders(&mut all, 111, &[]), ["!b"]);
     all.wants(&name("b"), false);
     assert_eq!(orders(&mut all, 112, &[]), ["+b"]);

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_guest_comes_only_where_there_is_room_and_leaves_before_anybody_else() {
-    let guest = |gib| Spec { guest: true, ..model(gib) };
+    let guest = |gib| LoadSpec { guest: true, ..model(gib) };
     let mut all = loading(&[24], &[("a", model(10)), ("g", guest(10)), ("b", model(10)), ("c", model(14))]);
     load(&mut all, &["a", "g"]);
     // Even for a model without waiting requests, and although the guest is in use.
@@ -30,12 +30,12 @@ fn look(all: &mut Loading, ms: u64, gib: u64) -> Vec<String> {
 }
 
 fn held(gib: u64) -> Reading {
-    Reading { held: Amounts { host: 0, ..gpus(&[gib]) }, ..Reading::default() }
+    Reading { held: MemoryAmounts { host: 0, ..gpus(&[gib]) }, ..Reading::default() }
 }
 
 /// Of 24 GiB `a` has 8 and `g` has 8, and `b` needs 12.
 fn two_of_three(guest: bool) -> Loading {
-    let second = Spec { guest, ..model(8) };
+    let second = LoadSpec { guest, ..model(8) };
     let mut all = loading(&[24], &[("a", model(8)), ("g", second), ("b", model(12))]);
     load(&mut all, &["a", "g"]);
     for of in ["a", "g"] {
@@ -79,7 +79,7 @@ fn what_does_not_come_back_in_time_is_somebody_elses() {
 
 #[test]
 fn a_guest_that_is_only_coming_gives_back_what_it_has_taken_so_far() {
-    let guest = Spec { guest: true, ..model(8) };
+    let guest = LoadSpec { guest: true, ..model(8) };
     let mut all = loading(&[24], &[("a", model(8)), ("g", guest), ("b", model(12))]);
     load(&mut all, &["a"]);
     all.read(&name("a"), held(8));
@@ -96,7 +96,7 @@ fn a_guest_that_is_only_coming_gives_back_what_it_has_taken_so_far() {
 
 #[test]
 fn where_a_guest_is_not_enough_it_leaves_along_with_whom_it_takes_and_counts_as_room() {
-    let guest = Spec { guest: true, ..model(8) };
+    let guest = LoadSpec { guest: true, ..model(8) };
     let mut all = loading(&[24], &[("a", model(14)), ("g", guest), ("b", model(20)), ("c", model(10))]);
     load(&mut all, &["a", "g"]);
     let roomy = all.roomy(None);
@@ -108,7 +108,7 @@ fn where_a_guest_is_not_enough_it_leaves_along_with_whom_it_takes_and_counts_as_
 
 #[test]
 fn a_guest_leaves_for_other_settings_of_another_one() {
-    let guest = Spec { guest: true, ..model(8) };
+    let guest = LoadSpec { guest: true, ..model(8) };
     let mut all = loading(&[24], &[("a", model(10)), ("g", guest)]);
     load(&mut all, &["a", "g"]);
     all.set(&name("a"), model(20));

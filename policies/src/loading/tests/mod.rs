@@ -34,16 +34,16 @@ fn numbers() -> Numbers {
     }
 }
 
-fn gpus(gib: &[u64]) -> Amounts {
-    Amounts { host: 1 << 40, gpus: gib.iter().map(|gib| gib * GIB).collect() }
+fn gpus(gib: &[u64]) -> MemoryAmounts {
+    MemoryAmounts { host: 1 << 40, gpus: gib.iter().map(|gib| gib * GIB).collect() }
 }
 
-fn model(gib: u64) -> Spec {
+fn model(gib: u64) -> LoadSpec {
     let needs = Needs { gpu: vec![(Part::Weights, gib * GIB)], ..Needs::default() };
-    Spec { needs: Some(needs), replicas: 1, ..Spec::default() }
+    LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() }
 }
 
-fn loading(room: &[u64], models: &[(&str, Spec)]) -> Loading {
+fn loading(room: &[u64], models: &[(&str, LoadSpec)]) -> Loading {
     let mut all = Loading::new(numbers());
     all.set_capacity(gpus(room));
     for (of, spec) in models {
@@ -85,7 +85,7 @@ fn load(all: &mut Loading, models: &[&str]) {
 }
 
 fn holds(gib: u64) -> Reading {
-    Reading { held: Amounts { host: 0, gpus: vec![gib * GIB] }, ..Reading::default() }
+    Reading { held: MemoryAmounts { host: 0, gpus: vec![gib * GIB] }, ..Reading::default() }
 }
 
 /// Loads models one after another, each with a reading of this many GiB.
@@ -104,7 +104,7 @@ fn waits_for_who_leaves(all: &mut Loading) {
 }
 
 /// Changes a model's settings and requests its renewal.
-fn remake(all: &mut Loading, of: &str, spec: Spec) {
+fn remake(all: &mut Loading, of: &str, spec: LoadSpec) {
     all.set(&name(of), spec);
     all.remade(&name(of), Duration::ZERO);
 }
@@ -138,7 +138,7 @@ fn who_has_long_conversations_stays_where_that_is_the_only_difference() {
 fn only_as_many_leave_as_make_enough_room_and_who_leaks_first() {
     let mut all = loading(&[40], &[("a", model(10)), ("b", model(10)), ("c", model(18)), ("d", model(16))]);
     load(&mut all, &["a", "b", "c"]);
-    let held = |gib: u64| Amounts { host: 0, gpus: vec![gib * GIB] };
+    let held = |gib: u64| MemoryAmounts { host: 0, gpus: vec![gib * GIB] };
     all.read(&name("c"), Reading { held: held(19), leaks: true, ..Reading::default() });
     let busy = [("a", 3), ("b", 2), ("c", 1)]
         .map(|(of, idle)| (of, Seen { asked: 50, idle_for: secs(idle), ..Seen::default() }));
@@ -148,20 +148,20 @@ fn only_as_many_leave_as_make_enough_room_and_who_leaks_first() {
 
 #[test]
 fn nobody_is_driven_out_for_one_that_would_not_fit_even_then_and_pins_stay() {
-    let pinned = Spec { pin: true, ..model(10) };
+    let pinned = LoadSpec { pin: true, ..model(10) };
     let mut all = loading(&[24], &[("a", pinned), ("b", model(10)), ("c", model(20))]);
     load(&mut all, &["a", "b"]);
     all.wants(&name("c"), true);
     assert_eq!(orders(&mut all, 500, &[]), [""; 0]);
-    let needed = Amounts { host: 0, ..gpus(&[20]) };
+    let needed = MemoryAmounts { host: 0, ..gpus(&[20]) };
     let why = Never::Room { needed, left: gpus(&[14]), pinned: vec![ModelName::new("a")] };
     assert_eq!(all.hopeless(), [(name("c"), why)]);
 }
 
 #[test]
 fn who_waits_for_ever_is_told_why_and_who_waits_for_others_turns_is_not() {
-    let pinned = || Spec { pin: true, ..model(10) };
-    let rival = Spec { never_with: vec![ModelName::new("a")], ..model(1) };
+    let pinned = || LoadSpec { pin: true, ..model(10) };
+    let rival = LoadSpec { never_with: vec![ModelName::new("a")], ..model(1) };
     let mut all = loading(&[40], &[("a", pinned()), ("b", model(20)), ("c", model(20)), ("rival", rival)]);
     load(&mut all, &["a", "b"]);
     for wish in ["c", "rival"] {
@@ -209,14 +209,14 @@ fn who_came_first_is_served_first_and_a_later_one_takes_only_what_that_cannot_us
 fn what_was_promised_and_is_not_taken_yet_is_not_given_to_others() {
     let mut all = loading(&[24], &[("a", model(12)), ("b", model(8))]);
     all.wants(&name("a"), true);
-    let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let next = |all: &mut Loading, gib: u64| all.next(secs(1), Some(&free(gib)), |_| Seen::default()).len();
     // Another program has 6 GiB.
     assert_eq!(next(&mut all, 18), 1);
     all.wants(&name("b"), true);
     assert_eq!(next(&mut all, 18), 0, "6 are left for b");
     all.loaded(&name("a"), secs(9));
-    let held = Amounts { host: 0, gpus: vec![9 * GIB] };
+    let held = MemoryAmounts { host: 0, gpus: vec![9 * GIB] };
     all.read(&name("a"), Reading { held, ..Reading::default() });
     // The model needs less than expected: 18 - 9 are free and unclaimed.
     assert_eq!(next(&mut all, 9), 1);
@@ -280,7 +280,10 @@ fn a_start_that_found_too_little_asks_for_more_until_one_did() {
     assert_eq!(orders(&mut all, 102, &[]), ["+b"]);
     assert_eq!(all.models[&name("b")].promised.gpus, [15 * GIB]);
     all.loaded(&name("b"), secs(110));
-    all.read(&name("b"), Reading { held: Amounts { host: 0, gpus: vec![13 * GIB] }, ..Reading::default() });
+    all.read(
+        &name("b"),
+        Reading { held: MemoryAmounts { host: 0, gpus: vec![13 * GIB] }, ..Reading::default() },
+    );
     assert_eq!(all.models[&name("b")].promised.gpus, [13 * GIB], "what it holds is known now");
 }
 
@@ -303,7 +306,7 @@ fn a_large_one_is_not_starved_by_small_ones_that_came_later() {
 
 #[test]
 fn no_more_are_loaded_than_may_be_and_never_two_that_exclude_each_other() {
-    let alone = Spec { never_with: vec![ModelName::new("a")], ..model(1) };
+    let alone = LoadSpec { never_with: vec![ModelName::new("a")], ..model(1) };
     let models = [("a", model(1)), ("b", model(1)), ("c", model(1)), ("alone", alone)];
     let mut all = loading(&[24], &models);
     all.numbers.max_loaded = 2;
@@ -335,7 +338,7 @@ proptest! {
         const LOAD: u64 = 4;
         const SERVICE: u64 = 3;
         let names: Vec<String> = (0..sizes.len()).map(|index| format!("m{index}")).collect();
-        let specs: Vec<(&str, Spec)> =
+        let specs: Vec<(&str, LoadSpec)> =
             names.iter().zip(&sizes).map(|(of, gib)| (of.as_str(), model(*gib))).collect();
         let mut all = loading(&[24], &specs);
         // By model: arrival of waiting requests; end of running ones; end of the load.

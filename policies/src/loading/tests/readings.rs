@@ -5,14 +5,14 @@ use super::*;
 #[test]
 fn what_one_takes_while_it_loads_is_not_counted_twice_and_drives_nobody_out() {
     let mut all = loading(&[24], &[("a", model(6)), ("b", model(8)), ("c", model(8))]);
-    let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let next = |all: &mut Loading, gib: u64| {
         all.next(secs(1), Some(&free(gib)), |_| Seen { idle_for: secs(900), ..Seen::default() })
     };
     all.wants(&name("a"), true);
     next(&mut all, 24);
     all.loaded(&name("a"), secs(1));
-    let held = Amounts { host: 0, gpus: vec![6 * GIB] };
+    let held = MemoryAmounts { host: 0, gpus: vec![6 * GIB] };
     all.read(&name("a"), Reading { held, ..Reading::default() });
     all.wants(&name("b"), true);
     next(&mut all, 18);
@@ -27,9 +27,9 @@ fn what_one_takes_while_it_loads_is_not_counted_twice_and_drives_nobody_out() {
 #[test]
 fn a_gpu_of_which_nobody_tells_who_holds_what_is_held_as_it_was_promised() {
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
-    let free = Amounts { host: 1 << 40, gpus: vec![4 * GIB] };
+    let free = MemoryAmounts { host: 1 << 40, gpus: vec![4 * GIB] };
     load(&mut all, &["a"]);
-    all.read(&name("a"), Reading { held: Amounts::none(), gpus_unknown: true, ..Reading::default() });
+    all.read(&name("a"), Reading { held: MemoryAmounts::none(), gpus_unknown: true, ..Reading::default() });
     all.wants(&name("b"), true);
     let told = all.next(secs(500), Some(&free), |_| Seen { idle_for: secs(900), ..Seen::default() });
     assert_eq!(told, [Order::Unload { model: name("a"), makes_room_for: name("b") }]);
@@ -37,7 +37,7 @@ fn a_gpu_of_which_nobody_tells_who_holds_what_is_held_as_it_was_promised() {
 
 #[test]
 fn needs_are_never_raised_above_what_can_be_and_come_down_again() {
-    let pinned = Spec { pin: true, ..model(4) };
+    let pinned = LoadSpec { pin: true, ..model(4) };
     let mut all = loading(&[24], &[("kept", pinned), ("b", model(14))]);
     load(&mut all, &["kept"]);
     for round in 0..6 {
@@ -64,12 +64,12 @@ fn where_no_gpu_tells_its_memory_nobody_is_kept_waiting() {
 #[test]
 fn on_the_host_a_plan_is_kept_until_it_is_used_for_the_first_time() {
     let needs = Needs { host: vec![(Part::Cache, 4 * GIB)], ..Needs::default() };
-    let mut all = loading(&[], &[("a", Spec { needs: Some(needs), replicas: 1, ..Spec::default() })]);
+    let mut all = loading(&[], &[("a", LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() })]);
     load(&mut all, &["a"]);
     let read = |all: &mut Loading, gib: u64| {
         all.read(
             &name("a"),
-            Reading { held: Amounts { host: gib * GIB, gpus: Vec::new() }, ..Reading::default() },
+            Reading { held: MemoryAmounts { host: gib * GIB, gpus: Vec::new() }, ..Reading::default() },
         );
         all.models[&name("a")].promised.host
     };
@@ -80,19 +80,22 @@ fn on_the_host_a_plan_is_kept_until_it_is_used_for_the_first_time() {
 fn a_mapped_file_counts_on_the_host_though_the_kernel_calls_it_free() {
     let mapped = |gib: u64| {
         let needs = Needs { host: vec![(Part::Fixed, GIB)], mapped: gib * GIB, ..Needs::default() };
-        Spec { needs: Some(needs), replicas: 1, ..Spec::default() }
+        LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() }
     };
     let mut all = Loading::new(numbers());
-    all.set_capacity(Amounts { host: 32 * GIB, gpus: Vec::new() });
+    all.set_capacity(MemoryAmounts { host: 32 * GIB, gpus: Vec::new() });
     for of in ["a", "b"] {
         all.set(&name(of), mapped(20));
     }
-    let free = Amounts { host: 31 * GIB, gpus: Vec::new() };
+    let free = MemoryAmounts { host: 31 * GIB, gpus: Vec::new() };
     let next = |all: &mut Loading| all.next(secs(1), Some(&free), |_| Seen::default());
     all.wants(&name("a"), true);
     assert_eq!(next(&mut all).len(), 1);
     all.loaded(&name("a"), secs(1));
-    all.read(&name("a"), Reading { held: Amounts { host: GIB, gpus: Vec::new() }, ..Reading::default() });
+    all.read(
+        &name("a"),
+        Reading { held: MemoryAmounts { host: GIB, gpus: Vec::new() }, ..Reading::default() },
+    );
     all.wants(&name("b"), true);
     let told = next(&mut all);
     assert_eq!(told, [Order::Unload { model: name("a"), makes_room_for: name("b") }]);
@@ -101,7 +104,7 @@ fn a_mapped_file_counts_on_the_host_though_the_kernel_calls_it_free() {
 #[test]
 fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_does() {
     let held = |gib: u64, leaks| Reading {
-        held: Amounts { host: 0, gpus: vec![gib * GIB] },
+        held: MemoryAmounts { host: 0, gpus: vec![gib * GIB] },
         leaks,
         can_give: true,
         ..Reading::default()
@@ -131,12 +134,12 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
     assert_eq!(at(&mut all, 300_000, 3), ["?a"]);
     assert_eq!(at(&mut all, 300_100, 3), [""; 0], "the answer is awaited");
     all.read(&name("a"), held(10, true));
-    all.gave_back(&name("a"));
+    all.reclaim_ended(&name("a"));
     assert_eq!(at(&mut all, 300_200, 6), ["+c"], "nobody had to leave");
 
     let mut all = begin(held(13, true));
     assert_eq!(at(&mut all, 300_000, 3), ["?a"]);
-    all.gave_back(&name("a"));
+    all.reclaim_ended(&name("a"));
     assert_eq!(at(&mut all, 300_200, 3), ["-a"], "it gave nothing");
 
     let mut all = begin(held(13, true));
@@ -154,7 +157,8 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
 #[test]
 fn what_is_given_back_while_another_one_comes_is_room_at_once() {
     let idle = |_: &Who| Seen { idle_for: secs(900), ..Seen::default() };
-    let held = |gib: u64| Reading { held: Amounts { host: 0, gpus: vec![gib * GIB] }, ..Reading::default() };
+    let held =
+        |gib: u64| Reading { held: MemoryAmounts { host: 0, gpus: vec![gib * GIB] }, ..Reading::default() };
     let models =
         [("large", model(14)), ("old", model(8)), ("new", model(8)), ("small", model(2)), ("more", model(2))];
     let mut all = loading(&[26], &models);
@@ -188,7 +192,7 @@ fn what_is_given_back_while_another_one_comes_is_room_at_once() {
 
 #[test]
 fn what_a_model_has_taken_that_was_not_read_yet_is_counted_once_and_drives_nobody_out() {
-    let all_of = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let all_of = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
     let mut all = loading(&[64], &[("a", model(10)), ("b", model(40)), ("c", model(12))]);
     load(&mut all, &["a"]);
@@ -216,7 +220,7 @@ fn what_others_have_that_leave_is_waited_for_and_not_for_ever() {
     load_read(&mut all, &[("a", 8), ("x", 14)]);
     waits_for_who_leaves(&mut all);
     assert_eq!(orders(&mut all, 200, &[]), [""; 0], "it has 14 of the 24 still");
-    assert!(all.is_moving());
+    assert!(all.has_waiters());
     all.gone(&name("x"));
     assert_eq!(orders(&mut all, 205, &[]), ["=a"]);
     let mut all = loading(&[24], &[("a", model(8)), ("x", model(14))]);
@@ -228,10 +232,10 @@ fn what_others_have_that_leave_is_waited_for_and_not_for_ever() {
 
 #[test]
 fn each_of_many_processes_has_its_own_place() {
-    let mut all = loading(&[24; 12], &[("a", Spec { replicas: 12, ..model(20) })]);
+    let mut all = loading(&[24; 12], &[("a", LoadSpec { replicas: 12, ..model(20) })]);
     load(&mut all, &["a"]);
     let before = all.models[&name("a")].places.clone();
-    remake(&mut all, "a", Spec { replicas: 12, ..model(21) });
+    remake(&mut all, "a", LoadSpec { replicas: 12, ..model(21) });
     let Some(Order::Stay { places, .. }) = all.next(secs(100), None, |_| Seen::default()).pop() else {
         panic!()
     };
@@ -240,7 +244,7 @@ fn each_of_many_processes_has_its_own_place() {
 
 #[test]
 fn what_several_take_at_once_is_counted_from_the_first_of_them_on() {
-    let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
     let mut all = loading(&[80], &[("a", model(40)), ("b", model(20)), ("c", model(18))]);
     all.wants(&name("a"), true);

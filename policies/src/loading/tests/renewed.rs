@@ -48,7 +48,7 @@ fn one_that_is_alone_leaves_for_nobody_and_one_that_can_do_with_less_starts_over
     assert_eq!(all.models[&name("a")].promised.gpus, [24 * GIB]);
     all.read(&name("a"), holds(18));
     assert_eq!(all.models[&name("a")].promised.gpus, [18 * GIB]);
-    remake(&mut all, "a", Spec { can_do_with_less: true, ..model(30) });
+    remake(&mut all, "a", LoadSpec { can_do_with_less: true, ..model(30) });
     assert_eq!(orders(&mut all, 201, &[]), ["~a"]);
 }
 
@@ -57,7 +57,7 @@ fn processes_stay_on_their_gpus_more_of_them_are_placed_and_one_that_may_not_be_
     let mut all = loading(&[24, 24], &[("a", model(10))]);
     load(&mut all, &["a"]);
     let place = all.models[&name("a")].places.clone();
-    remake(&mut all, "a", Spec { replicas: 3, ..model(12) });
+    remake(&mut all, "a", LoadSpec { replicas: 3, ..model(12) });
     let Some(Order::Stay { places, .. }) = all.next(secs(100), None, |_| Seen::default()).pop() else {
         panic!()
     };
@@ -65,13 +65,13 @@ fn processes_stay_on_their_gpus_more_of_them_are_placed_and_one_that_may_not_be_
     assert_eq!(places.len(), 3);
     assert_eq!(all.models[&name("a")].promised.gpus.iter().sum::<u64>(), 36 * GIB);
     let other = 1 - place[0][0];
-    remake(&mut all, "a", Spec { gpus: vec![other], ..model(12) });
+    remake(&mut all, "a", LoadSpec { gpus: vec![other], ..model(12) });
     assert_eq!(orders(&mut all, 101, &[]), ["~a"]);
 }
 
 #[test]
 fn what_becomes_smaller_stays_whoever_waits_and_what_was_kept_for_one_that_is_gone_is_free() {
-    let pinned = |gib: u64| Spec { pin: true, ..model(gib) };
+    let pinned = |gib: u64| LoadSpec { pin: true, ..model(gib) };
     let mut all = loading(&[24], &[("a", pinned(10)), ("b", model(8)), ("c", model(14))]);
     load(&mut all, &["a", "b"]);
     all.wants(&name("c"), true);
@@ -129,9 +129,9 @@ fn on_gpus_of_which_nothing_is_known_one_that_becomes_smaller_has_less() {
 fn the_file_of_a_model_is_counted_once_when_it_is_made_anew() {
     let needs =
         |gib: u64| Needs { mapped: 40 * GIB, host: vec![(Part::Cache, gib * GIB)], ..Needs::default() };
-    let own = |gib: u64| Spec { needs: Some(needs(gib)), replicas: 1, ..Spec::default() };
+    let own = |gib: u64| LoadSpec { needs: Some(needs(gib)), replicas: 1, ..LoadSpec::default() };
     let mut all = Loading::new(numbers());
-    all.set_capacity(Amounts { host: 60 * GIB, gpus: Vec::new() });
+    all.set_capacity(MemoryAmounts { host: 60 * GIB, gpus: Vec::new() });
     all.set(&name("a"), own(4));
     load(&mut all, &["a"]);
     remake(&mut all, "a", own(8));
@@ -147,7 +147,7 @@ fn while_both_processes_are_there_both_have_their_room() {
     load(&mut all, &["a"]);
     all.read(&name("a"), holds(20));
     remake(&mut all, "a", model(24));
-    let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
     let told = all.next(secs(100), Some(&free(60)), idle);
     assert!(matches!(&told[..], [Order::Stay { beside: true, .. }]), "{told:?}");
@@ -166,7 +166,7 @@ fn what_a_process_takes_that_loads_for_minutes_is_counted_once() {
     all.loaded(&name("a"), secs(150));
     all.read(&name("a"), holds(20));
     remake(&mut all, "a", model(24));
-    let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
     assert_eq!(words(all.next(secs(200), Some(&free(60)), idle)), ["=a"]);
     // Four minutes later the new process has 20 of its 24, and the old one serves.

@@ -23,16 +23,16 @@ use warden_policies::pool::{Facts, agent};
 use warden_policies::{MemoryLimit, secrets};
 use warden_supervisor::{ControlError, Fleet, FleetView, SharedSpec, StateView};
 
-use super::canary::Tries;
-use super::families::plain_text;
+use super::canary::CanarySettings;
+use super::families::to_plain_text;
 use super::metrics::Metrics;
-use super::page::holds::Plans;
+use super::page::holds::PlannedModels;
 use super::page::hub::Desk;
 use super::pool_metrics::Pool;
 use super::route::{self, Mismatch, ROUTES, Route};
 use crate::access_log::{AccessLog, AccessLogView};
 use crate::advice::{self, Servers};
-use crate::captures::Captures;
+use crate::captures::CaptureStore;
 use crate::config::show::Kept;
 use crate::probe::facts;
 use crate::series::Store;
@@ -57,7 +57,7 @@ pub(crate) struct Status {
     pub(crate) mitigations: BTreeMap<String, Vec<String>>,
     /// Programs that each model runs, and first the program of its next process. Absent from older versions.
     #[serde(default)]
-    pub(crate) binaries: Option<Binaries>,
+    pub(crate) binaries: Option<BinariesByModel>,
     /// Models that the configuration binds to a build or program of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bound: Vec<String>,
@@ -77,10 +77,10 @@ impl Status {
     }
 }
 
-pub(crate) type Binaries = BTreeMap<String, Vec<PathBuf>>;
+pub(crate) type BinariesByModel = BTreeMap<String, Vec<PathBuf>>;
 
 /// The program of each model's next process.
-pub(crate) fn next_binaries(models: &[SharedSpec]) -> Binaries {
+pub(crate) fn next_binaries(models: &[SharedSpec]) -> BinariesByModel {
     let one = |model: &SharedSpec| (model.name.as_str().to_owned(), vec![model.command.binary.clone()]);
     models.iter().map(one).collect()
 }
@@ -115,13 +115,13 @@ pub(crate) struct Told {
     pub(crate) budgets: Budgets,
     /// Start commands of the servers.
     pub(crate) servers: Servers,
-    pub(crate) binaries: Binaries,
+    pub(crate) binaries: BinariesByModel,
     /// Models that are bound to a build or program of their own.
     pub(crate) bound: Vec<String>,
     /// Settings for canaries.
-    pub(crate) tries: Tries,
+    pub(crate) tries: CanarySettings,
     /// Memory that was planned for each model.
-    pub(crate) plans: Plans,
+    pub(crate) plans: PlannedModels,
     /// The configuration in force, for display.
     pub(crate) configuration: Option<Kept>,
 }
@@ -201,7 +201,7 @@ pub(crate) struct Admin {
     /// State shared by all viewers of the page.
     pub(crate) page: Arc<Desk>,
     /// Latest requests of models whose requests are recorded.
-    pub(crate) captures: Captures,
+    pub(crate) captures: CaptureStore,
     /// Recorded memory series.
     pub(crate) series: Store,
     /// Sends orders to upgrade to another program.
@@ -230,16 +230,16 @@ impl Admin {
             Ok(Route::Metrics) => {
                 let text = self.metrics_text(true);
                 if wants_open_metrics(headers) {
-                    respond(
+                    make_response(
                         StatusCode::OK,
                         "application/openmetrics-text; version=1.0.0; charset=utf-8",
                         full(text),
                     )
                 } else {
-                    respond(
+                    make_response(
                         StatusCode::OK,
                         "text/plain; version=0.0.4; charset=utf-8",
-                        full(plain_text(&text)),
+                        full(to_plain_text(&text)),
                     )
                 }
             }
@@ -309,7 +309,7 @@ impl Admin {
         let line = Some(agent::line(&facts, self.probe.horizon.as_secs_f64()));
         let contexts = facts::contexts(&view, &self.requests.held());
         self.metrics.note_pool(Pool { facts, contexts, line, vllm: self.probe.vllm, pickers: !of_keys });
-        self.metrics.lost_lines(self.access.lost(), crate::logging::lost());
+        self.metrics.set_lost_lines(self.access.lost(), crate::logging::lost());
         self.metrics.note_state(&self.fleet.state_writer().view());
         self.metrics.text(&view, &budgets, &self.gauges, &keys, own_memory())
     }
@@ -341,14 +341,14 @@ impl Admin {
     }
 
     /// A copy that acts in the name of `by`.
-    pub(crate) fn asked_by(&self, by: &str) -> Self {
+    pub(crate) fn with_caller(&self, by: &str) -> Self {
         Self { by: by.into(), ..self.clone() }
     }
 
     fn status(&self) -> Status {
         let mut status = self.seen();
         let binaries = status.binaries.take().unwrap_or_default();
-        status.binaries = Some(running_too(binaries, &status.fleet));
+        status.binaries = Some(with_running_binaries(binaries, &status.fleet));
         status
     }
 
@@ -357,7 +357,7 @@ impl Admin {
         let instance = Instance { memory_anon: own_memory(), ..(*self.instance).clone() };
         let told = self.told.borrow().clone();
         let fleet = (*self.fleet.view()).clone();
-        let advice = advice::of_fleet(&told.servers, &fleet);
+        let advice = advice::advise_fleet(&told.servers, &fleet);
         let advice =
             advice.into_iter().map(|(model, all)| (model, all.iter().map(AdviceView::from).collect()));
         let binaries = Some(told.binaries);
@@ -385,7 +385,7 @@ impl Admin {
 }
 
 /// Adds the programs of running processes: after a reload they may differ from the next ones.
-fn running_too(mut binaries: Binaries, fleet: &FleetView) -> Binaries {
+fn with_running_binaries(mut binaries: BinariesByModel, fleet: &FleetView) -> BinariesByModel {
     for model in fleet.models.iter().chain(&fleet.canaries) {
         let running = model.backends.iter().filter_map(|backend| {
             let program = std::fs::read_link(format!("/proc/{}/exe", backend.pid?)).ok()?;
@@ -438,8 +438,8 @@ fn control_error(failure: &ControlError) -> Response<Body> {
 pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
     // The last words of a process may quote a key, and operators share these answers.
     match serde_json::to_value(value) {
-        Ok(value) => respond(status, "application/json", full(format!("{}\n", secrets::json(value)))),
-        Err(problem) => respond(
+        Ok(value) => make_response(status, "application/json", full(format!("{}\n", secrets::json(value)))),
+        Err(problem) => make_response(
             StatusCode::INTERNAL_SERVER_ERROR,
             "text/plain",
             full(format!("cannot write the answer: {problem}\n")),
@@ -451,7 +451,7 @@ fn full(text: String) -> Body {
     Full::new(Bytes::from(text)).boxed_unsync()
 }
 
-fn respond(status: StatusCode, kind: &'static str, body: Body) -> Response<Body> {
+fn make_response(status: StatusCode, kind: &'static str, body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, http::HeaderValue::from_static(kind));
@@ -471,7 +471,7 @@ where
         None => StreamBody::new(kept).boxed_unsync(),
         Some(receiver) => StreamBody::new(kept.chain(following(receiver, stop, line))).boxed_unsync(),
     };
-    respond(StatusCode::OK, "application/jsonl", body)
+    make_response(StatusCode::OK, "application/jsonl", body)
 }
 
 fn following<T>(

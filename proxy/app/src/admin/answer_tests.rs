@@ -34,7 +34,7 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         by: "a test".into(),
         instance: Arc::new(instance),
         page: Arc::default(),
-        captures: Captures::default(),
+        captures: CaptureStore::default(),
         series: Store::new(&warden_policies::defaults().series, &dir.path().join("state")),
         upgrades: Orders::default(),
         stop: CancellationToken::new(),

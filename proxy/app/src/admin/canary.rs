@@ -10,7 +10,7 @@ use warden_policies::{canary, defaults};
 use warden_supervisor::{CanaryError, CanarySpec};
 
 use super::answer::{Admin, Body, error, json};
-use super::query::Query;
+use super::query::QueryPairs;
 use super::route::Order;
 use crate::config::machine::Machine;
 use crate::config::resolve::binary::{self, Choice};
@@ -29,14 +29,14 @@ pub(crate) struct Wish {
 
 /// Folders of builds, and the canary defaults, of the configuration in force.
 #[derive(Clone, Debug)]
-pub(crate) struct Tries {
+pub(crate) struct CanarySettings {
     pub(crate) data: PathBuf,
     pub(crate) cache: PathBuf,
     pub(crate) version_timeout: Duration,
     pub(crate) numbers: canary::Numbers,
 }
 
-impl Default for Tries {
+impl Default for CanarySettings {
     fn default() -> Self {
         let (child, numbers) = (defaults().child, defaults().canary);
         let (data, cache) = (PathBuf::new(), PathBuf::new());
@@ -50,7 +50,7 @@ const NAMES: &str = "`build` or `binary`, `share`, `requests`, `for`, `slower`";
 impl Wish {
     /// Reads the query of a `POST`.
     pub(crate) fn of(query: Option<&str>) -> Result<Self, String> {
-        let mut given = Query::read(query)?;
+        let mut given = QueryPairs::read(query)?;
         let mut take = |name: &str| given.take(name);
         let choice = match (take("build"), take("binary")) {
             (Some(id), None) if !id.is_empty() => Choice::Build(id),
@@ -91,7 +91,7 @@ impl Wish {
     }
 
     /// Finds the llama-server, and runs it once to check that it is one.
-    async fn spec(self, tries: &Tries) -> Result<CanarySpec, String> {
+    async fn spec(self, tries: &CanarySettings) -> Result<CanarySpec, String> {
         let look = |id: Option<&str>| store::find(&tries.data, id);
         let machine = Machine::read();
         let found = binary::tried(&self.choice, &machine, &look, &tries.cache, tries.version_timeout).await?;

@@ -52,10 +52,10 @@ pub(crate) fn find(
     if let Some(socket) = named {
         return Ok(Client::new(socket));
     }
-    choose(&instance::nearest(state, places), address)
+    choose_instance(&instance::nearest(state, places), address)
 }
 
-fn choose(found: &[LocatedInstance], address: Option<&str>) -> Result<Client, Failure> {
+fn choose_instance(found: &[LocatedInstance], address: Option<&str>) -> Result<Client, Failure> {
     if let Some(meant) = found.iter().find(|one| Some(one.instance.address.as_str()) == address) {
         return Ok(Client::of(meant));
     }
@@ -112,7 +112,7 @@ impl Client {
             Failure::hinted(cannot(&problem), "does it run? Its socket is printed when `serve` starts")
         })?;
         let peer = stream.peer_cred().map_err(|problem| Failure::failed(cannot(&problem)))?.uid();
-        if self.may_be_answered_by(peer) {
+        if self.accepts_peer(peer) {
             return Ok(stream);
         }
         Err(Failure::hinted(
@@ -124,7 +124,7 @@ impl Client {
     }
 
     /// Returns true if `peer` may be the user who runs the instance.
-    fn may_be_answered_by(&self, peer: u32) -> bool {
+    fn accepts_peer(&self, peer: u32) -> bool {
         let own = geteuid().as_raw();
         match self.owner {
             Some(owner) => peer == owner || (peer == ROOT && own != ROOT),
@@ -203,7 +203,7 @@ impl Client {
         method: Method,
         segments: &[&str],
         query: &[(&str, String)],
-    ) -> Result<Answer, Failure> {
+    ) -> Result<ClientAnswer, Failure> {
         let url = url(segments, query)?;
         let target =
             url.query().map_or_else(|| url.path().to_owned(), |query| format!("{}?{query}", url.path()));
@@ -218,21 +218,21 @@ impl Client {
         // A failed connection shows in the answer.
         tasks.spawn(async move { drop(connection.await) });
         let response = sender.send_request(request).await.map_err(|problem| broken(&problem))?;
-        let answer = Answer { response, _sender: sender, _tasks: tasks };
+        let answer = ClientAnswer { response, _sender: sender, _tasks: tasks };
         let status = answer.response.status();
         if status.is_success() { Ok(answer) } else { Err(answer.refusal(status).await) }
     }
 }
 
 /// An answer whose body has not been read.
-struct Answer {
+struct ClientAnswer {
     response: Response<Incoming>,
     /// Keeps the connection open, together with `_tasks`.
     _sender: http1::SendRequest<Empty<Bytes>>,
     _tasks: JoinSet<()>,
 }
 
-impl Answer {
+impl ClientAnswer {
     async fn whole(self) -> Result<Bytes, Failure> {
         let body = Limited::new(self.response.into_body(), LARGEST_ANSWER).collect().await;
         body.map(http_body_util::Collected::to_bytes).map_err(|problem| unreadable(&problem))
@@ -301,10 +301,10 @@ mod tests {
             },
             owner: 1,
         });
-        let chosen = choose(&several, Some("127.0.0.1:8081")).ok().map(|client| client.socket);
+        let chosen = choose_instance(&several, Some("127.0.0.1:8081")).ok().map(|client| client.socket);
         assert_eq!(chosen, Some(PathBuf::from("/run/127.0.0.1:8081")));
         for unclear in [None, Some("127.0.0.1:9")] {
-            let Err(failure) = choose(&several, unclear) else { panic!("one was guessed") };
+            let Err(failure) = choose_instance(&several, unclear) else { panic!("one was guessed") };
             assert!(failure.lines()[1].contains("--config"), "{:?}", failure.lines());
         }
     }

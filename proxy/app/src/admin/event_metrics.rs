@@ -12,7 +12,7 @@ use super::families::{families, labels};
 use super::metrics::ModelLabel;
 
 /// From the restart of a tiny model to that of one of hundreds of gigabytes.
-const GAP_SECONDS: [f64; 12] = [0.0, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
+const GAP_BUCKETS: [f64; 12] = [0.0, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
 
 labels! {
     ReasonLabels { model: String, reason: &'static str }
@@ -59,7 +59,7 @@ families! {
 }
 
 fn gap_histogram() -> Histogram {
-    Histogram::new(GAP_SECONDS)
+    Histogram::new(GAP_BUCKETS)
 }
 
 impl EventMetrics {

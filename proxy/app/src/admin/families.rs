@@ -23,7 +23,7 @@ macro_rules! labels {
         $visible struct $name { $($visible $field: $type),* }
 
         #[cfg(test)]
-        impl super::families::Labels for $name {
+        impl super::families::LabelNames for $name {
             const NAMES: &'static [&'static str] = &[$(stringify!($field)),*];
         }
     )*};
@@ -65,7 +65,7 @@ pub(super) use {families, labels};
 
 /// Label names of a set of labels.
 #[cfg(test)]
-pub(super) trait Labels {
+pub(super) trait LabelNames {
     const NAMES: &'static [&'static str];
 }
 
@@ -93,7 +93,7 @@ impl Shape for Histogram {
 }
 
 #[cfg(test)]
-impl<L: Labels, M: Shape, C> Shape for Family<L, M, C> {
+impl<L: LabelNames, M: Shape, C> Shape for Family<L, M, C> {
     const KIND: &'static str = M::KIND;
     const LABELS: &'static [&'static str] = L::NAMES;
 }
@@ -153,7 +153,7 @@ fn help(meaning: &str) -> String {
 
 /// Converts to the older format, in which a counter is declared by its whole name. `promtool check metrics`
 /// and clients that do not ask for `OpenMetrics` read it.
-pub(crate) fn plain_text(open_metrics: &str) -> String {
+pub(crate) fn to_plain_text(open_metrics: &str) -> String {
     let mut counter = "";
     let mut text = String::with_capacity(open_metrics.len());
     let lines: Vec<&str> = open_metrics.lines().collect();
@@ -201,6 +201,6 @@ mod tests {
                     # UNIT a_s seconds\na_s 2\n# EOF\n";
         let wanted = "# HELP a_b_total Some.\n# TYPE a_b_total counter\na_b_total{x=\"# TYPE\"} 1\n# HELP a_s Some.\n\
                       # TYPE a_s gauge\na_s 2\n";
-        assert_eq!(plain_text(open), wanted);
+        assert_eq!(to_plain_text(open), wanted);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Unit;
-use warden_policies::growth::{Blame, Growth, Verdict};
+use warden_policies::growth::{Growth, GrowthBlame, Verdict};
 use warden_policies::sample::VramSource;
 use warden_supervisor::{BackendView, FleetView, PolicyView};
 
@@ -24,7 +24,7 @@ labels! {
     ActionLabels { model: String, replica: u32, action: &'static str, reason: &'static str }
 }
 
-type Fraction = Gauge<f64, AtomicU64>;
+type FractionGauge = Gauge<f64, AtomicU64>;
 
 families! {
     pub(super) struct GrowthMetrics () {
@@ -43,13 +43,13 @@ families! {
         verdict: Family<VerdictLabels, Gauge>
             = "backend_growth_verdict",
             "What a memory says: 1 for one of `warming`, `steady`, `bounded`, `suspected`, `leaking`, 0 for the others.";
-        slope: Family<SeriesLabels, Fraction>
+        slope: Family<SeriesLabels, FractionGauge>
             = "backend_growth" in Unit::Other("bytes_per_request".to_owned()),
             "Growth for each request, once it can be told.";
-        speed: Family<SeriesLabels, Fraction>
+        speed: Family<SeriesLabels, FractionGauge>
             = "backend_growth" in Unit::Other("bytes_per_second".to_owned()),
             "The same in time, at the present rate of requests; times 3600 it is growth an hour.";
-        blame: Family<BlameLabels, Fraction>
+        blame: Family<BlameLabels, FractionGauge>
             = "backend_growth_blame" in Unit::Other("bytes_per_unit".to_owned()),
             "What each unit of work pays that is blamed for a leak: `request`, `prompt_token`, `output_token`, `image`, `audio`, `hour`. None \
              while nothing can be blamed.";
@@ -63,13 +63,13 @@ families! {
         limit: Family<LimitLabels, Gauge>
             = "backend_forecast_limit" in Unit::Bytes,
             "A limit to which growth is forecast. `limit` is the reason that reaching it will be: `host_soft`, `vram_hard`, …";
-        left_requests: Family<LimitLabels, Fraction>
+        left_requests: Family<LimitLabels, FractionGauge>
             = "backend_forecast" in Unit::Other("requests".to_owned()), "Requests until the limit is reached.";
-        left_seconds: Family<LimitLabels, Fraction>
+        left_seconds: Family<LimitLabels, FractionGauge>
             = "backend_forecast" in Unit::Seconds, "Time until the limit is reached, at the present rate of requests.";
-        earliest: Family<LimitLabels, Fraction>
+        earliest: Family<LimitLabels, FractionGauge>
             = "backend_forecast_earliest" in Unit::Seconds, "The same, if growth is as fast as the readings allow.";
-        latest: Family<LimitLabels, Fraction>
+        latest: Family<LimitLabels, FractionGauge>
             = "backend_forecast_latest" in Unit::Seconds,
             "The same, if it is as slow as they allow. None where they allow that it does not grow.";
         action: Family<ActionLabels, Gauge>
@@ -80,11 +80,11 @@ families! {
             = "backend_policy_held", "1 if that is held back or waits; `status` says by what.";
         errors: Family<ReplicaLabels, Gauge>
             = "backend_compute_errors", "Answers in a row that say that computing failed.";
-        stalled: Family<ReplicaLabels, Fraction>
+        stalled: Family<ReplicaLabels, FractionGauge>
             = "backend_stalled" in Unit::Seconds, "For how long work has been in flight without progress.";
-        decode: Family<ReplicaLabels, Fraction>
+        decode: Family<ReplicaLabels, FractionGauge>
             = "backend_decode" in Unit::Other("tokens_per_second".to_owned()), "Speed of a busy slot lately.";
-        decode_baseline: Family<ReplicaLabels, Fraction>
+        decode_baseline: Family<ReplicaLabels, FractionGauge>
             = "backend_decode_baseline" in Unit::Other("tokens_per_second".to_owned()),
             "Speed of a busy slot when the process was fresh.";
     }
@@ -231,7 +231,7 @@ impl GrowthMetrics {
             self.allowed.get_or_create(&labels).set(whole(growth.fill.allowed));
             self.allowed_used.get_or_create(&labels).set(whole(growth.fill.used));
         }
-        if let Some(Blame::Pays { unit, bytes_per_unit, .. }) = &growth.blame {
+        if let Some(GrowthBlame::Pays { unit, bytes_per_unit, .. }) = &growth.blame {
             let labels = BlameLabels { model, replica, series, unit: unit.as_str() };
             self.blame.get_or_create(&labels).set(*bytes_per_unit);
         }

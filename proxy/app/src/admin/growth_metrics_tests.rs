@@ -5,15 +5,15 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::time::Duration;
-use warden_policies::growth::{Fill, Forecast, Interval, Unit as Work};
+use warden_policies::growth::{Fill, GrowthForecast, IntervalEstimate, Unit as Work};
 use warden_policies::lifecycle::Phase;
 use warden_policies::recycle::WhyNot;
 use warden_policies::sample::{HostMemory, Vram};
 use warden_policies::{Action, Decision, GenerationId, GpuIndex, MemoryKind, ModelName, Reason};
 use warden_supervisor::{DeviceView, ForecastView, HealthView, MemoryView, ModelState, ModelView};
 
-fn interval(value: f64) -> Interval {
-    Interval { value, low: value / 2.0, high: value * 2.0 }
+fn interval(value: f64) -> IntervalEstimate {
+    IntervalEstimate { value, low: value / 2.0, high: value * 2.0 }
 }
 
 /// A backend that leaks host memory with each image, and whose VRAM on GPU 0 is known.
@@ -26,10 +26,10 @@ pub(crate) fn leaking() -> BackendView {
         baseline: Some(500),
         floor: Some(900),
         fill: Fill { allowed: 100, used: 80 },
-        blame: Some(Blame::Pays { unit: Work::Image, bytes_per_unit: 16.0, share: 0.9 }),
+        blame: Some(GrowthBlame::Pays { unit: Work::Image, bytes_per_unit: 16.0, share: 0.9 }),
         law: None,
     };
-    let forecast = Forecast { limit: 1000, requests: interval(25.0), seconds: Some(interval(50.0)) };
+    let forecast = GrowthForecast { limit: 1000, requests: interval(25.0), seconds: Some(interval(50.0)) };
     let decision = Decision {
         reason: Some(Reason::Growth),
         series: Some(MemoryKind::Host),

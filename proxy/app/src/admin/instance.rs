@@ -24,37 +24,37 @@ use warden_supervisor::{PrivateDir, WorkKind, may_pass, run_job, trusted_path};
 
 use super::answer::Instance;
 pub(crate) use super::pointer::LocatedInstance;
-use super::pointer::{Pointer, in_folder};
+use super::pointer::{InstancePointer, in_folder};
 use crate::config::resolve::dirs::Dirs;
 use crate::exit::Failure;
 use crate::sync::lock;
 
 /// Folder of pointers in a state directory.
-const IN_STATE: &str = "instances";
+const STATE_POINTER_DIR: &str = "instances";
 /// Folder of pointers in a place shared with other programs.
-const IN_COMMON: &str = "llama-warden-instances";
+const SHARED_POINTER_DIR: &str = "llama-warden-instances";
 
 /// The directories of this instance, locked until the claim is dropped.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct InstanceDirs {
     runtime: PrivateDir,
-    pointers: Pointers,
+    pointers: SharedPointers,
 }
 
 /// Pointers written so far; later attempts add more.
-type Pointers = Arc<Mutex<Vec<Pointer>>>;
+type SharedPointers = Arc<Mutex<Vec<InstancePointer>>>;
 
-impl Claim {
+impl InstanceDirs {
     /// Creates the directories and locks them.
     pub(crate) fn take(dirs: &Dirs) -> Result<Self, Failure> {
-        writable(&dirs.state)?;
+        check_writable(&dirs.state)?;
         PrivateDir::sweep(&dirs.runtime_base);
-        Ok(Self { runtime: private_dir(&dirs.runtime)?, pointers: Pointers::default() })
+        Ok(Self { runtime: private_dir(&dirs.runtime)?, pointers: SharedPointers::default() })
     }
 
     /// Continues with the predecessor's directories. They belong to the predecessor until [`Self::own`].
     pub(crate) fn inherit(dirs: &Dirs, lock: OwnedFd) -> Self {
-        Self { runtime: PrivateDir::inherit(&dirs.runtime, lock), pointers: Pointers::default() }
+        Self { runtime: PrivateDir::inherit(&dirs.runtime, lock), pointers: SharedPointers::default() }
     }
 
     /// The lock, for the successor.
@@ -80,9 +80,9 @@ impl Claim {
         common: Option<&PathBuf>,
         instance: &Instance,
     ) -> Result<Option<BoxFuture<'static, ()>>, Failure> {
-        let dir = state.join(IN_STATE);
+        let dir = state.join(STATE_POINTER_DIR);
         let mut again = None;
-        match put_in_state(&dir, instance) {
+        match write_state_pointer(&dir, instance) {
             Ok(pointer) => lock(&self.pointers).push(pointer),
             Err(problem) if may_pass(&problem) => {
                 tracing::warn!(
@@ -99,8 +99,8 @@ impl Claim {
             }
         }
         if let Some(place) = common {
-            let dir = place.join(IN_COMMON);
-            match trusted_path::make_private_dir(&dir).and_then(|_| Pointer::put(&dir, instance)) {
+            let dir = place.join(SHARED_POINTER_DIR);
+            match trusted_path::make_private_dir(&dir).and_then(|_| InstancePointer::put(&dir, instance)) {
                 Ok(pointer) => lock(&self.pointers).push(pointer),
                 Err(error) => tracing::debug!(place = %place.display(), %error, "no word is left there"),
             }
@@ -119,18 +119,18 @@ impl Claim {
     }
 }
 
-fn put_in_state(dir: &Path, instance: &Instance) -> io::Result<Pointer> {
+fn write_state_pointer(dir: &Path, instance: &Instance) -> io::Result<InstancePointer> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    Pointer::put(dir, instance)
+    InstancePointer::put(dir, instance)
 }
 
 /// Retries writing a pointer until it succeeds.
-async fn announce_later(pointers: Pointers, dir: PathBuf, instance: Instance) {
+async fn announce_later(pointers: SharedPointers, dir: PathBuf, instance: Instance) {
     const PAUSE: Duration = Duration::from_secs(5);
     loop {
         tokio::time::sleep(PAUSE).await;
         let (to, own) = (dir.clone(), instance.clone());
-        if let Ok(Ok(pointer)) = run_job(WorkKind::StateFiles, move || put_in_state(&to, &own)).await {
+        if let Ok(Ok(pointer)) = run_job(WorkKind::StateFiles, move || write_state_pointer(&to, &own)).await {
             tracing::info!(folder = %dir.display(), "the command line finds us from now on");
             lock(&pointers).push(pointer);
             return;
@@ -157,7 +157,7 @@ pub(crate) fn private_dir(path: &Path) -> Result<PrivateDir, Failure> {
     })
 }
 
-fn writable(state: &Path) -> Result<(), Failure> {
+fn check_writable(state: &Path) -> Result<(), Failure> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(state);
     let tried = made.and_then(|()| tempfile::tempfile_in(state).map(drop));
     let tried = tried.or_else(|problem| if may_pass(&problem) { Ok(()) } else { Err(problem) });
@@ -169,7 +169,7 @@ fn writable(state: &Path) -> Result<(), Failure> {
     })
 }
 
-fn sorted(mut all: Vec<LocatedInstance>) -> Vec<LocatedInstance> {
+fn sort_instances(mut all: Vec<LocatedInstance>) -> Vec<LocatedInstance> {
     let key = |one: &LocatedInstance| (one.instance.pid, one.instance.admin_socket.clone());
     all.sort_by_key(key);
     all.dedup_by(|one, other| one.instance.admin_socket == other.instance.admin_socket);
@@ -178,19 +178,19 @@ fn sorted(mut all: Vec<LocatedInstance>) -> Vec<LocatedInstance> {
 
 /// Running instances known to a state directory.
 pub(crate) fn running(state: &Path) -> Vec<LocatedInstance> {
-    sorted(in_folder(&state.join(IN_STATE)))
+    sort_instances(in_folder(&state.join(STATE_POINTER_DIR)))
 }
 
 /// Running instances known to a state directory or to one of `places`.
-pub(crate) fn everywhere(state: &Path, places: &[PathBuf]) -> Vec<LocatedInstance> {
-    let common = places.iter().flat_map(|place| in_folder(&place.join(IN_COMMON)));
-    sorted(in_folder(&state.join(IN_STATE)).into_iter().chain(common).collect())
+pub(crate) fn all_instances(state: &Path, places: &[PathBuf]) -> Vec<LocatedInstance> {
+    let common = places.iter().flat_map(|place| in_folder(&place.join(SHARED_POINTER_DIR)));
+    sort_instances(in_folder(&state.join(STATE_POINTER_DIR)).into_iter().chain(common).collect())
 }
 
 /// Running instances known to the state directory; if it knows none, those known to `places`.
 pub(crate) fn nearest(state: &Path, places: &[PathBuf]) -> Vec<LocatedInstance> {
     let own = running(state);
-    if own.is_empty() { everywhere(state, places) } else { own }
+    if own.is_empty() { all_instances(state, places) } else { own }
 }
 
 #[cfg(test)]
@@ -220,9 +220,9 @@ mod tests {
         all.into_iter().inspect(|one| assert_eq!(one.owner, own)).map(|one| one.instance).collect()
     }
 
-    fn put(dir: &Path, instance: &Instance) -> Pointer {
+    fn put(dir: &Path, instance: &Instance) -> InstancePointer {
         fs::create_dir_all(dir).unwrap();
-        Pointer::put(dir, instance).unwrap()
+        InstancePointer::put(dir, instance).unwrap()
     }
 
     #[test]
@@ -231,8 +231,8 @@ mod tests {
         let dirs = dirs(base.path());
         fs::create_dir(&dirs.runtime_base).unwrap();
         fs::write(dirs.runtime_base.join("keep"), "mine").unwrap();
-        let claim = Claim::take(&dirs).unwrap();
-        let second = Claim::take(&dirs).unwrap_err();
+        let claim = InstanceDirs::take(&dirs).unwrap();
+        let second = InstanceDirs::take(&dirs).unwrap_err();
         assert!(second.to_string().contains("already running"), "{second}");
         drop(claim);
         assert!(!dirs.runtime.exists() && dirs.runtime_base.join("keep").exists());
@@ -244,7 +244,7 @@ mod tests {
         let dirs = dirs(base.path());
         fs::create_dir_all(&dirs.runtime).unwrap();
         fs::write(dirs.runtime.join("keep"), "mine").unwrap();
-        let error = Claim::take(&dirs).unwrap_err();
+        let error = InstanceDirs::take(&dirs).unwrap_err();
         assert_eq!(error.code(), 2);
         assert!(error.to_string().contains("did not make"), "{error}");
     }
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn a_running_instance_is_found_though_its_socket_is_in_another_namespace() {
         let base = tempfile::tempdir().unwrap();
-        let dir = base.path().join(IN_STATE);
+        let dir = base.path().join(STATE_POINTER_DIR);
         let away = instance(7, &base.path().join("not-here.sock"));
         let pointer = put(&dir, &away);
         // Another process with the same PID, in a container of its own.
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn dead_ones_are_forgotten_and_other_files_are_not() {
         let base = tempfile::tempdir().unwrap();
-        let dir = base.path().join(IN_STATE);
+        let dir = base.path().join(STATE_POINTER_DIR);
         fs::create_dir(&dir).unwrap();
         let socket = base.path().join("a.sock");
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
@@ -289,11 +289,11 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let (state, place) = (base.path().join("state"), base.path().join("run"));
         let there = instance(3, &base.path().join("x.sock"));
-        let _pointer = put(&place.join(IN_COMMON), &there);
+        let _pointer = put(&place.join(SHARED_POINTER_DIR), &there);
         assert_eq!(found(nearest(&state, std::slice::from_ref(&place))), std::slice::from_ref(&there));
         let own = instance(4, &base.path().join("y.sock"));
-        let _own = put(&state.join(IN_STATE), &own);
+        let _own = put(&state.join(STATE_POINTER_DIR), &own);
         assert_eq!(found(nearest(&state, std::slice::from_ref(&place))), std::slice::from_ref(&own));
-        assert_eq!(found(everywhere(&state, &[place])), [there, own]);
+        assert_eq!(found(all_instances(&state, &[place])), [there, own]);
     }
 }

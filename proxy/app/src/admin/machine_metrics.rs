@@ -7,7 +7,7 @@ use prometheus_client::registry::Unit;
 use warden_supervisor::{DeviceView, FleetView};
 
 #[cfg(test)]
-use super::families::Labels;
+use super::families::LabelNames;
 use super::families::{families, labels};
 use super::metrics::whole;
 
@@ -20,7 +20,7 @@ labels! {
 struct Alone;
 
 #[cfg(test)]
-impl Labels for Alone {
+impl LabelNames for Alone {
     const NAMES: &'static [&'static str] = &[];
 }
 

@@ -144,7 +144,7 @@ impl Metrics {
     }
 
     /// Sets the number of lines lost from the logs so far.
-    pub(crate) fn lost_lines(&self, access: u64, log: u64) {
+    pub(crate) fn set_lost_lines(&self, access: u64, log: u64) {
         // The writers count; a scrape only copies the counts.
         self.own.lost_access_lines.inner().store(access, Ordering::Relaxed);
         self.own.lost_log_lines.inner().store(log, Ordering::Relaxed);
@@ -174,7 +174,7 @@ impl Metrics {
     }
 
     /// Creates the counters of exported spans at 0.
-    pub(crate) fn begin_spans(&self) {
+    pub(crate) fn initialize_spans(&self) {
         for fate in Fate::ALL {
             self.spans(fate, 0);
         }
@@ -187,12 +187,12 @@ impl Metrics {
     }
 
     #[cfg(test)]
-    pub(crate) fn spans_so_far(&self, fate: Fate) -> u64 {
+    pub(crate) fn span_count(&self, fate: Fate) -> u64 {
         self.own.spans.get_or_create(&OutcomeLabel { outcome: fate.as_str() }).get()
     }
 
     /// Counts the reports in a changed view of the fleet.
-    pub(crate) fn fleet_changed(&self, view: &FleetView) {
+    pub(crate) fn count_reports(&self, view: &FleetView) {
         self.reports.count(view);
     }
 

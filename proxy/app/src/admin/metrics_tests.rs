@@ -114,7 +114,7 @@ fn what_backends_report_is_summed_by_device_and_their_counters_never_go_down() {
     };
     let old = report(&[(0, counts(5)), (1, counts(1))]);
     // Counted between scrapes: at the next scrape the old process may be gone.
-    metrics.fleet_changed(&reporting(1, Some(old.clone()), None));
+    metrics.count_reports(&reporting(1, Some(old.clone()), None));
     let text = scrape(&metrics, &reporting(2, Some(old), Some(report(&[(0, counts(2))]))));
     has(&text, "cuda_graphs", "device=\"0\"", "7");
     has(&text, "cuda_graphs", "device=\"1\"", "1");
@@ -124,7 +124,7 @@ fn what_backends_report_is_summed_by_device_and_their_counters_never_go_down() {
     has(&text, "cuda_pool_purged_bytes_total", "device=\"1\"", "100");
     // The old process has ended; the new one continues, and its report lacks a context once.
     for new in [report(&[(0, counts(3))]), report(&[]), report(&[(0, counts(4))])] {
-        metrics.fleet_changed(&reporting(3, None, Some(new)));
+        metrics.count_reports(&reporting(3, None, Some(new)));
     }
     let mut last = reporting(4, None, Some(report(&[(0, counts(4))])));
     Arc::make_mut(&mut last.models[0]).backends.remove(0);
@@ -132,7 +132,7 @@ fn what_backends_report_is_summed_by_device_and_their_counters_never_go_down() {
     has(&text, "cuda_graphs_evicted_total", "device=\"0\"", "9");
     has(&text, "cuda_graphs", "device=\"0\"", "4");
     // A late view is not counted again.
-    metrics.fleet_changed(&reporting(1, Some(report(&[(0, counts(5))])), None));
+    metrics.count_reports(&reporting(1, Some(report(&[(0, counts(5))])), None));
     let text = scrape(&metrics, &FleetView { number: 5, ..FleetView::default() });
     has(&text, "cuda_graphs_evicted_total", "device=\"0\"", "9");
     assert!(!text.contains("backend_cuda_graphs{"), "what is held is gone with its holder\n{text}");
@@ -278,7 +278,7 @@ fn canary_ended() -> EventKind {
 /// A fleet with a value for every metric.
 fn everything(metrics: &Metrics) -> FleetView {
     metrics.request_done(&Record { stream: true, ..record() });
-    metrics.begin_spans();
+    metrics.initialize_spans();
     for kind in [recycled(), crashed(), crash_loop(), too_large(), canary_ended()] {
         metrics.event(&Event {
             id: 1,
@@ -319,7 +319,7 @@ fn what_is_exported_is_what_is_declared_with_the_same_labels() {
     let contexts = [("m".to_owned(), crate::probe::facts::Context { used: 1, room: 2 })];
     metrics.note_pool(Pool { contexts: contexts.into(), vllm: true, pickers: true, ..Pool::default() });
     metrics.note_state(&StateView::default());
-    let text = crate::admin::families::plain_text(&metrics.text(
+    let text = crate::admin::families::to_plain_text(&metrics.text(
         &view,
         &budgets(),
         &Gauges::default(),

@@ -25,11 +25,11 @@ use warden_supervisor::trusted_path;
 use super::answer::Instance;
 
 /// Largest pointer in bytes: it holds paths and an address of at most some thousand bytes each.
-const LARGEST: u64 = 64 << 10;
+const MAX_POINTER_BYTES: u64 = 64 << 10;
 /// Limit of pointers read from one folder.
-const MOST: usize = 1000;
+const MAX_POINTERS: usize = 1000;
 /// Limit of names tried for one instance: processes of different namespaces may have the same PID.
-const NAMES: u32 = 100;
+const MAX_NAMES: u32 = 100;
 const ROOT: u32 = 0;
 
 /// A running instance, and the user who owns its pointer.
@@ -61,10 +61,10 @@ impl PointerFolder {
         let directory = trusted_path::open_dir(path)?;
         let owner = directory.metadata()?.uid();
         let folder = Self { directory, own, given_to, is_ours: owner == own };
-        Ok(folder.believes(owner).then_some(folder))
+        Ok(folder.trusts(owner).then_some(folder))
     }
 
-    fn believes(&self, user: u32) -> bool {
+    fn trusts(&self, user: u32) -> bool {
         user == self.own || user == ROOT || self.given_to == Some(user)
     }
 
@@ -73,7 +73,7 @@ impl PointerFolder {
         let names = Dir::read_from(&self.directory).into_iter().flatten().flatten();
         let names = names.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
         let names = names.filter(|name| Path::new(name).extension().is_some_and(|end| end == "json"));
-        names.take(MOST).filter_map(|name| self.read(&name)).collect()
+        names.take(MAX_POINTERS).filter_map(|name| self.read(&name)).collect()
     }
 
     /// The running instance of one pointer. The pointer of a dead instance is removed.
@@ -83,23 +83,23 @@ impl PointerFolder {
         let file = File::from(openat(&self.directory, name, flags, Mode::empty()).ok()?);
         let facts = file.metadata().ok()?;
         let owner = facts.uid();
-        if !facts.is_file() || facts.len() > LARGEST || !self.believes(owner) {
+        if !facts.is_file() || facts.len() > MAX_POINTER_BYTES || !self.trusts(owner) {
             return None;
         }
         let mut text = Vec::new();
-        (&file).take(LARGEST + 1).read_to_end(&mut text).ok()?;
+        (&file).take(MAX_POINTER_BYTES + 1).read_to_end(&mut text).ok()?;
         let instance: Instance = serde_json::from_slice(&text).ok()?;
         if flock(&file, FlockOperation::NonBlockingLockShared).is_err() {
             return Some(LocatedInstance { instance, owner });
         }
         // No process locks the pointer. Older versions did not lock it, so a listening process also proves
         // life.
-        match listener(&instance.admin_socket) {
+        match probe_listener(&instance.admin_socket) {
             Listener::User(user) => (user == owner).then_some(LocatedInstance { instance, owner }),
             Listener::Busy => Some(LocatedInstance { instance, owner }),
             Listener::Nobody => {
                 if self.is_ours && owner == self.own {
-                    remove(&self.directory, name, &file);
+                    remove_if_same(&self.directory, name, &file);
                 }
                 None
             }
@@ -121,7 +121,7 @@ enum Listener {
 }
 
 /// Connects without waiting: a socket whose queue is full would block for ever.
-fn listener(path: &str) -> Listener {
+fn probe_listener(path: &str) -> Listener {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let Ok(socket) = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None) else {
         return Listener::Unknown;
@@ -138,7 +138,7 @@ fn listener(path: &str) -> Listener {
 }
 
 /// Removes a name, if it still refers to the file.
-fn remove(directory: &File, name: &OsStr, file: &File) {
+fn remove_if_same(directory: &File, name: &OsStr, file: &File) {
     let there = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok();
     let is_same = |facts: fs::Metadata| {
         there.is_some_and(|there| (there.st_dev, there.st_ino) == (facts.dev(), facts.ino()))
@@ -151,13 +151,13 @@ fn remove(directory: &File, name: &OsStr, file: &File) {
 
 /// A pointer of our own, locked while this lives and removed on drop.
 #[derive(Debug)]
-pub(super) struct Pointer {
+pub(super) struct InstancePointer {
     directory: File,
     name: OsString,
     file: File,
 }
 
-impl Pointer {
+impl InstancePointer {
     /// Writes a pointer into an existing folder.
     pub(super) fn put(folder: &Path, instance: &Instance) -> io::Result<Self> {
         let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
@@ -165,7 +165,7 @@ impl Pointer {
         new.write_all(&serde_json::to_vec(instance)?)?;
         let directory = trusted_path::open_dir(folder)?;
         let known = PointerFolder::open(folder).ok().flatten();
-        for number in 1..=NAMES {
+        for number in 1..=MAX_NAMES {
             let more = if number == 1 { String::new() } else { format!("-{number}") };
             let name = OsString::from(format!("{}{more}.json", instance.pid));
             // Removes the pointer of a killed process with our PID.
@@ -180,9 +180,9 @@ impl Pointer {
     }
 }
 
-impl Drop for Pointer {
+impl Drop for InstancePointer {
     fn drop(&mut self) {
-        remove(&self.directory, &self.name, &self.file);
+        remove_if_same(&self.directory, &self.name, &self.file);
     }
 }
 
@@ -234,7 +234,7 @@ mod tests {
         let sparse = File::create(folder.join("huge.json")).unwrap();
         sparse.set_len(6 << 30).unwrap();
         let mut long = pointer(&socket);
-        long.resize(usize::try_from(LARGEST).unwrap() + 1, b' ');
+        long.resize(usize::try_from(MAX_POINTER_BYTES).unwrap() + 1, b' ');
         fs::write(folder.join("long.json"), long).unwrap();
         assert_eq!(in_folder(&folder), []);
         fs::write(folder.join("good.json"), pointer(&socket)).unwrap();

@@ -10,7 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Unit;
 use warden_policies::pool::agent::Line;
-use warden_policies::pool::{Facts, ModelFacts, fill, readiness};
+use warden_policies::pool::{BalancedModel, Facts, fill, readiness};
 use warden_supervisor::{FleetView, ModelState, ModelView};
 
 use super::families::{families, labels};
@@ -20,7 +20,7 @@ use crate::probe::pace::Pace;
 
 /// Tokens per block, for a picker that counts blocks. llama-server has none: a small number loses little to
 /// rounding.
-const BLOCK: u64 = 16;
+const TOKENS_PER_BLOCK: u64 = 16;
 
 labels! {
     CacheLabels { block_size: String, num_gpu_blocks: String }
@@ -87,7 +87,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    fn sum(&self, of: fn(&ModelFacts) -> u32) -> u64 {
+    fn sum(&self, of: fn(&BalancedModel) -> u32) -> u64 {
         self.facts.models.iter().map(|model| u64::from(of(model))).sum()
     }
 
@@ -111,7 +111,7 @@ pub(super) struct There {
 
 impl There {
     pub(super) fn of(pool: &Pool, view: &FleetView, now: i64) -> Self {
-        let blocks = pool.context().room / BLOCK;
+        let blocks = pool.context().room / TOKENS_PER_BLOCK;
         // A client may use any alias.
         let all_names = |model: &Arc<ModelView>| {
             let aliases = model.aliases.iter().map(ToString::to_string);
@@ -124,7 +124,10 @@ impl There {
             of.flat_map(all_names).collect::<Vec<_>>().join(",")
         };
         Self {
-            cache: CacheLabels { block_size: BLOCK.to_string(), num_gpu_blocks: blocks.to_string() },
+            cache: CacheLabels {
+                block_size: TOKENS_PER_BLOCK.to_string(),
+                num_gpu_blocks: blocks.to_string(),
+            },
             models: AdapterLabels {
                 max_lora: view.models.iter().flat_map(all_names).count().to_string(),
                 running_lora_adapters: named(ModelState::Loaded),
@@ -196,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_picker_finds_its_gauges_under_our_names_and_those_of_vllm() {
-        let model = ModelFacts { slots: 4, running: 3, waiting: 2, depth: 8, ..ModelFacts::default() };
+        let model = BalancedModel { slots: 4, running: 3, waiting: 2, depth: 8, ..BalancedModel::default() };
         let contexts = [
             ("a".to_owned(), Context { used: 100, room: 400 }),
             ("b".to_owned(), Context { used: 0, room: 400 }),

@@ -4,14 +4,14 @@ use reqwest::Url;
 
 /// Decoded pairs in their given order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Query(Vec<(String, String)>);
+pub(crate) struct QueryPairs(Vec<(String, String)>);
 
-impl Query {
+impl QueryPairs {
     /// Decodes a query, or a form as browsers send it. Invalid bytes become replacement characters, as in
     /// browsers: a page answers every address.
     pub(crate) fn of(query: Option<&str>) -> Self {
         let Some(query) = query.filter(|query| !query.is_empty()) else { return Self::default() };
-        let mut url = base();
+        let mut url = base_url();
         url.set_query(Some(query));
         let all = url.query_pairs();
         Self(all.map(|(name, value)| (name.into_owned(), value.into_owned())).collect())
@@ -70,14 +70,14 @@ impl Query {
     }
 }
 
-fn base() -> Url {
+fn base_url() -> Url {
     #[expect(clippy::expect_used, reason = "a constant, tested")]
     Url::parse("http://localhost/").expect("a constant")
 }
 
 /// An address with these pairs. Empty values are left out.
 pub(crate) fn address(path: &str, pairs: &[(&str, &str)]) -> String {
-    let mut url = base();
+    let mut url = base_url();
     url.query_pairs_mut().extend_pairs(pairs.iter().filter(|(_, value)| !value.is_empty()));
     // A blank has two spellings, and not every reader knows `+`.
     match url.query().filter(|query| !query.is_empty()) {
@@ -96,28 +96,29 @@ mod tests {
         for name in names {
             let address = address("/page/memory", &[("model", name), ("empty", "")]);
             let (path, query) = address.split_once('?').unwrap();
-            let asked = Query::read(Some(query)).unwrap();
+            let asked = QueryPairs::read(Some(query)).unwrap();
             assert_eq!((path, asked.get("model"), asked.get("empty")), ("/page/memory", Some(name), None));
             assert!(!address.contains(['<', '"', ' ']), "{address}");
         }
         assert_eq!(address("/page/", &[]), "/page/");
-        assert_eq!(Query::of(None).get("q"), None);
-        assert_eq!(Query::of(Some("q=%ff%zz&q=2&x")).get("q"), Some("\u{fffd}%zz"));
+        assert_eq!(QueryPairs::of(None).get("q"), None);
+        assert_eq!(QueryPairs::of(Some("q=%ff%zz&q=2&x")).get("q"), Some("\u{fffd}%zz"));
     }
 
     #[test]
     fn who_acts_on_a_query_takes_what_is_known_and_hears_of_the_rest() {
-        let mut read = Query::read(Some("to=%2Fopt%2Fa+b&follow&undo=0&wait=")).unwrap();
+        let mut read = QueryPairs::read(Some("to=%2Fopt%2Fa+b&follow&undo=0&wait=")).unwrap();
         assert_eq!((read.asks("follow"), read.asks("undo"), read.asks("to")), (true, false, false));
         assert_eq!(read.take("to").as_deref(), Some("/opt/a b"));
         assert_eq!(read.get("wait"), None);
         assert_eq!((read.take("wait").as_deref(), read.take("to")), (Some(""), None));
         assert_eq!(read.left(), Some("follow"));
         for query in [None, Some(""), Some("&&")] {
-            assert_eq!(Query::read(query).unwrap().left(), None, "{query:?}");
+            assert_eq!(QueryPairs::read(query).unwrap().left(), None, "{query:?}");
         }
         let wrong = ["a=%", "a=%zz", "a=%ff", "%f=a", "a=1&b=2&a=3"];
-        let told = wrong.map(|query| format!("{query}\n    {}\n", Query::read(Some(query)).unwrap_err()));
+        let told =
+            wrong.map(|query| format!("{query}\n    {}\n", QueryPairs::read(Some(query)).unwrap_err()));
         insta::assert_snapshot!(told.concat());
     }
 
@@ -125,14 +126,14 @@ mod tests {
         /// Any query is parsed into pairs of text, and an address made of them has the same meaning.
         #[test]
         fn any_query_is_pairs(query in crate::mutated::mutated_text(&["model=org%2Fa+b&span=7d&token=%ff&do=restart%20m", "&&=&a&=b&%"])) {
-            let asked = Query::of(Some(&query));
+            let asked = QueryPairs::of(Some(&query));
             for (name, value) in asked.pairs() {
                 let address = address("/page/memory", &[(name, value)]);
                 proptest::prop_assert!(address.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"<>\\".contains(&byte)), "{}", address);
-                let again = Query::of(address.split_once('?').map(|(_, query)| query));
+                let again = QueryPairs::of(address.split_once('?').map(|(_, query)| query));
                 proptest::prop_assert_eq!(again.get(name), Some(value.as_str()).filter(|value| !value.is_empty()));
             }
-            if let Ok(read) = Query::read(Some(&query)) {
+            if let Ok(read) = QueryPairs::read(Some(&query)) {
                 proptest::prop_assert_eq!(read, asked);
             }
         }

@@ -29,45 +29,45 @@ labels! {
     PlaceLabels { model: String, replica: u32, device: i32, kind: &'static str }
 }
 
-type Gauges = Family<DeviceLabels, Gauge>;
-type Counters = Family<DeviceLabels, Counter>;
+type DeviceGauges = Family<DeviceLabels, Gauge>;
+type DeviceCounters = Family<DeviceLabels, Counter>;
 
 families! {
-    pub(super) struct ReportMetrics (seen: Mutex<Seen>) {
-        contexts: Gauges = "backend_cuda_contexts", "CUDA contexts of a backend.";
-        graphs: Gauges = "backend_cuda_graphs", "Captured CUDA graphs that exist.";
+    pub(super) struct ReportMetrics (seen: Mutex<CountedReports>) {
+        contexts: DeviceGauges = "backend_cuda_contexts", "CUDA contexts of a backend.";
+        graphs: DeviceGauges = "backend_cuda_graphs", "Captured CUDA graphs that exist.";
         graph_bytes: Family<PlaceLabels, Gauge>
             = "backend_cuda_graph" in Unit::Bytes, "Memory of the CUDA graphs that exist, estimated: `host` and `device`.";
-        pool: Gauges = "backend_cuda_pool" in Unit::Bytes, "Device memory that the pools cache.";
-        pool_peak: Gauges
+        pool: DeviceGauges = "backend_cuda_pool" in Unit::Bytes, "Device memory that the pools cache.";
+        pool_peak: DeviceGauges
             = "backend_cuda_pool_peak" in Unit::Bytes, "The most device memory in pools since the process started.";
-        handles: Gauges = "backend_cublas_handles", "cuBLAS handles that exist.";
-        workspace: Gauges
+        handles: DeviceGauges = "backend_cublas_handles", "cuBLAS handles that exist.";
+        workspace: DeviceGauges
             = "backend_cublas_workspace" in Unit::Bytes, "Device memory of the workspaces of cuBLAS handles.";
-        computes: Counters = "backend_cuda_computes", "Graph computes.";
-        evicted: Counters
+        computes: DeviceCounters = "backend_cuda_computes", "Graph computes.";
+        evicted: DeviceCounters
             = "backend_cuda_graphs_evicted",
             "CUDA graphs that `graph-cache-cap` destroyed because there were more than its cap.";
-        trimmed: Counters
+        trimmed: DeviceCounters
             = "backend_cuda_graphs_trimmed",
             "CUDA graphs that `graph-cache-cap` destroyed because nobody had used them for a while.";
-        invalidations: Counters
+        invalidations: DeviceCounters
             = "backend_cuda_graph_invalidations",
             "CUDA graphs that had to go with a purge or a reset, and were captured again if needed.";
-        purges: Counters = "backend_cuda_pool_purges", "Times that `pool-purge` gave the pools back.";
-        purged: Counters
+        purges: DeviceCounters = "backend_cuda_pool_purges", "Times that `pool-purge` gave the pools back.";
+        purged: DeviceCounters
             = "backend_cuda_pool_purged" in Unit::Bytes, "Device memory that `pool-purge` gave back.";
-        resets: Counters = "backend_cublas_resets", "Times that `cublas-reset` made the handles anew.";
-        skipped: Counters
+        resets: DeviceCounters = "backend_cublas_resets", "Times that `cublas-reset` made the handles anew.";
+        skipped: DeviceCounters
             = "backend_cuda_safe_points_skipped",
             "Times that a fix was due and waited, because something was in use.";
-        errors: Counters = "backend_cuda_fix_errors", "Errors of the fixes in a backend.";
+        errors: DeviceCounters = "backend_cuda_fix_errors", "Errors of the fixes in a backend.";
     }
 }
 
 /// Counts taken over so far.
 #[derive(Default)]
-struct Seen {
+struct CountedReports {
     /// Number of the last view.
     number: u64,
     /// By process, then by device and number of the context.
@@ -93,7 +93,7 @@ impl ReportMetrics {
                         replica: backend.replica,
                         device,
                     };
-                    self.count_one(report, labels, &mut known);
+                    self.add_report(report, labels, &mut known);
                 }
                 living.insert(generation, known);
             }
@@ -101,7 +101,7 @@ impl ReportMetrics {
         seen.contexts = living;
     }
 
-    fn count_one(
+    fn add_report(
         &self,
         report: &Report,
         labels: impl Fn(i32) -> DeviceLabels,
@@ -115,7 +115,7 @@ impl ReportMetrics {
         for context in &report.contexts {
             let labels = labels(context.device);
             let (now, last) = (context.counts, known.entry((context.device, context.context)).or_default());
-            let add = |counter: &Counters, of: fn(&Counts) -> u64| {
+            let add = |counter: &DeviceCounters, of: fn(&Counts) -> u64| {
                 counter.get_or_create(&labels).inc_by(of(&now).saturating_sub(of(last)));
             };
             add(&self.computes, |counts| counts.computes);
@@ -140,7 +140,7 @@ impl ReportMetrics {
         }
         self.graph_bytes.clear();
         for (labels, held) in held(view) {
-            let set = |gauge: &Gauges, number: u64| {
+            let set = |gauge: &DeviceGauges, number: u64| {
                 gauge.get_or_create(&labels).set(whole(number));
             };
             let counts = held.counts;

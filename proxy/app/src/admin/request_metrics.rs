@@ -18,11 +18,11 @@ use super::metrics::ModelLabel;
 use super::page::tally::Tally;
 
 /// From the answer of a tokenizer to a generation of half an hour.
-const REQUEST_SECONDS: [f64; 14] =
+const REQUEST_BUCKETS: [f64; 14] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0];
 
 /// From a small model on a fast GPU to a large one on the processor.
-const TOKEN_SECONDS: [f64; 12] = [0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0];
+const TOKEN_BUCKETS: [f64; 12] = [0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0];
 
 labels! {
     RequestLabels { model: String, route: &'static str, status: u16 }
@@ -34,16 +34,16 @@ labels! {
 type Kind = (Option<ModelName>, &'static str, u16, &'static str);
 
 /// Metrics of requests with the same labels.
-struct Counted {
+struct RequestSeries {
     requests: Counter,
     outcomes: Counter,
     seconds: Histogram,
     /// Looked up at the first request with a first byte.
     ttfb: OnceLock<Histogram>,
-    of_model: Option<CountedOfModel>,
+    of_model: Option<ModelSeries>,
 }
 
-struct CountedOfModel {
+struct ModelSeries {
     tally: Arc<Tally>,
     queue: Histogram,
     /// Looked up at the first request with a first token.
@@ -62,16 +62,16 @@ fn model_text(model: Option<&ModelName>) -> String {
 }
 
 fn request_histogram() -> Histogram {
-    Histogram::new(REQUEST_SECONDS)
+    Histogram::new(REQUEST_BUCKETS)
 }
 
 fn token_histogram() -> Histogram {
-    Histogram::new(TOKEN_SECONDS)
+    Histogram::new(TOKEN_BUCKETS)
 }
 
 families! {
     pub(super) struct RequestMetrics (
-        counted: RwLock<QuickMap<Kind, Arc<Counted>>>,
+        counted: RwLock<QuickMap<Kind, Arc<RequestSeries>>>,
         tallies: RwLock<BTreeMap<String, Arc<Tally>>>
     ) {
         requests: Family<RequestLabels, Counter>
@@ -161,7 +161,7 @@ impl RequestMetrics {
     }
 
     /// Records a stream's time to first token, and the time for each further token.
-    fn tokens(&self, of_model: &CountedOfModel, first: Duration, record: &Record) {
+    fn tokens(&self, of_model: &ModelSeries, first: Duration, record: &Record) {
         let label = || ModelLabel { model: model_text(record.model.as_ref()) };
         let to_first =
             of_model.first_token.get_or_init(|| self.first_token_seconds.get_or_create(&label()).clone());
@@ -175,7 +175,7 @@ impl RequestMetrics {
     }
 
     /// Looks up the metrics of one kind of request; costs more than counting.
-    fn counted_for(&self, (model, route, status, outcome): &Kind) -> Counted {
+    fn counted_for(&self, (model, route, status, outcome): &Kind) -> RequestSeries {
         let (text, route, status, outcome) = (model_text(model.as_ref()), *route, *status, *outcome);
         let label = ModelLabel { model: text.clone() };
         let labels = RouteLabels { model: text.clone(), route };
@@ -183,7 +183,7 @@ impl RequestMetrics {
             let mut tallies = self.tallies.write().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(tallies.entry(text.clone()).or_default())
         };
-        let of_model = model.as_ref().map(|_| CountedOfModel {
+        let of_model = model.as_ref().map(|_| ModelSeries {
             tally: tally(),
             queue: self.queue_seconds.get_or_create(&label).clone(),
             first_token: OnceLock::new(),
@@ -195,7 +195,7 @@ impl RequestMetrics {
             images: self.images.get_or_create(&label).clone(),
             audio: self.audio.get_or_create(&label).clone(),
         });
-        Counted {
+        RequestSeries {
             requests: self
                 .requests
                 .get_or_create(&RequestLabels { model: text.clone(), route, status })

@@ -11,8 +11,8 @@ use warden_policies::{ModelName, defaults, units};
 use warden_supervisor::{EventKind, FleetView, ModelState, ModelView};
 
 use super::answer::{Admin, Body, error, json};
-use super::query::Query;
-use crate::captures::Capture;
+use super::query::QueryPairs;
+use crate::captures::CapturedRequest;
 
 /// Filter of the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,12 +44,12 @@ pub(crate) struct RequestList {
 
 /// The answer to `GET /requests/{id}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct OneRequest {
+pub(crate) struct RequestDetail {
     /// Requests with that id: clients may reuse an id.
     pub(crate) requests: Vec<RequestView>,
     /// The latest of them as recorded, if requests of its model are recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) recorded: Option<Capture>,
+    pub(crate) recorded: Option<CapturedRequest>,
 }
 
 /// The answer to `POST /requests/{id}/cancel`.
@@ -61,7 +61,7 @@ pub(crate) struct Cancelled {
     pub(crate) again: bool,
 }
 
-fn whole<T: std::str::FromStr>(name: &str, text: Option<String>) -> Result<Option<T>, String> {
+fn parse_number<T: std::str::FromStr>(name: &str, text: Option<String>) -> Result<Option<T>, String> {
     let read = |text: String| text.parse().map_err(|_| format!("`{name}={text}` is no whole number"));
     text.map(read).transpose()
 }
@@ -73,8 +73,8 @@ impl Filter {
     ///
     /// In words: an unknown name or value, with the valid ones.
     pub(crate) fn of(query: Option<&str>) -> Result<Self, String> {
-        let mut given = Query::read(query)?;
-        let (model, limit) = (given.take("model"), whole("limit", given.take("limit"))?);
+        let mut given = QueryPairs::read(query)?;
+        let (model, limit) = (given.take("model"), parse_number("limit", given.take("limit"))?);
         let state = given.take("state").map(|name| Wanted::of(&name)).transpose()?;
         match given.left() {
             Some(other) => Err(format!("`{other}` is none of `model`, `state`, `limit`")),
@@ -109,8 +109,8 @@ impl Wanted {
 ///
 /// In words: the query has another name, or its value is no number.
 pub(crate) fn number_of(query: Option<&str>) -> Result<Option<u64>, String> {
-    let mut given = Query::read(query)?;
-    let number = whole("number", given.take("number"))?;
+    let mut given = QueryPairs::read(query)?;
+    let number = parse_number("number", given.take("number"))?;
     match given.left() {
         Some(other) => Err(format!("`{other}` is not `number`")),
         None => Ok(number),
@@ -183,15 +183,15 @@ impl Admin {
     }
 
     /// Requests with this id, and the latest of them as recorded. `None`: none is listed any more.
-    pub(crate) fn one_request(&self, id: &str) -> Option<OneRequest> {
+    pub(crate) fn find_request(&self, id: &str) -> Option<RequestDetail> {
         let mut requests = placed(self.requests.list(), &self.fleet.view());
         requests.retain(|one| one.id == id);
         let recorded = self.captures.of(id);
-        (!requests.is_empty() || recorded.is_some()).then_some(OneRequest { requests, recorded })
+        (!requests.is_empty() || recorded.is_some()).then_some(RequestDetail { requests, recorded })
     }
 
     pub(super) fn request_answer(&self, id: &str) -> Response<Body> {
-        match self.one_request(id) {
+        match self.find_request(id) {
             Some(one) => json(StatusCode::OK, &one),
             None => error(StatusCode::NOT_FOUND, &NotCancelled::Unknown { id: id.to_owned() }.to_string()),
         }
@@ -212,7 +212,7 @@ impl Admin {
                 state: cancelled.state.as_str().to_owned(),
                 by: self.by.to_string(),
             };
-            self.fleet.tell_of_request(cancelled.model.as_ref(), cancelled.generation, kind);
+            self.fleet.log_request_action(cancelled.model.as_ref(), cancelled.generation, kind);
         }
         Ok(Cancelled { cancelled, again })
     }

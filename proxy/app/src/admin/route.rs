@@ -7,7 +7,7 @@ use http::{HeaderMap, Method, header};
 use warden_gateway::percent_decoded;
 
 use super::canary::Wish;
-use super::query::Query;
+use super::query::QueryPairs;
 use super::requests::{self, Filter};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -94,13 +94,13 @@ pub(crate) enum Mismatch {
 }
 
 /// The route that upgrades to another program.
-pub(crate) const UPGRADE: &str = "/upgrade";
+pub(crate) const UPGRADE_PATH: &str = "/upgrade";
 
 /// Prefix of the path that releases one model or fingerprint.
-const RELEASE: &str = "/quarantine/release/";
+const RELEASE_PREFIX: &str = "/quarantine/release/";
 
 /// Prefix of the path of one request.
-const REQUEST: &str = "/requests/";
+const REQUEST_PREFIX: &str = "/requests/";
 
 /// The routes, listed in the answer to an unknown one.
 pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], \
@@ -113,7 +113,7 @@ pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=
 
 /// Parses a request. A model's name may contain slashes, plain or percent-encoded.
 pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, Mismatch> {
-    let switches = Query::of(query);
+    let switches = QueryPairs::of(query);
     let asks = |name: &str| switches.asks(name);
     let (follow, reveal) = (asks("follow"), asks("reveal"));
     let (route, wanted) = match path {
@@ -122,11 +122,11 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
         "/events" => (Route::Events { follow }, "GET"),
         "/series" => (Route::Series(query.map(str::to_owned)), "GET"),
         "/quarantine/release" | "/quarantine/release/" => (Route::Release(None), "POST"),
-        UPGRADE => (Route::Upgrade(upgrade(query)), "POST"),
+        UPGRADE_PATH => (Route::Upgrade(upgrade(query)), "POST"),
         "/drain" => (Route::Leave { undo: asks("undo") }, "POST"),
         "/requests" => (Route::Requests(Filter::of(query)), "GET"),
-        _ if path.starts_with(REQUEST) => {
-            let rest = &path[REQUEST.len()..];
+        _ if path.starts_with(REQUEST_PREFIX) => {
+            let rest = &path[REQUEST_PREFIX.len()..];
             let (id, cancels) = rest.strip_suffix("/cancel").map_or((rest, false), |id| (id, true));
             let id = percent_decoded(id).filter(|id| !id.is_empty()).ok_or(Mismatch::NotFound)?;
             if cancels {
@@ -135,8 +135,8 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
                 (Route::Request(id), "GET")
             }
         }
-        _ if path.starts_with(RELEASE) => {
-            let which = percent_decoded(&path[RELEASE.len()..]).ok_or(Mismatch::NotFound)?;
+        _ if path.starts_with(RELEASE_PREFIX) => {
+            let which = percent_decoded(&path[RELEASE_PREFIX.len()..]).ok_or(Mismatch::NotFound)?;
             (Route::Release(Some(which)), "POST")
         }
         _ => {
@@ -162,7 +162,7 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
 
 /// Reads the program's path and the time limit.
 fn upgrade(query: Option<&str>) -> Result<(Option<PathBuf>, Option<Duration>), String> {
-    let mut given = Query::read(query)?;
+    let mut given = QueryPairs::read(query)?;
     let to = given.take("to").map(PathBuf::from);
     let time =
         |text: String| warden_policies::defaults::parse_duration(&text).map_err(|error| error.to_string());

@@ -24,16 +24,16 @@ use warden_supervisor::{PrivateDir, instance, restore_directory};
 
 use super::answer::{Admin, error};
 use super::page;
-use super::query::Query;
-use super::route::{UPGRADE, foreign_host, has_browsers_marks};
+use super::query::QueryPairs;
+use super::route::{UPGRADE_PATH, foreign_host, has_browsers_marks};
 use crate::exit::Failure;
 use crate::sync::lock;
 
 /// Limit of connections that wait to be accepted, as in std.
-const BACKLOG: u32 = 128;
+const ACCEPT_BACKLOG: u32 = 128;
 
 /// Interval of the checks that the socket's file still exists.
-const LOOK: Duration = Duration::from_secs(1);
+const SOCKET_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A copy of the Unix socket, once it was made again.
 pub(crate) type Remade = Arc<Mutex<Option<OwnedFd>>>;
@@ -159,7 +159,7 @@ async fn bind_unix(socket: &Path) -> Result<(UnixListener, (u64, u64)), Failure>
             Err(problem) => return Err(cannot(&problem)),
         }
     }
-    let listener = private(socket).map_err(|problem| cannot(&problem))?;
+    let listener = bind_private(socket).map_err(|problem| cannot(&problem))?;
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))
         .map_err(|problem| cannot(&problem))?;
     let made = std::fs::symlink_metadata(socket).map_err(|problem| cannot(&problem))?;
@@ -168,13 +168,13 @@ async fn bind_unix(socket: &Path) -> Result<(UnixListener, (u64, u64)), Failure>
 
 /// Binds a socket that is private from its first moment: a client that connects before the mode is changed
 /// would be served afterwards. On Linux the file gets the mode of the descriptor.
-fn private(socket: &Path) -> io::Result<UnixListener> {
+fn bind_private(socket: &Path) -> io::Result<UnixListener> {
     let made = UnixSocket::new_stream()?;
     // On other systems the descriptor's mode has no effect; there the caller changes the file's mode after
     // binding.
     let _elsewhere = rustix::fs::fchmod(&made, rustix::fs::Mode::from_raw_mode(0o600));
     made.bind(socket)?;
-    made.listen(BACKLOG)
+    made.listen(ACCEPT_BACKLOG)
 }
 
 impl Listeners {
@@ -256,13 +256,13 @@ impl Listeners {
     pub(crate) async fn serve(mut self, admin: Admin) {
         // Clients check which process listens. The service manager or our predecessor made the socket;
         // listening again makes it ours.
-        if let Err(problem) = rustix::net::listen(&self.unix, BACKLOG.cast_signed()) {
+        if let Err(problem) = rustix::net::listen(&self.unix, ACCEPT_BACKLOG.cast_signed()) {
             tracing::debug!(%problem, "the admin socket is still that of the program that made it");
         }
         let tasks = TaskTracker::new();
         let (page, of_page) = (admin.page.clone(), admin.clone());
         tasks.spawn(async move { page.run(&of_page).await });
-        let mut look = tokio::time::interval(LOOK);
+        let mut look = tokio::time::interval(SOCKET_CHECK_INTERVAL);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let accepted = tokio::select! {
@@ -277,11 +277,11 @@ impl Listeners {
                     continue;
                 }
                 stream = self.unix.accept() => stream.map(|(stream, _)| {
-                    let admin = admin.asked_by(&peer(&stream));
+                    let admin = admin.with_caller(&peer(&stream));
                     tasks.spawn(connection(stream, admin, None));
                 }),
                 stream = accept(self.tcp.as_ref()) => stream.map(|(stream, peer)| {
-                    let admin = admin.asked_by("a program (admin address)");
+                    let admin = admin.with_caller("a program (admin address)");
                     tasks.spawn(connection(stream, admin, Some(peer.ip())));
                 }),
             };
@@ -355,7 +355,7 @@ where
                 return Ok(error(StatusCode::FORBIDDEN, &message));
             }
             let uri = request.uri();
-            if peer.is_some() && uri.path() == UPGRADE {
+            if peer.is_some() && uri.path() == UPGRADE_PATH {
                 let message =
                     "which program runs is decided on the admin socket, which only its owner can open";
                 return Ok(error(StatusCode::FORBIDDEN, message));
@@ -363,7 +363,7 @@ where
             // The same holds for a canary with a program of its own.
             if peer.is_some()
                 && uri.path().ends_with("/canary")
-                && Query::of(uri.query()).get("binary").is_some()
+                && QueryPairs::of(uri.query()).get("binary").is_some()
             {
                 let message = "which program runs is decided on the admin socket, which only its owner can open; over TCP \
                                a canary is a build of the store (`build=ID`)";
@@ -414,7 +414,7 @@ mod tests {
     async fn a_socket_is_its_owners_from_its_first_moment() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("admin.sock");
-        let _listener = private(&socket).unwrap();
+        let _listener = bind_private(&socket).unwrap();
         assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     }
 

@@ -19,7 +19,7 @@ pub(crate) mod git;
 pub(crate) use flags::{ArchArgs, PatchArgs, TargetArgs};
 pub(crate) use git::GitArgs;
 
-use super::builds::take_into_use;
+use super::builds::make_default;
 use super::{ConfigArgs, block_on, progress};
 use crate::config::machine::Machine;
 use crate::config::resolve::proofs;
@@ -136,7 +136,7 @@ async fn build(args: BuildArgs) -> Result<(), Failure> {
         let built = builder.build(&request).await?;
         let store = builder.store();
         if args.take {
-            take_into_use(&store, &built.id)?;
+            make_default(&store, &built.id)?;
         }
         print_built(&built, &store, args.json)
     })
@@ -195,7 +195,7 @@ fn print_built(built: &Built, store: &Store, json: bool) -> Result<(), Failure> 
         out::line(&format!("fixes {}", built.provenance.fixes().join(", ")))?;
     }
     out::line(&built.binary.to_string_lossy())?;
-    out::line(&runs(&built.id, in_use.as_ref(), store.no_successor(&built.id)?))
+    out::line(&runs(&built.id, in_use.as_ref(), store.successor_obstacle(&built.id)?))
 }
 
 /// Says which build is now the default one, after a build was made.

@@ -82,7 +82,7 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
         BuildsCommand::Use { id, config } => {
             let store = store(&config)?;
             let id = store.resolve(&id)?;
-            take_into_use(&store, &id)?;
+            make_default(&store, &id)?;
             out::line(&format!("build {id} is in use; a running instance takes it with SIGHUP"))
         }
         BuildsCommand::Rm { ids, force, config } => {
@@ -90,7 +90,7 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
             // Resolve all ids first: an unknown one must not leave the command half done.
             let ids = ids.iter().map(|id| place.store.resolve(id)).collect::<Result<Vec<_>, _>>()?;
             if !force {
-                place.none_in_use(&ids)?;
+                place.check_none_in_use(&ids)?;
             }
             ids.iter().try_for_each(|id| {
                 let bytes = place.store.bytes(id);
@@ -108,7 +108,7 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
 }
 
 /// Makes a build the default one. The build that was the default before stays available for a rollback.
-pub(super) fn take_into_use(store: &Store, id: &BuildId) -> Result<(), Failure> {
+pub(super) fn make_default(store: &Store, id: &BuildId) -> Result<(), Failure> {
     if store.choices()?.chosen.is_empty()
         && let Some(before) = store.in_use()?
     {
@@ -121,20 +121,20 @@ pub(super) fn take_into_use(store: &Store, id: &BuildId) -> Result<(), Failure> 
 fn gc(place: &Place, keep: Option<usize>, dry_run: bool, force: bool) -> Result<(), Failure> {
     let Place { store, loaded, .. } = place;
     let newest = keep.unwrap_or(loaded.settings.build.keep);
-    let mut keep = Keep { newest, ids: named(store, loaded) };
+    let mut keep = Keep { newest, ids: configured_builds(store, loaded) };
     keep.ids.extend(store.kept_by_choice());
     if !force {
-        let without = store.superfluous(&keep)?;
+        let without = store.plan_gc(&keep)?;
         let in_use = place.in_use(store)?;
-        told_in_use(&in_use, &without)?;
+        print_builds_in_use(&in_use, &without)?;
         keep.ids.extend(in_use.builds.iter().map(|(id, _)| id.clone()));
         if !without.builds.is_empty() && !dry_run {
-            in_use.all_asked()?;
+            in_use.check_all_answered()?;
         }
     }
-    let all = store.superfluous(&keep)?;
+    let all = store.plan_gc(&keep)?;
     if !all.builds.is_empty() && all.left == 0 && !force {
-        listed(&all)?;
+        print_sweep(&all)?;
         return Err(Failure::hinted(
             format!("nothing was removed: no build would be left in {}", store.root().display()),
             "keep one with --keep 1, or use --force",
@@ -148,16 +148,16 @@ fn gc(place: &Place, keep: Option<usize>, dry_run: bool, force: bool) -> Result<
 fn gc_between(place: &Place, dry_run: bool) -> Result<(), Failure> {
     let idle = builds_between::Idle::find(&place.dirs.data, &place.store)?;
     let in_use = place.in_use(&idle.store)?;
-    told_in_use(&in_use, &idle.all()?)?;
+    print_builds_in_use(&in_use, &idle.all()?)?;
     let all = idle.without(&in_use)?;
     if !all.is_empty() && !dry_run {
-        in_use.all_asked()?;
+        in_use.check_all_answered()?;
     }
     sweep(&idle.store, &all, dry_run)
 }
 
 /// Prints the builds that are kept because a running instance needs them.
-fn told_in_use(in_use: &InUse, all: &Sweep) -> Result<(), Failure> {
+fn print_builds_in_use(in_use: &InUse, all: &Sweep) -> Result<(), Failure> {
     for (id, bytes) in &all.builds {
         let users = in_use.users(id);
         if !users.is_empty() {
@@ -168,7 +168,7 @@ fn told_in_use(in_use: &InUse, all: &Sweep) -> Result<(), Failure> {
 }
 
 /// Prints what a sweep would remove.
-fn listed(sweep: &Sweep) -> Result<(), Failure> {
+fn print_sweep(sweep: &Sweep) -> Result<(), Failure> {
     let leftovers = sweep.leftovers.iter().map(|(path, bytes)| (path.display().to_string(), bytes));
     for (name, bytes) in sweep.builds.iter().map(|(id, bytes)| (id.to_string(), bytes)).chain(leftovers) {
         out::line(&format!("would remove {name}, {}", ByteSize(*bytes)))?;
@@ -179,7 +179,7 @@ fn listed(sweep: &Sweep) -> Result<(), Failure> {
 /// Removes the builds and leftovers of a sweep; in a dry run prints them.
 fn sweep(store: &Store, sweep: &Sweep, dry_run: bool) -> Result<(), Failure> {
     if dry_run {
-        listed(sweep)?;
+        print_sweep(sweep)?;
     }
     if sweep.is_empty() {
         return out::line("nothing to remove");
@@ -221,7 +221,7 @@ impl Place {
     }
 
     /// Refuses if a running instance needs one of the builds.
-    fn none_in_use(&self, ids: &[BuildId]) -> Result<(), Failure> {
+    fn check_none_in_use(&self, ids: &[BuildId]) -> Result<(), Failure> {
         let in_use = self.in_use(&self.store)?;
         for id in ids {
             let users = in_use.users(id);
@@ -232,7 +232,7 @@ impl Place {
                 ));
             }
         }
-        in_use.all_asked()
+        in_use.check_all_answered()
     }
 }
 
@@ -241,7 +241,7 @@ fn store(config: &ConfigArgs) -> Result<Store, Failure> {
 }
 
 /// Builds that the configuration names.
-fn named(store: &Store, loaded: &Loaded) -> Vec<BuildId> {
+fn configured_builds(store: &Store, loaded: &Loaded) -> Vec<BuildId> {
     let all = std::iter::once(&loaded.defaults).chain(loaded.models.iter().map(|(_, model)| model));
     all.filter_map(|model| store.resolve(model.build.as_deref()?).ok()).collect()
 }

@@ -64,23 +64,23 @@ impl Idle {
 
     /// All builds and leftovers in the store.
     pub(super) fn all(&self) -> Result<Sweep, Failure> {
-        self.but_for(Vec::new())
+        self.sweep_except(Vec::new())
     }
 
     /// Builds and leftovers that no running instance needs.
     pub(super) fn without(&self, in_use: &InUse) -> Result<Sweep, Failure> {
-        self.but_for(in_use.builds.iter().map(|(id, _)| id.clone()).collect())
+        self.sweep_except(in_use.builds.iter().map(|(id, _)| id.clone()).collect())
     }
 
-    fn but_for(&self, ids: Vec<BuildId>) -> Result<Sweep, Failure> {
-        Ok(self.store.superfluous(&Keep { newest: 0, ids })?)
+    fn sweep_except(&self, ids: Vec<BuildId>) -> Result<Sweep, Failure> {
+        Ok(self.store.plan_gc(&Keep { newest: 0, ids })?)
     }
 }
 
 /// Says that searches have left builds, for commands that show the main store.
 pub(super) fn told(data: &Path) -> Option<String> {
     let store = Store::new(&folder(data));
-    let sweep = store.superfluous(&Keep { newest: 0, ids: Vec::new() }).ok().filter(|all| !all.is_empty())?;
+    let sweep = store.plan_gc(&Keep { newest: 0, ids: Vec::new() }).ok().filter(|all| !all.is_empty())?;
     Some(format!(
         "for searches: {} of `diagnose --between`, {}, in {}; `llama-warden builds gc --between` removes them",
         out::counted(sweep.builds.len(), "build"),

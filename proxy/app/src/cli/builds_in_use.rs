@@ -23,13 +23,13 @@ impl InUse {
     /// Asks all instances that this user's state directory and the common places list.
     pub(super) fn ask(store: &Store, data: &Path, state: &Path, machine: &Machine) -> Result<Self, Failure> {
         let mut found = Self::default();
-        for instance in instance::everywhere(state, &machine.meeting_places()) {
-            let binaries = asked(&instance)?;
+        for instance in instance::all_instances(state, &machine.registration_dirs()) {
+            let binaries = query_binaries(&instance)?;
             let instance = instance.instance;
             match binaries {
                 Some(binaries) => {
                     for (model, binary) in binaries {
-                        if let Some(id) = store.build_of(&binary) {
+                        if let Some(id) = store.find_by_file(&binary) {
                             found.builds.push((id, format!("model `{model}` of pid {}", instance.pid)));
                         }
                     }
@@ -49,7 +49,7 @@ impl InUse {
     }
 
     /// Refuses while a running instance has not answered.
-    pub(super) fn all_asked(&self) -> Result<(), Failure> {
+    pub(super) fn check_all_answered(&self) -> Result<(), Failure> {
         if self.silent.is_empty() {
             return Ok(());
         }
@@ -64,7 +64,7 @@ impl InUse {
 }
 
 /// The binaries of an instance, by model; `None` if it does not answer.
-fn asked(instance: &LocatedInstance) -> Result<Option<Vec<(String, std::path::PathBuf)>>, Failure> {
+fn query_binaries(instance: &LocatedInstance) -> Result<Option<Vec<(String, std::path::PathBuf)>>, Failure> {
     let Some(status) = block_on(Client::of(instance).status())? else { return Ok(None) };
     let each = |(model, binaries): (String, Vec<std::path::PathBuf>)| {
         binaries.into_iter().map(move |binary| (model.clone(), binary))

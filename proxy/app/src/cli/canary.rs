@@ -18,21 +18,21 @@ use crate::exit::{Failure, REFUSED, TOO_FEW};
 use crate::out;
 
 /// Poll interval of `canary status --watch`.
-const LOOK: Duration = Duration::from_secs(1);
+const WATCH_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CanaryCommand {
     /// Tries another llama-server with a model: it serves a share of the conversations until a verdict is
     /// reached.
-    Start(StartArgs),
+    Start(CanaryStartArgs),
     /// Shows running canaries and the last one of each model, with their verdicts.
     Status(CanaryStatusArgs),
     /// Ends the canary of a model. Requests that it is answering are completed.
-    Stop(StopArgs),
+    Stop(CanaryStopArgs),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct StartArgs {
+pub(crate) struct CanaryStartArgs {
     /// Model name or alias.
     model: String,
     /// Build of the store (`llama-warden builds list`), by its id or the beginning of it.
@@ -75,7 +75,7 @@ pub(crate) struct CanaryStatusArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct StopArgs {
+pub(crate) struct CanaryStopArgs {
     /// Model name or alias.
     model: String,
     /// Prints JSON, for programs.
@@ -107,7 +107,7 @@ pub(crate) fn run(command: &CanaryCommand) -> Result<(), Failure> {
     }
 }
 
-fn start(args: &StartArgs) -> Result<(), Failure> {
+fn start(args: &CanaryStartArgs) -> Result<(), Failure> {
     let mut query: Vec<(&str, String)> = Vec::new();
     if let Some(build) = &args.build {
         query.push(("build", build.clone()));
@@ -162,7 +162,7 @@ async fn look(client: &Client, model: &str, until_end: bool) -> Result<CanaryVie
         if !until_end || view.state == CanaryState::Ended {
             return Ok(view);
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(WATCH_POLL_INTERVAL).await;
     }
 }
 

@@ -6,7 +6,7 @@ use warden_policies::secrets;
 use super::ConfigArgs;
 use crate::config::machine::Machine;
 use crate::config::needs;
-use crate::config::problem::{Problem, Problems};
+use crate::config::problem::{ConfigProblem, ConfigProblems};
 use crate::config::resolve::resolve;
 use crate::config::resolve::{flags, store};
 use crate::config::schema::{self, markdown};
@@ -63,11 +63,11 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
             super::block_on(store::fill(&mut resolved, &machine))??;
             needs::fill(&mut resolved, &machine);
             let unknown = super::block_on(flags::unknown(&loaded, &resolved))?;
-            warn(&unknown.ignored);
+            print_warnings(&unknown.ignored);
             if !unknown.refused.is_empty() {
-                return Err(Problems(unknown.refused).into());
+                return Err(ConfigProblems(unknown.refused).into());
             }
-            warn(&resolved.warnings);
+            print_warnings(&resolved.warnings);
             let count = resolved.fleet.models.len();
             out::line(&format!("ok: {}", out::counted(count, "model")))
         }
@@ -83,7 +83,7 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
 }
 
 /// Prints the warnings: settings that are allowed but probably unintended.
-fn warn(warnings: &[Problem]) {
+fn print_warnings(warnings: &[ConfigProblem]) {
     for warning in warnings {
         out::error_line(&secrets::text(&format!("warning: {warning}")));
         if let Some(hint) = &warning.hint {

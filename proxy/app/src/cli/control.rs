@@ -47,7 +47,7 @@ impl InstanceArgs {
         let server = &loaded.settings.server;
         let address = server.host.parse().ok().filter(|_| self.config.config.is_some());
         let address = address.map(|ip: IpAddr| SocketAddr::new(ip, server.port).to_string());
-        find(named, &loaded.dirs(&machine)?.state, &machine.meeting_places(), address.as_deref())
+        find(named, &loaded.dirs(&machine)?.state, &machine.registration_dirs(), address.as_deref())
     }
 }
 

@@ -7,10 +7,10 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-use crate::config::arguments::{self, Listening};
+use crate::config::arguments::{self, ListeningFlag};
 use crate::config::machine::Machine;
 use crate::config::source::layers::FlagSetting;
-use crate::config::source::tree::{Kind, Node};
+use crate::config::source::tree::{ConfigNode, Kind};
 use crate::exit::Failure;
 
 /// Flags that llama-server answers by itself instead of serving.
@@ -33,18 +33,22 @@ pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSet
     let mut settings = from_environment(machine);
     for (flag, value, what) in &split.taken {
         match what {
-            Listening::Host if value.split(',').any(|host| host.trim().strip_suffix(".sock").is_some()) => {
+            ListeningFlag::Host
+                if value.split(',').any(|host| host.trim().strip_suffix(".sock").is_some()) =>
+            {
                 return Err(Failure::usage(
                     format!("{flag} {value}: we listen on addresses, not on Unix sockets"),
                     "give host names or addresses, like `--host 127.0.0.1`",
                 ));
             }
-            Listening::Host => settings.push(FlagSetting::raw(flag, &["server", "host"], value)),
-            Listening::Certificate => settings.push(FlagSetting::raw(flag, &["server", "tls_cert"], value)),
-            Listening::PrivateKey => settings.push(FlagSetting::raw(flag, &["server", "tls_key"], value)),
-            Listening::Port => settings.push(FlagSetting::raw(flag, &["server", "port"], value)),
-            Listening::Prefix => settings.push(FlagSetting::raw(flag, &["server", "api_prefix"], value)),
-            Listening::Pointless | Listening::Key => {}
+            ListeningFlag::Host => settings.push(FlagSetting::raw(flag, &["server", "host"], value)),
+            ListeningFlag::Certificate => {
+                settings.push(FlagSetting::raw(flag, &["server", "tls_cert"], value))
+            }
+            ListeningFlag::PrivateKey => settings.push(FlagSetting::raw(flag, &["server", "tls_key"], value)),
+            ListeningFlag::Port => settings.push(FlagSetting::raw(flag, &["server", "port"], value)),
+            ListeningFlag::Prefix => settings.push(FlagSetting::raw(flag, &["server", "api_prefix"], value)),
+            ListeningFlag::Pointless | ListeningFlag::Key => {}
         }
     }
     let mut names = arguments::aliases(args);
@@ -56,12 +60,12 @@ pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSet
     }
     let mut names = names.into_iter();
     let name = names.next().unwrap_or_else(|| "default".to_owned());
-    let text = |text: String| Node::new(Kind::Text(text));
-    let mut model = Node::table();
-    let mut set = |key: &str, value: Node| model.set(&[key.to_owned()], value);
-    set("args", Node::new(Kind::List(split.args.into_iter().map(text).collect())));
-    set("aliases", Node::new(Kind::List(names.map(text).collect())));
-    set("preload", Node::new(Kind::Bool(true)));
+    let text = |text: String| ConfigNode::new(Kind::Text(text));
+    let mut model = ConfigNode::table();
+    let mut set = |key: &str, value: ConfigNode| model.set(&[key.to_owned()], value);
+    set("args", ConfigNode::new(Kind::List(split.args.into_iter().map(text).collect())));
+    set("aliases", ConfigNode::new(Kind::List(names.map(text).collect())));
+    set("preload", ConfigNode::new(Kind::Bool(true)));
     settings.push(FlagSetting {
         flag: "command line".to_owned(),
         path: vec!["models".to_owned(), name],
@@ -72,12 +76,14 @@ pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSet
 
 /// Shutdown deadline in place of llama-server. Its callers expect it to end at once, so it waits for
 /// clients no longer.
-const ENDS_WITHIN: &str = "1s";
+const DROPIN_SHUTDOWN_DEADLINE: &str = "1s";
 
 /// Further settings that match llama-server when started under its name, unless the operator set them.
-pub(crate) fn manners(machine: &Machine) -> Option<FlagSetting> {
+pub(crate) fn dropin_defaults(machine: &Machine) -> Option<FlagSetting> {
     let ours = machine.var("LLAMA_WARDEN_SERVER__SHUTDOWN_DEADLINE").is_some();
-    (!ours).then(|| FlagSetting::raw("the name llama-server", &["server", "shutdown_deadline"], ENDS_WITHIN))
+    (!ours).then(|| {
+        FlagSetting::raw("the name llama-server", &["server", "shutdown_deadline"], DROPIN_SHUTDOWN_DEADLINE)
+    })
 }
 
 /// Reads llama-server's own variables for listening, unless those of llama-warden are set.

@@ -1,6 +1,6 @@
 //! Formats the memory growth of a backend and the policy's response. Pure: views in, text out.
 
-use warden_policies::growth::{Blame, Growth, Verdict};
+use warden_policies::growth::{Growth, GrowthBlame, Verdict};
 use warden_policies::recycle::WhyNot;
 use warden_policies::sample::VramSource;
 use warden_policies::{Action, ByteSize, MemoryKind, Reason, phrases};
@@ -18,7 +18,7 @@ pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
     }
     for growth in loud {
         let of_series = memory.forecasts.iter().filter(|one| one.series == growth.series);
-        lines.push(format!("growth: {}{}", of_growth(growth), of_series.map(left).collect::<String>()));
+        lines.push(format!("growth: {}{}", growth_line(growth), of_series.map(left).collect::<String>()));
     }
     let host = memory.growth.iter().find(|growth| growth.series == MemoryKind::Host);
     if host.is_some_and(|growth| growth.verdict >= Verdict::Bounded) {
@@ -33,12 +33,12 @@ pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
 }
 
 /// Describes one memory: verdict, slope, blame, fill of declared caches.
-pub(super) fn of_growth(growth: &Growth) -> String {
+pub(super) fn growth_line(growth: &Growth) -> String {
     let mut parts = Vec::new();
     parts.extend(growth.slope.as_ref().map(phrases::slope));
     match &growth.blame {
-        Some(blame @ Blame::Pays { .. }) => parts.push(phrases::blame(blame)),
-        Some(blame @ Blame::Undecided { .. }) if growth.verdict.leaks() => {
+        Some(blame @ GrowthBlame::Pays { .. }) => parts.push(phrases::blame(blame)),
+        Some(blame @ GrowthBlame::Undecided { .. }) if growth.verdict.leaks() => {
             parts.push(phrases::blame(blame));
         }
         _ => {}
@@ -186,7 +186,7 @@ mod tests {
     fn a_backend_that_leaks_says_how_much_who_pays_how_long_and_what_happens() {
         let mut backend = leaking();
         backend.memory.growth[0].slope =
-            Some(warden_policies::growth::Interval { value: 4.42e6, low: 4.4e6, high: 4.5e6 });
+            Some(warden_policies::growth::IntervalEstimate { value: 4.42e6, low: 4.4e6, high: 4.5e6 });
         insta::assert_snapshot!(lines(&backend).join("\n"));
     }
 
@@ -219,7 +219,7 @@ mod tests {
             decision,
             held: Some(Held::TooSoon {
                 seconds_left: 9,
-                rule: warden_policies::cooldown::Pause::MinInterval,
+                rule: warden_policies::cooldown::PauseRule::MinInterval,
             }),
         };
         insta::assert_snapshot!(next(&held).unwrap());

@@ -56,7 +56,7 @@ fn time(text: &str) -> Result<Timestamp, String> {
 pub(crate) fn run(args: &HistoryArgs) -> Result<(), Failure> {
     let machine = Machine::read();
     let state = args.config.load(&machine, Vec::new())?.dirs(&machine)?.state;
-    let mut all = History::read(&state)?;
+    let mut all = HistoryLog::read(&state)?;
     if all.unread > 0 {
         out::error_line(&format!("warning: {} lines cannot be read and are left out", all.unread));
     }
@@ -71,19 +71,19 @@ pub(crate) fn run(args: &HistoryArgs) -> Result<(), Failure> {
 
 /// All recorded entries, in order of time.
 #[derive(Default)]
-struct History {
-    entries: Vec<Entry>,
+struct HistoryLog {
+    entries: Vec<HistoryEntry>,
     /// Number of unreadable lines: torn by a kill, or written by a later version.
     unread: usize,
 }
 
-struct Entry {
+struct HistoryEntry {
     at: Option<Timestamp>,
     event: Event,
     json: Value,
 }
 
-impl History {
+impl HistoryLog {
     fn read(state: &Path) -> Result<Self, Failure> {
         let mut all = Self::default();
         for line in lines(&state.join("ledger.jsonl"))? {
@@ -149,7 +149,7 @@ impl History {
             if let (Some(kind), Some(fields)) = (kind, json.as_object_mut()) {
                 fields.insert("kind".to_owned(), kind.into());
             }
-            Some(Entry { at: event.at.parse().ok(), event, json })
+            Some(HistoryEntry { at: event.at.parse().ok(), event, json })
         }) {
             Some(entry) => self.entries.push(entry),
             None => self.unread += 1,
@@ -157,7 +157,7 @@ impl History {
     }
 }
 
-impl Entry {
+impl HistoryEntry {
     fn is_wanted(&self, args: &HistoryArgs) -> bool {
         let model = self.event.model.as_ref().map(warden_policies::ModelName::as_str);
         let known = self.names();
@@ -184,11 +184,11 @@ impl Entry {
 
 /// Maximum size of the ledger or the events, in bytes. A replacement takes some hundred bytes, so years of
 /// them fit.
-const LARGEST_FILE: u64 = 1 << 30;
+const MAX_FILE_BYTES: u64 = 1 << 30;
 
 /// The lines of a file; empty if the file does not exist.
 fn lines(path: &Path) -> Result<Vec<String>, Failure> {
-    match regular_file::read(path, LARGEST_FILE) {
+    match regular_file::read(path, MAX_FILE_BYTES) {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);
             Ok(text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect())
@@ -206,13 +206,13 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Own {
+    struct HistoryTestCli {
         #[command(flatten)]
         args: HistoryArgs,
     }
 
     fn args(words: &[&str]) -> HistoryArgs {
-        Own::parse_from(std::iter::once(&"history").chain(words)).args
+        HistoryTestCli::parse_from(std::iter::once(&"history").chain(words)).args
     }
 
     const LEDGER: &str = r#"{"id":1,"at":"2026-01-02T03:00:00Z","model":"a","replica":0,"reason":"operator","evidence":{"host_bytes":7,"budget_bytes":null,"requests":2,"work":{"requests":2,"prompt_tokens":1,"output_tokens":1,"images":0},"age_s":1.5,"note":null},"mode":"sequential","from":1,"to":2,"carried_over":0,"drained":0,"cut":0,"gap_ms":40,"drain_ms":5,"start_ms":30,"host_before":null,"host_after":null,"helped":null,"failed":null}"#;
@@ -225,7 +225,7 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         fs::write(state.path().join("ledger.jsonl"), LEDGER).unwrap();
         fs::write(state.path().join("events.jsonl"), EVENTS).unwrap();
-        let all = History::read(state.path()).unwrap();
+        let all = HistoryLog::read(state.path()).unwrap();
         assert_eq!(all.unread, 1, "the torn line");
         let shown = |words: &[&str]| -> Vec<String> {
             let args = args(words);
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(shown(&["--until", "2026-01-02T03:00:00Z"]), ["02", "03"]);
         assert_eq!(shown(&["--since", "1h"]), [""; 0]);
         insta::assert_snapshot!(all.entries.iter().map(|entry| entry.text() + "\n").collect::<String>());
-        assert!(History::read(&state.path().join("none")).unwrap().entries.is_empty());
+        assert!(HistoryLog::read(&state.path().join("none")).unwrap().entries.is_empty());
     }
 
     #[test]

@@ -14,25 +14,25 @@ use crate::out;
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeysCommand {
     /// Prints a new key, once, with the section for the file of keys that contains its hash.
-    New(NewArgs),
+    New(KeyNewArgs),
     /// Checks a file of keys and lists the permissions of each. Prints no key.
     Check(CheckArgs),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct NewArgs {
+pub(crate) struct KeyNewArgs {
     /// Name of the key, for logs and metrics.
     name: String,
     /// Appends the section to this file, created if missing, and prints only the key.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     #[command(flatten)]
-    limits: LimitArgs,
+    limits: KeyLimitArgs,
 }
 
 /// Permissions and limits of a new key. Default: everything except opening the page.
 #[derive(Debug, Default, Args)]
-struct LimitArgs {
+struct KeyLimitArgs {
     /// Permitted models, by name, alias or pattern (`embed-*`), separated by commas.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     models: Vec<String>,
@@ -50,7 +50,7 @@ struct LimitArgs {
     operator: bool,
 }
 
-impl LimitArgs {
+impl KeyLimitArgs {
     /// Renders the limits for the section of the key.
     fn lines(&self) -> String {
         let models = (!self.models.is_empty()).then(|| toml::Value::from(self.models.clone()));
@@ -80,7 +80,7 @@ pub(crate) fn run(command: KeysCommand) -> Result<(), Failure> {
     }
 }
 
-fn new(args: &NewArgs) -> Result<(), Failure> {
+fn new(args: &KeyNewArgs) -> Result<(), Failure> {
     let key = fresh();
     let section = section(&args.name, &key) + &args.limits.lines();
     // Refuse now what would be refused when the file is read.
@@ -161,15 +161,15 @@ mod tests {
     #[test]
     fn what_a_new_key_may_do_is_written_with_it_and_what_is_no_rate_is_refused() {
         #[derive(clap::Parser)]
-        struct Own {
+        struct KeysTestCli {
             #[command(flatten)]
-            args: NewArgs,
+            args: KeyNewArgs,
         }
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("keys.toml");
         let make = |name: &str, limits: &[&str]| {
             let words = ["new", name, "--file", file.to_str().unwrap()];
-            let own: Own = clap::Parser::try_parse_from(words.iter().chain(limits)).unwrap();
+            let own: KeysTestCli = clap::Parser::try_parse_from(words.iter().chain(limits)).unwrap();
             new(&own.args)
         };
         make("alice", &["--models", "qwen,embed-*", "--rate", "60/min", "--concurrency", "4"]).unwrap();

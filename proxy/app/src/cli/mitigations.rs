@@ -32,7 +32,7 @@ pub(crate) enum MitigationsCommand {
         #[arg(long, hide = true)]
         markdown: bool,
         #[command(flatten)]
-        which: WhichArgs,
+        which: TargetBuildArgs,
     },
     /// Shows all that is known about one mitigation or leak.
     Show {
@@ -42,13 +42,13 @@ pub(crate) enum MitigationsCommand {
         #[arg(long)]
         json: bool,
         #[command(flatten)]
-        which: WhichArgs,
+        which: TargetBuildArgs,
     },
 }
 
 /// The build for which the list is shown.
 #[derive(Debug, Default, Args)]
-pub(crate) struct WhichArgs {
+pub(crate) struct TargetBuildArgs {
     /// llama-server in use: a build of the store by its id or the beginning of it, or a version of
     /// llama.cpp, such as b8840.
     ///
@@ -61,14 +61,14 @@ pub(crate) struct WhichArgs {
 }
 
 /// The list of mitigations for a build.
-struct Known {
+struct MitigationsForBuild {
     list: Catalogue,
     /// The build in use, with its display name.
-    build: Option<Build>,
+    build: Option<NamedBuild>,
 }
 
-impl WhichArgs {
-    fn find(&self) -> Result<Known, Failure> {
+impl TargetBuildArgs {
+    fn find(&self) -> Result<MitigationsForBuild, Failure> {
         let machine = Machine::read();
         let loaded = self.config.load(&machine, Vec::new())?;
         let mut list = Catalogue::clone(&*catalogue().map_err(Failure::failed)?);
@@ -77,10 +77,10 @@ impl WhichArgs {
             list = own_sets::with_build(list, provenance)?;
         }
         let sets = loaded.patch_sets(&machine)?;
-        Ok(Known { list: own_sets::with_folders(list, &sets)?, build })
+        Ok(MitigationsForBuild { list: own_sets::with_folders(list, &sets)?, build })
     }
 
-    fn build(&self, data: &Path) -> Result<Option<Build>, Failure> {
+    fn build(&self, data: &Path) -> Result<Option<NamedBuild>, Failure> {
         if let Some(number) = self.build.as_deref().and_then(number) {
             let facts = BuildFacts { binary: PathBuf::new(), number: Some(number), provenance: None };
             return Ok(Some((facts, format!("b{number}"))));
@@ -131,8 +131,8 @@ pub(crate) fn run(command: &MitigationsCommand) -> Result<(), Failure> {
     let all = &known.list;
     match command {
         MitigationsCommand::List { backend, memory, json, .. } => {
-            let chosen =
-                Chosen::of(all, backend.as_deref(), memory.map(Memory::from))?.here(known.build.as_ref());
+            let chosen = MitigationSelection::of(all, backend.as_deref(), memory.map(Memory::from))?
+                .here(known.build.as_ref());
             if *json { out::json(&chosen.json()) } else { out::write(&chosen.text()) }
         }
         MitigationsCommand::Show { id, json, .. } => match (all.mitigation(id), all.leak(id)) {
@@ -151,17 +151,17 @@ pub(crate) fn run(command: &MitigationsCommand) -> Result<(), Failure> {
     }
 }
 
-struct Chosen<'a> {
+struct MitigationSelection<'a> {
     mitigations: Vec<&'a Mitigation>,
     leaks: Vec<&'a Leak>,
-    here: Option<&'a Build>,
+    here: Option<&'a NamedBuild>,
 }
 
 /// The build in use, with its display name.
-type Build = (BuildFacts, String);
+type NamedBuild = (BuildFacts, String);
 
 /// State of a mitigation in a build, and whether the build contains it. Empty if unknown.
-fn here(entry: &Mitigation, build: Option<&Build>) -> String {
+fn here(entry: &Mitigation, build: Option<&NamedBuild>) -> String {
     let Some((facts, _)) = build else { return String::new() };
     let life = facts.standing(entry).map(|life| life.is.name());
     let fixes = facts.provenance.as_ref().and_then(|provenance| provenance.fixes.as_ref());
@@ -169,7 +169,7 @@ fn here(entry: &Mitigation, build: Option<&Build>) -> String {
     life.into_iter().chain(has).collect::<Vec<_>>().join(", ")
 }
 
-fn entry_json(entry: &Mitigation, build: Option<&Build>) -> Value {
+fn entry_json(entry: &Mitigation, build: Option<&NamedBuild>) -> Value {
     let mut value = json!(entry);
     if let (Some(object), Some((facts, name))) = (value.as_object_mut(), build) {
         object.insert("here".to_owned(), json!({ "build": name, "life": facts.standing(entry) }));
@@ -177,7 +177,7 @@ fn entry_json(entry: &Mitigation, build: Option<&Build>) -> Value {
     value
 }
 
-impl<'a> Chosen<'a> {
+impl<'a> MitigationSelection<'a> {
     fn of(all: &'a Catalogue, backend: Option<&str>, memory: Option<Memory>) -> Result<Self, Failure> {
         if let Some(asked) = backend {
             let mut known: Vec<&str> = vec!["cpu"];
@@ -206,7 +206,7 @@ impl<'a> Chosen<'a> {
     }
 
     /// Sets the build for which the entries are shown.
-    fn here(self, build: Option<&'a Build>) -> Self {
+    fn here(self, build: Option<&'a NamedBuild>) -> Self {
         Self { here: build, ..self }
     }
 
@@ -276,9 +276,9 @@ fn backends_text(all: &[String]) -> String {
 }
 
 /// Lines `name: text` with aligned texts. Empty texts are left out.
-struct Sheet(Vec<(&'static str, String)>);
+struct MitigationSheet(Vec<(&'static str, String)>);
 
-impl Sheet {
+impl MitigationSheet {
     fn add(&mut self, name: &'static str, text: impl Into<String>) {
         let text = text.into();
         if !text.trim().is_empty() {
@@ -299,8 +299,8 @@ impl Sheet {
     }
 }
 
-fn mitigation_text(all: &Catalogue, entry: &Mitigation, build: Option<&Build>) -> String {
-    let mut sheet = Sheet(Vec::new());
+fn mitigation_text(all: &Catalogue, entry: &Mitigation, build: Option<&NamedBuild>) -> String {
+    let mut sheet = MitigationSheet(Vec::new());
     sheet.add("mitigation", entry.usage());
     sheet.add("does", entry.title.clone());
     sheet.add("", entry.text.clone());
@@ -360,7 +360,7 @@ fn mitigation_text(all: &Catalogue, entry: &Mitigation, build: Option<&Build>) -
 }
 
 fn leak_text(leak: &Leak) -> String {
-    let mut sheet = Sheet(Vec::new());
+    let mut sheet = MitigationSheet(Vec::new());
     sheet.add("leak", leak.id.clone());
     sheet.add("is", leak.title.clone());
     sheet.add("kind", json!(leak.kind).as_str().unwrap_or_default());
@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn filters_leave_what_has_to_do_with_backend_and_memory() {
         let ids = |backend: Option<&str>, memory| {
-            let chosen = Chosen::of(all(), backend, memory).unwrap();
+            let chosen = MitigationSelection::of(all(), backend, memory).unwrap();
             chosen.mitigations.iter().map(|entry| entry.id.clone()).collect::<Vec<_>>()
         };
         let has = |list: &[String], id: &str| list.iter().any(|own| own == id);
@@ -403,12 +403,12 @@ mod tests {
         assert!(has(&cuda, "no-cuda-graphs") && has(&cuda, "cache-ram") && !has(&cuda, "metal-no-residency"));
         let host = ids(Some("cuda"), Some(Memory::Host));
         assert!(has(&host, "cache-ram") && !has(&host, "kv-f16"));
-        let leaks = Chosen::of(all(), Some("metal"), Some(Memory::Host)).unwrap().leaks;
+        let leaks = MitigationSelection::of(all(), Some("metal"), Some(Memory::Host)).unwrap().leaks;
         assert!(
             leaks.iter().any(|leak| leak.id == "metal-leaks")
                 && leaks.iter().all(|leak| leak.is_for("metal"))
         );
-        let error = Chosen::of(all(), Some("cude"), None).err().unwrap();
+        let error = MitigationSelection::of(all(), Some("cude"), None).err().unwrap();
         assert_eq!(error.code(), 2);
     }
 
@@ -431,7 +431,7 @@ mod tests {
             run(&MitigationsCommand::Show {
                 id: "no-cuda-graph".into(),
                 json: false,
-                which: WhichArgs::default()
+                which: TargetBuildArgs::default()
             })
             .unwrap_err()
             .code(),
@@ -441,7 +441,7 @@ mod tests {
 
     #[test]
     fn what_can_be_done_is_a_table_and_each_of_it_a_sheet() {
-        insta::assert_snapshot!("the_list", Chosen::of(all(), None, None).unwrap().text());
+        insta::assert_snapshot!("the_list", MitigationSelection::of(all(), None, None).unwrap().text());
         let sheets = ["no-cuda-graphs", "cache-ram", "graph-cache-cap", "build-one-copy"]
             .map(|id| mitigation_text(all(), all().mitigation(id).unwrap(), None));
         let leaks = ["cuda-graph-window", "metal-leaks"].map(|id| leak_text(all().leak(id).unwrap()));
@@ -449,16 +449,16 @@ mod tests {
         let unknown = run(&MitigationsCommand::Show {
             id: "no-cuda-graph".into(),
             json: false,
-            which: WhichArgs::default(),
+            which: TargetBuildArgs::default(),
         });
-        let backend = Chosen::of(all(), Some("cude"), None);
+        let backend = MitigationSelection::of(all(), Some("cude"), None);
         let told = [unknown.err().unwrap(), backend.err().unwrap()].map(|error| error.lines().join("\n"));
         insta::assert_snapshot!("what_is_not_there", told.join("\n"));
     }
 
     #[test]
     fn programs_get_the_same_list() {
-        let json = Chosen::of(all(), None, None).unwrap().json();
+        let json = MitigationSelection::of(all(), None, None).unwrap().json();
         let find = |key: &str, id: &str| {
             json[key].as_array().unwrap().iter().find(|entry| entry["id"] == id).cloned().unwrap_or_default()
         };
@@ -493,7 +493,7 @@ mod tests {
         let id = "graph-cache-cap";
         told.extend(["with ", id, ": ", &here(all().mitigation(id).unwrap(), Some(&with)), "\n"]);
         let build = at(10_587);
-        let text = Chosen::of(all(), Some("cuda"), None).unwrap().here(Some(&build)).text();
+        let text = MitigationSelection::of(all(), Some("cuda"), None).unwrap().here(Some(&build)).text();
         told.extend(
             text.lines()
                 .filter(|line| {

@@ -49,7 +49,7 @@ mod upgrade;
 /// Keeps llama-server up: proxy, supervisor, builder.
 #[derive(Debug, Parser)]
 #[command(name = "llama-warden", version, about, disable_help_subcommand = true)]
-pub(crate) struct Cli {
+pub(crate) struct CommandLine {
     #[command(subcommand)]
     command: Command,
 }
@@ -209,7 +209,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         });
         return serve::run_as_llama_server(args.collect::<Result<_, _>>()?);
     }
-    match Cli::parse().command {
+    match CommandLine::parse().command {
         Command::Quickstart(args) => quickstart::run(args),
         Command::Serve(args) => serve::run(*args),
         Command::Build(args) => build::run(args),
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        CommandLine::command().debug_assert();
     }
 
     /// Help pages of a command and its subcommands, for a narrow terminal and without values of the
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn every_command_explains_itself() {
-        let mut all = quiet(Cli::command()).term_width(100);
+        let mut all = quiet(CommandLine::command()).term_width(100);
         all.build();
         insta::assert_snapshot!("help", all.render_long_help());
         let mut of = std::collections::BTreeMap::<&str, String>::new();
@@ -309,7 +309,7 @@ mod tests {
         ];
         let first = |line: &str| {
             let words = std::iter::once("llama-warden").chain(line.split(' '));
-            let told = Cli::try_parse_from(words).unwrap_err().to_string();
+            let told = CommandLine::try_parse_from(words).unwrap_err().to_string();
             format!("{line}\n    {}\n", told.lines().next().unwrap_or_default())
         };
         insta::assert_snapshot!(wrong.map(first).concat());

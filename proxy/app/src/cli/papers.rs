@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory as _, ValueEnum};
 use clap_complete::Shell;
 
-use super::Cli;
+use super::CommandLine;
 use crate::exit::Failure;
 use crate::out;
 
@@ -14,11 +14,11 @@ use crate::out;
 pub(crate) struct CompletionsArgs {
     /// Shell to complete for.
     #[arg(value_enum)]
-    shell: Known,
+    shell: CompletionShell,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Known {
+enum CompletionShell {
     Bash,
     Zsh,
     Fish,
@@ -36,14 +36,14 @@ fn described() -> clap::Command {
     fn quiet(command: clap::Command) -> clap::Command {
         command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(quiet)
     }
-    quiet(Cli::command())
+    quiet(CommandLine::command())
 }
 
 pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
     let shell = match args.shell {
-        Known::Bash => Shell::Bash,
-        Known::Zsh => Shell::Zsh,
-        Known::Fish => Shell::Fish,
+        CompletionShell::Bash => Shell::Bash,
+        CompletionShell::Zsh => Shell::Zsh,
+        CompletionShell::Fish => Shell::Fish,
     };
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut described(), "llama-warden", &mut text);

@@ -11,7 +11,7 @@ use std::str::FromStr;
 use clap::Args;
 use serde_json::{Value, json};
 use warden_policies::book::{self, Fit, LaterMemory, Machine as Room, Measured, Needs, Part, Run, Wanted};
-use warden_policies::growth::Prior;
+use warden_policies::growth::LeakPrior;
 use warden_policies::{ByteSize, defaults, phrases};
 use warden_sensors::gpu::Gpus;
 use warden_supervisor::known_memory;
@@ -25,7 +25,7 @@ use crate::exit::Failure;
 use crate::out;
 
 /// Maximum number of models of which all combinations are tried.
-const COMBINED: usize = 12;
+const MAX_COMBINED_MODELS: usize = 12;
 /// Proposed contexts are multiples of this many tokens.
 const CONTEXT_STEP: u64 = 1024;
 
@@ -48,13 +48,13 @@ pub(crate) struct PlanArgs {
 }
 
 /// A model with its memory needs.
-struct Sheet {
+struct PlanSheet {
     name: String,
     /// Number of concurrent processes of the model.
     replicas: u32,
     known: Result<Known, String>,
     /// Recorded leaks of processes with this command.
-    leaks: Vec<Prior>,
+    leaks: Vec<LeakPrior>,
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
@@ -73,13 +73,13 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     env.retain(|name, _| name.starts_with("LLAMA_ARG_"));
     let asked = |name: &str| only.as_deref().is_none_or(|asked| asked == name);
     let models = resolved.fleet.models.iter().zip(&resolved.builds);
-    let sheets: Vec<Sheet> = models
+    let sheets: Vec<PlanSheet> = models
         .filter(|(spec, _)| asked(spec.name.as_str()))
         .map(|(spec, build)| {
             let build = build.as_ref();
             // With `--gpus`, assume a build that can use these GPUs.
             let has_gpu = !room.gpus.is_empty() && (args.gpus.is_some() || !is_for_cpu(build));
-            let mut sheet = Sheet {
+            let mut sheet = PlanSheet {
                 name: spec.name.to_string(),
                 replicas: spec.run.replicas,
                 known: Known::read(&spec.command, env.clone(), server_build(build, has_gpu)),
@@ -118,7 +118,7 @@ fn size_of(text: &str) -> Result<u64, Failure> {
     })
 }
 
-impl Sheet {
+impl PlanSheet {
     /// Replaces planned sizes by those that processes with this command held on this machine.
     fn measured(&mut self, state_dir: &Path, command: &Command) {
         let seen = known_memory(state_dir, command);
@@ -130,10 +130,10 @@ impl Sheet {
 }
 
 /// Processes to place: one for each replica of a model with known needs.
-fn wanted(sheets: &[Sheet]) -> Vec<Wanted> {
+fn processes_to_place(sheets: &[PlanSheet]) -> Vec<Wanted> {
     let each = sheets.iter().filter_map(|sheet| Some((sheet, sheet.known.as_ref().ok()?)));
     let each = each.flat_map(|(sheet, known)| {
-        (1..=sheet.replicas).map(move |number| (number, replica(&sheet.name, number), known))
+        (1..=sheet.replicas).map(move |number| (number, replica_name(&sheet.name, number), known))
     });
     each.map(|(number, name, known)| {
         let (gpus, may_split) = known.gpus();
@@ -145,7 +145,7 @@ fn wanted(sheets: &[Sheet]) -> Vec<Wanted> {
 }
 
 /// Display name of the process of a replica.
-fn replica(name: &str, number: u32) -> String {
+fn replica_name(name: &str, number: u32) -> String {
     if number == 1 { name.to_owned() } else { format!("{name} ({number})") }
 }
 
@@ -177,20 +177,20 @@ fn bytes(parts: &[(Part, u64)], part: Part) -> String {
         .map_or("-".to_owned(), |(_, bytes)| ByteSize(*bytes).to_string())
 }
 
-fn text(sheets: &[Sheet], room: &Room) -> String {
+fn text(sheets: &[PlanSheet], room: &Room) -> String {
     let mut lines = Vec::new();
     let rows = rows(sheets);
     if rows.len() > 1 {
         lines.push(out::table(&rows));
     }
     lines.extend(sheets.iter().map(|sheet| match &sheet.known {
-        Ok(known) => words(sheet, known),
+        Ok(known) => model_notes(sheet, known),
         Err(why) => format!("{}: not known: {why}", sheet.name),
     }));
     let gpus: Vec<String> = room.gpus.iter().map(|bytes| ByteSize(*bytes).to_string()).collect();
     let gpus = if gpus.is_empty() { "no GPU".to_owned() } else { format!("GPUs of {}", gpus.join(", ")) };
     lines.push(format!("\nmodels may have {} of the host, and {gpus}", ByteSize(room.host)));
-    let all = wanted(sheets);
+    let all = processes_to_place(sheets);
     let mut every = Vec::new();
     for one in &all {
         match book::fit(room, &[one]) {
@@ -213,7 +213,7 @@ fn text(sheets: &[Sheet], room: &Room) -> String {
         }
         (Err(misfit), count) => {
             lines.push(format!("not all of them fit together: {}", why(&misfit)));
-            if count <= COMBINED {
+            if count <= MAX_COMBINED_MODELS {
                 let every: Vec<Wanted> = every.into_iter().cloned().collect();
                 lines.extend(
                     together(&every, room).iter().map(|fits| format!("  together: {}", places(fits))),
@@ -225,7 +225,7 @@ fn text(sheets: &[Sheet], room: &Room) -> String {
 }
 
 /// Rows of the table: memory of each model on GPUs and on the host.
-fn rows(sheets: &[Sheet]) -> Vec<Vec<String>> {
+fn rows(sheets: &[PlanSheet]) -> Vec<Vec<String>> {
     let head = ["MODEL", "WHERE", "WEIGHTS", "CACHE", "STATE", "COMPUTING", "PROJECTOR", "FIXED", "ALL"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for sheet in sheets {
@@ -253,7 +253,7 @@ fn rows(sheets: &[Sheet]) -> Vec<Vec<String>> {
 }
 
 /// Describes a model beyond its numbers.
-fn words(sheet: &Sheet, known: &Known) -> String {
+fn model_notes(sheet: &PlanSheet, known: &Known) -> String {
     let name = &sheet.name;
     let Needs { context, slots, mapped, untouched, unknown, .. } = &known.needs;
     let each = if *slots == 1 { "one slot".to_owned() } else { format!("{slots} slots") };
@@ -274,8 +274,8 @@ fn words(sheet: &Sheet, known: &Known) -> String {
     if !unknown.is_empty() {
         parts.push(format!("not reckoned with: {}", unknown.join(", ")));
     }
-    parts.extend(measured_words(&known.needs));
-    parts.extend(later_words(&known.later));
+    parts.extend(measured_note(&known.needs));
+    parts.extend(later_note(&known.later));
     for leak in &sheet.leaks {
         parts.push(format!("it leaks: {}, {}", leak.series, phrases::slope(&leak.slope)));
     }
@@ -283,7 +283,7 @@ fn words(sheet: &Sheet, known: &Known) -> String {
 }
 
 /// Compares the measured with the planned sizes.
-fn measured_words(needs: &Needs) -> Option<String> {
+fn measured_note(needs: &Needs) -> Option<String> {
     let of = |measured: u64, planned: u64, place: &str| {
         format!("{} {place} ({} planned)", ByteSize(measured), ByteSize(planned))
     };
@@ -294,7 +294,7 @@ fn measured_words(needs: &Needs) -> Option<String> {
 }
 
 /// Describes memory that fills up later.
-fn later_words(later: &LaterMemory) -> Option<String> {
+fn later_note(later: &LaterMemory) -> Option<String> {
     let cache = match later.prompt_cache {
         Some(0) => None,
         Some(bytes) => Some(format!("a prompt cache of up to {}", ByteSize(bytes))),
@@ -309,19 +309,19 @@ fn later_words(later: &LaterMemory) -> Option<String> {
 }
 
 /// Upper bound of a process's host memory, in bytes; `None` if it is unbounded.
-fn most_on_host(known: &Known) -> Option<u64> {
+fn max_host_bytes(known: &Known) -> Option<u64> {
     // Take the maximum, not the sum: the measured size may already include parts of the caches.
     let with_caches = known.needs.planned_host().saturating_add(known.later.bytes()?);
     Some(with_caches.max(known.needs.host_bytes()))
 }
 
 /// Warns if all models fit now but not with their maximum memory.
-fn later_warning(sheets: &[Sheet], fits: &[Fit], room: &Room) -> Option<String> {
+fn later_warning(sheets: &[PlanSheet], fits: &[Fit], room: &Room) -> Option<String> {
     let fitting = sheets.iter().filter(|sheet| fits.iter().any(|fit| fit.name == sheet.name));
     let known = fitting.filter_map(|sheet| Some((sheet, sheet.known.as_ref().ok()?)));
     let most: Option<u64> = known
         .map(|(sheet, known)| {
-            let each = most_on_host(known)?;
+            let each = max_host_bytes(known)?;
             Some(each.saturating_mul(u64::from(sheet.replicas)).saturating_add(known.needs.mapped))
         })
         .try_fold(0, |sum, one: Option<u64>| Some(u64::saturating_add(sum, one?)));
@@ -370,7 +370,7 @@ fn places(fits: &[Fit]) -> String {
     fits.into_iter().map(place).collect::<Vec<_>>().join(", ")
 }
 
-fn as_json(sheets: &[Sheet], room: &Room) -> Value {
+fn as_json(sheets: &[PlanSheet], room: &Room) -> Value {
     let parts = |parts: &[(Part, u64)]| {
         Value::Object(parts.iter().map(|(part, bytes)| (part.as_str().to_owned(), json!(bytes))).collect())
     };
@@ -384,7 +384,7 @@ fn as_json(sheets: &[Sheet], room: &Room) -> Value {
                 "unknown": needs.unknown, "untouched_host_bytes": needs.untouched,
                 "may_hold": {
                     "prompt_cache_bytes": later.prompt_cache, "checkpoint_bytes": later.checkpoint,
-                    "checkpoints": later.checkpoints, "host_bytes": most_on_host(known),
+                    "checkpoints": later.checkpoints, "host_bytes": max_host_bytes(known),
                 },
                 "planned_host_bytes": needs.planned_host(), "planned_gpu_bytes": needs.planned_gpu(1),
                 "measured_host_bytes": needs.measured.host, "measured_gpu_bytes": needs.measured.gpu.map(|(bytes, _)| bytes),
@@ -392,7 +392,7 @@ fn as_json(sheets: &[Sheet], room: &Room) -> Value {
             Err(why) => json!({ "name": sheet.name, "error": why }),
         })
         .collect();
-    let all = wanted(sheets);
+    let all = processes_to_place(sheets);
     let every: Vec<&Wanted> = all.iter().collect();
     let place = |fit: &Fit| json!({ "name": fit.name, "gpus": fit.gpus.iter().map(|(gpu, bytes)| json!({ "gpu": gpu, "bytes": bytes })).collect::<Vec<_>>() });
     let fit = match book::fit(room, &every) {

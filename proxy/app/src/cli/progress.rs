@@ -10,25 +10,25 @@ use warden_builder::{Event, Phase};
 use crate::out;
 
 /// Minimum time between two progress lines without a terminal, so that they do not dominate a build log.
-const PLAIN_EVERY: Duration = Duration::from_secs(10);
+const PLAIN_LINE_INTERVAL: Duration = Duration::from_secs(10);
 /// Columns of a terminal that a changing line may take without wrapping.
-const COLUMNS: usize = 79;
+const MAX_LINE_COLUMNS: usize = 79;
 
 /// Shows events until their sender is dropped.
 pub(crate) async fn show(mut events: UnboundedReceiver<Event>) {
-    let mut display = Display { lines: Lines::new(), phase: Phase::Fetch };
+    let mut display = BuildDisplay { lines: Lines::new(), phase: Phase::Fetch };
     while let Some(event) = events.recv().await {
         display.see(&event);
     }
     display.lines.close();
 }
 
-struct Display {
+struct BuildDisplay {
     lines: Lines,
     phase: Phase,
 }
 
-impl Display {
+impl BuildDisplay {
     fn see(&mut self, event: &Event) {
         match event {
             Event::Progress { done, total, item } => {
@@ -81,10 +81,10 @@ impl Lines {
     pub(crate) fn change(&mut self, text: &str, last: bool) {
         let text = format!("{}  {text}", self.elapsed());
         if self.terminal {
-            let cut: String = text.chars().take(COLUMNS).collect();
+            let cut: String = text.chars().take(MAX_LINE_COLUMNS).collect();
             out::error_text(&format!("\r\x1b[K{}", out::tame(&cut)));
             self.open = true;
-        } else if self.told.is_none_or(|told| told.elapsed() >= PLAIN_EVERY) || last {
+        } else if self.told.is_none_or(|told| told.elapsed() >= PLAIN_LINE_INTERVAL) || last {
             self.told = Some(Instant::now());
             out::error_line(&text);
         }

@@ -18,7 +18,7 @@ pub(crate) enum QuarantineCommand {
     /// Lists refused or suspected requests, by their fingerprints.
     List(ListArgs),
     /// Releases requests, so that they are served like others again.
-    Release(ReleaseArgs),
+    Release(QuarantineReleaseArgs),
 }
 
 #[derive(Debug, Args)]
@@ -31,7 +31,7 @@ pub(crate) struct ListArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ReleaseArgs {
+pub(crate) struct QuarantineReleaseArgs {
     /// Model, or fingerprint of one request (at least eight digits of it). Default: all requests.
     #[arg(value_name = "MODEL|FINGERPRINT")]
     which: Option<String>,
@@ -78,14 +78,14 @@ fn table(models: &[Arc<ModelView>]) -> String {
     out::table(&rows)
 }
 
-fn release(args: &ReleaseArgs) -> Result<(), Failure> {
+fn release(args: &QuarantineReleaseArgs) -> Result<(), Failure> {
     #[derive(serde::Deserialize)]
-    struct Answer {
+    struct ReleaseAnswer {
         released: usize,
     }
     let mut segments = vec!["quarantine", "release"];
     segments.extend(args.which.as_deref());
-    let answer: Answer = block_on(args.instance.client()?.json(Method::POST, &segments))??;
+    let answer: ReleaseAnswer = block_on(args.instance.client()?.json(Method::POST, &segments))??;
     out::line(&format!("{} request(s) released", answer.released))
 }
 

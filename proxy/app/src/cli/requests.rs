@@ -15,7 +15,7 @@ use crate::exit::Failure;
 use crate::out;
 
 /// Refresh interval of `--follow`.
-const LOOK: Duration = Duration::from_secs(1);
+const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -45,11 +45,11 @@ pub(crate) struct RequestsArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum RequestsCommand {
     /// Cancels a request: its client gets an error, and its slot is freed as if the client had disconnected.
-    Cancel(CancelArgs),
+    Cancel(RequestsCancelArgs),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct CancelArgs {
+pub(crate) struct RequestsCancelArgs {
     /// Id of the request: the `X-Request-Id` of the answer, as in the access log.
     id: String,
     /// Number of the request (see `requests --json`), if clients used the same id for several.
@@ -89,11 +89,11 @@ async fn show(client: &Client, args: &RequestsArgs) -> Result<(), Failure> {
             return out::write(&text);
         }
         out::picture(&text)?;
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(FOLLOW_INTERVAL).await;
     }
 }
 
-fn cancel(args: &CancelArgs) -> Result<(), Failure> {
+fn cancel(args: &RequestsCancelArgs) -> Result<(), Failure> {
     let query: Vec<_> = args.number.map(|number| ("number", number.to_string())).into_iter().collect();
     let path = ["requests", &args.id, "cancel"];
     let told: Cancelled = block_on(args.instance.client()?.json_with(Method::POST, &path, &query))??;

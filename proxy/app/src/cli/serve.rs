@@ -8,7 +8,7 @@ use super::{ConfigArgs, dropin};
 use crate::config::machine::Machine;
 use crate::config::resolve::store;
 use crate::config::source::layers::FlagSetting;
-use crate::config::source::tree::{Kind, Node};
+use crate::config::source::tree::{ConfigNode, Kind};
 use crate::exit::Failure;
 use crate::serve::Plan;
 
@@ -107,11 +107,11 @@ impl ServeArgs {
 pub(crate) fn folders(dirs: &[String]) -> Option<FlagSetting> {
     let absolute =
         |dir: &String| std::path::absolute(dir).map_or_else(|_| dir.clone(), |dir| dir.display().to_string());
-    let all: Vec<Node> = dirs.iter().map(|dir| Node::new(Kind::Text(absolute(dir)))).collect();
+    let all: Vec<ConfigNode> = dirs.iter().map(|dir| ConfigNode::new(Kind::Text(absolute(dir)))).collect();
     (!all.is_empty()).then(|| FlagSetting {
         flag: "flag --models-dir".to_owned(),
         path: vec!["paths".to_owned(), "models".to_owned()],
-        value: Node::new(Kind::List(all)),
+        value: ConfigNode::new(Kind::List(all)),
     })
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<(), Failure> {
 pub(crate) fn run_as_llama_server(args: Vec<String>) -> Result<(), Failure> {
     let machine = Machine::read();
     if dropin::is_question(&args) {
-        return ask_the_binary(&args, &machine);
+        return exec_real_server(&args, &machine);
     }
     // Like llama-server, take the model from the environment if there is no flag.
     let args = ServeArgs {
@@ -132,12 +132,12 @@ pub(crate) fn run_as_llama_server(args: Vec<String>) -> Result<(), Failure> {
         ..ServeArgs::default()
     };
     let mut plan = args.plan(&machine)?;
-    plan.flags.extend(dropin::manners(&machine));
+    plan.flags.extend(dropin::dropin_defaults(&machine));
     crate::serve::run(plan)
 }
 
 /// Executes the real llama-server, which answers questions like `--help` itself.
-fn ask_the_binary(args: &[String], machine: &Machine) -> Result<(), Failure> {
+fn exec_real_server(args: &[String], machine: &Machine) -> Result<(), Failure> {
     let built = match machine.data_dir() {
         Some(data) => store::find(&data, None).map_err(Failure::failed)?,
         None => None,
@@ -161,11 +161,11 @@ mod tests {
 
     fn parse(args: &[&str]) -> ServeArgs {
         #[derive(Parser)]
-        struct Wrap {
+        struct ServeTestCli {
             #[command(flatten)]
             args: ServeArgs,
         }
-        Wrap::parse_from(std::iter::once(&"serve").chain(args)).args
+        ServeTestCli::parse_from(std::iter::once(&"serve").chain(args)).args
     }
 
     #[test]

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use warden_policies::sample::HostMemory;
 use warden_policies::{Action, ByteSize};
-use warden_supervisor::{BackendView, ModelView, Outage};
+use warden_supervisor::{BackendView, ModelOutage, ModelView};
 
 use super::{gpu, growth};
 use crate::admin::answer::{Budget, Status};
 use crate::out;
 
-const HEAD: [&str; 11] =
+const STATUS_COLUMNS: [&str; 11] =
     ["MODEL", "STATE", "PID", "GEN", "IN-FLIGHT", "WAITING", "MEMORY", "REQUESTS", "REPLACED", "AGE", "NOTE"];
 
 /// Formats the table. Long notes are cut, and follow in full below their rows.
@@ -31,7 +31,7 @@ pub(crate) fn table(status: &Status) -> String {
         text.truncate(text.len() - 1);
         text.extend([trouble.as_str(), "\n\n"]);
     }
-    let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+    let mut rows = vec![STATUS_COLUMNS.map(str::to_owned).to_vec()];
     // Lines below each row.
     let mut under = vec![Vec::new()];
     for model in &status.fleet.models {
@@ -73,7 +73,8 @@ pub(super) fn model_words(status: &Status, model: &ModelView) -> Vec<String> {
     let budget = status.budgets.get(model.name.as_str()).copied().unwrap_or_default();
     let mut words = Vec::new();
     for (row, lines) in model_rows(model, budget) {
-        let facts = HEAD.iter().zip(&row).skip(1).filter(|(_, fact)| !["", "-"].contains(&fact.as_str()));
+        let facts =
+            STATUS_COLUMNS.iter().zip(&row).skip(1).filter(|(_, fact)| !["", "-"].contains(&fact.as_str()));
         let facts: Vec<String> =
             facts.map(|(head, fact)| format!("{} {fact}", head.to_ascii_lowercase())).collect();
         words.push(facts.join(", "));
@@ -114,14 +115,14 @@ fn pin(model: &ModelView) -> Option<String> {
 }
 
 /// A row, with the lines about its process.
-type Row = (Vec<String>, Vec<String>);
+type StatusRow = (Vec<String>, Vec<String>);
 
 /// One row per process; one row for a model without a process.
-fn model_rows(model: &ModelView, budget: Budget) -> Vec<Row> {
+fn model_rows(model: &ModelView, budget: Budget) -> Vec<StatusRow> {
     let with_process: Vec<&BackendView> =
         model.backends.iter().filter(|backend| backend.pid.is_some()).collect();
     let whole = note(model);
-    let short = shortened(&whole, NOTE);
+    let short = shortened(&whole, MAX_NOTE_CHARS);
     let cut = short != whole;
     if with_process.is_empty() {
         let mut lines: Vec<String> = cut.then_some(whole).into_iter().collect();
@@ -184,7 +185,7 @@ fn row(model: &ModelView, budget: Budget, backend: Option<&BackendView>, note: O
 }
 
 /// Maximum characters of a note in the table.
-const NOTE: usize = 60;
+const MAX_NOTE_CHARS: usize = 60;
 
 /// Cuts a long note at a word.
 fn shortened(text: &str, letters: usize) -> String {
@@ -216,7 +217,7 @@ pub(super) fn note(model: &ModelView) -> String {
 }
 
 /// Says when the next start is due, and what the operator can do.
-fn outage(outage: &Outage) -> String {
+fn outage(outage: &ModelOutage) -> String {
     let at = i64::try_from(outage.next_start_unix_ms)
         .ok()
         .and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
@@ -327,7 +328,7 @@ mod tests {
         let mut once = two[1].clone();
         once.reclaim.count = 1;
         assert!(growth::lines(&once).iter().any(|line| line.contains("; asked once, at 2026-01")));
-        failed.outage = Some(Outage {
+        failed.outage = Some(ModelOutage {
             refusing: true,
             next_start_unix_ms: 1_800_000_000_000,
             watching: true,
@@ -391,8 +392,11 @@ mod tests {
     fn a_long_note_is_said_once_in_full_under_the_row() {
         let sentence =
             "the last 3 replacements did not bring memory down, so replacing by policy is off: raise it";
-        assert_eq!(shortened(sentence, NOTE), "the last 3 replacements did not bring memory down, so…");
-        assert_eq!(shortened("no such file", NOTE), "no such file");
+        assert_eq!(
+            shortened(sentence, MAX_NOTE_CHARS),
+            "the last 3 replacements did not bring memory down, so…"
+        );
+        assert_eq!(shortened("no such file", MAX_NOTE_CHARS), "no such file");
         let mut failed = model("b", ModelState::Failed, Vec::new());
         failed.last_failure = Some(Failure {
             kind: FailureKind::Exit,

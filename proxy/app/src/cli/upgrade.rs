@@ -13,12 +13,12 @@ use super::block_on;
 use super::control::InstanceArgs;
 use crate::exit::Failure;
 use crate::out;
-use crate::serve::upgrade::order::Upgraded;
+use crate::serve::upgrade::order::UpgradeReport;
 
 /// Time on top of `--wait` for the other program's version check and start.
-const BESIDE: Duration = Duration::from_secs(60);
+const START_MARGIN: Duration = Duration::from_secs(60);
 /// Time limit of an answer.
-const LONGEST: Duration = Duration::from_secs(15 * 60);
+const MAX_ANSWER_TIME: Duration = Duration::from_secs(15 * 60);
 
 #[derive(Debug, Args)]
 #[command(
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &UpgradeArgs) -> Result<(), Failure> {
     let asked = client.json_with(Method::POST, &["upgrade"], &query);
     let limit = limit(args.wait.as_deref());
     let answered = block_on(async { tokio::time::timeout(limit, asked).await })?;
-    let upgraded: Upgraded = answered.map_err(|_| {
+    let upgraded: UpgradeReport = answered.map_err(|_| {
         Failure::hinted(
             format!("no answer within {} s: whether it comes to an upgrade is not known", limit.as_secs()),
             "`llama-warden status` says which version serves, the log what it waits for",
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &UpgradeArgs) -> Result<(), Failure> {
     if args.json {
         return out::json(&upgraded);
     }
-    let Upgraded { from, to, processes, frozen_ms, program, same, restart_starts } = upgraded;
+    let UpgradeReport { from, to, processes, frozen_ms, program, same, restart_starts } = upgraded;
     let seconds = exact(frozen_ms) / 1000.0;
     out::line(&format!(
         "upgraded from {from} to {to}: {processes} llama-servers went along; nothing was decided for {seconds:.1} s, and requests went on"
@@ -81,8 +81,8 @@ pub(crate) fn run(args: &UpgradeArgs) -> Result<(), Failure> {
 /// Time limit of the answer. The instance refuses an invalid `--wait`.
 fn limit(wait: Option<&str>) -> Duration {
     match wait.map(parse_duration) {
-        Some(Ok(wait)) => wait.saturating_add(BESIDE),
+        Some(Ok(wait)) => wait.saturating_add(START_MARGIN),
         // Use the maximum: the instance's configured time is not known here.
-        Some(Err(_)) | None => LONGEST,
+        Some(Err(_)) | None => MAX_ANSWER_TIME,
     }
 }

@@ -15,7 +15,7 @@ use super::send::{Unsent, send};
 use crate::admin::metrics::Metrics;
 use crate::config::resolve::telemetry::Collector;
 
-pub(crate) struct Exporter {
+pub(crate) struct SpanExporter {
     collector: Collector,
     waiting: mpsc::Receiver<Vec<Span>>,
     metrics: Arc<Metrics>,
@@ -31,7 +31,7 @@ pub(crate) struct Exporter {
     failing: bool,
 }
 
-impl Exporter {
+impl SpanExporter {
     pub(super) fn new(
         collector: Collector,
         waiting: mpsc::Receiver<Vec<Span>>,
@@ -146,7 +146,7 @@ impl Exporter {
         let (count, body, since) = (spans.len(), self.encoded(spans), Instant::now());
         let mut pause = numbers.retry_pause;
         loop {
-            if !self.may_ask(stop).await {
+            if !self.wait_allowed(stop).await {
                 // The failure that named this time was logged.
                 return self.metrics.spans(Fate::Undelivered, count);
             }
@@ -182,7 +182,7 @@ impl Exporter {
     }
 
     /// Waits for the time that the collector named. `false`: we end before.
-    async fn may_ask(&mut self, stop: &CancellationToken) -> bool {
+    async fn wait_allowed(&mut self, stop: &CancellationToken) -> bool {
         let Some(at) = self.not_before else { return true };
         tokio::select! {
             biased;

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use warden_gateway::Record;
 
-pub(crate) use self::export::Exporter;
+pub(crate) use self::export::SpanExporter;
 use self::proto::Span;
 use crate::admin::metrics::Metrics;
 use crate::config::resolve::telemetry::Collector;
@@ -58,17 +58,17 @@ impl Fate {
 
 /// Queues spans of requests that are part of a trace.
 #[derive(Clone)]
-pub(crate) struct Tracer {
+pub(crate) struct RequestTracer {
     queue: mpsc::Sender<Vec<Span>>,
     metrics: Arc<Metrics>,
 }
 
-impl Tracer {
+impl RequestTracer {
     /// A tracer, and the exporter that sends its spans.
-    pub(crate) fn new(collector: Collector, metrics: Arc<Metrics>) -> (Self, Exporter) {
-        metrics.begin_spans();
+    pub(crate) fn new(collector: Collector, metrics: Arc<Metrics>) -> (Self, SpanExporter) {
+        metrics.initialize_spans();
         let (queue, waiting) = mpsc::channel(collector.numbers.queue.max(1));
-        (Self { queue, metrics: metrics.clone() }, Exporter::new(collector, waiting, metrics))
+        (Self { queue, metrics: metrics.clone() }, SpanExporter::new(collector, waiting, metrics))
     }
 
     /// Queues the spans of an ended request.

@@ -113,7 +113,7 @@ pub(crate) struct Status {
 }
 
 /// `STATUS_CODE_ERROR`
-pub(crate) const ERROR: i32 = 2;
+pub(crate) const STATUS_CODE_ERROR: i32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct KeyValue {

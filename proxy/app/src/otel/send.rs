@@ -15,7 +15,7 @@ use super::proto::Response;
 use crate::config::resolve::telemetry::Collector;
 
 /// Limit in bytes of an answer: one sentence, if anything went wrong.
-const ANSWER: usize = 64 << 10;
+const MAX_ANSWER_BYTES: usize = 64 << 10;
 
 /// Why spans did not arrive.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,14 +35,14 @@ pub(super) enum Unsent {
 pub(super) async fn send(collector: &Collector, body: Bytes) -> Result<(u64, String), Unsent> {
     let limit = collector.numbers.timeout;
     let later = |why: String| Unsent::Later { why, after: None };
-    match timeout(limit, exchange(collector, body)).await {
+    match timeout(limit, exchange_once(collector, body)).await {
         Ok(Ok((status, headers, answer))) => judged(status, &headers, &answer),
         Ok(Err(why)) => Err(later(why)),
         Err(_) => Err(later(format!("it does not answer within {limit:?}"))),
     }
 }
 
-async fn exchange(collector: &Collector, body: Bytes) -> Result<(StatusCode, HeaderMap, Bytes), String> {
+async fn exchange_once(collector: &Collector, body: Bytes) -> Result<(StatusCode, HeaderMap, Bytes), String> {
     let mut request = Request::new(Full::new(body));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = collector.path.parse::<Uri>().map_err(|error| error.to_string())?;
@@ -61,7 +61,8 @@ async fn exchange(collector: &Collector, body: Bytes) -> Result<(StatusCode, Hea
         let answer = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
         let (parts, body) = answer.into_parts();
         // A missing body is no failure: the status shows if the spans were accepted.
-        let body = Limited::new(body, ANSWER).collect().await.map(http_body_util::Collected::to_bytes);
+        let body =
+            Limited::new(body, MAX_ANSWER_BYTES).collect().await.map(http_body_util::Collected::to_bytes);
         Ok((parts.status, parts.headers, body.unwrap_or_default()))
     };
     tokio::pin!(answered);

@@ -8,7 +8,7 @@ use http::{Method, Version};
 use warden_gateway::{Outcome, Part, PartKind, Peer, Record, Trace};
 use warden_policies::ModelName;
 
-use super::proto::{ERROR, Event, KeyValue, Span, SpanKind, Status, Value};
+use super::proto::{Event, KeyValue, STATUS_CODE_ERROR, Span, SpanKind, Status, Value};
 
 /// Value of `gen_ai.provider.name`.
 const PROVIDER: &str = "llama.cpp";
@@ -73,7 +73,7 @@ fn span(trace: &Trace, begin: Duration, end: Duration) -> Span {
 }
 
 fn status(error: Option<&str>) -> Option<Status> {
-    error.map(|message| Status { message: message.to_owned(), code: ERROR })
+    error.map(|message| Status { message: message.to_owned(), code: STATUS_CODE_ERROR })
 }
 
 fn server(record: &Record, trace: &Trace) -> Span {
@@ -86,8 +86,8 @@ fn server(record: &Record, trace: &Trace) -> Span {
     all.set_if("http.response.status_code", (record.status > 0).then_some(u64::from(record.status)));
     all.set("network.protocol.version", version(record.protocol));
     all.set("client.address", &*record.peer.to_string());
-    common(&mut all, record);
-    tokens(&mut all, record, trace);
+    add_common(&mut all, record);
+    add_tokens(&mut all, record, trace);
     all.set("llama_warden.request.id", &*record.request_id);
     all.set("llama_warden.route", record.route);
     all.set("llama_warden.outcome", record.outcome.as_str());
@@ -124,8 +124,8 @@ fn child(record: &Record, trace: &Trace, part: &Part) -> Span {
         PartKind::Continuation => ("continuation".to_owned(), SpanKind::Internal),
         PartKind::Attempt(peer) => {
             all.set("http.request.method", method(&record.method));
-            attempt(&mut all, peer);
-            common(&mut all, record);
+            add_attempt(&mut all, peer);
+            add_common(&mut all, record);
             let model = record.model.as_ref().map_or("", |model| model.as_str());
             let name = match operation(record.route) {
                 Some(operation) if !model.is_empty() => format!("{operation} {model}"),
@@ -150,7 +150,7 @@ fn child(record: &Record, trace: &Trace, part: &Part) -> Span {
 }
 
 /// Attributes shared by the request and each attempt.
-fn common(all: &mut Attributes, record: &Record) {
+fn add_common(all: &mut Attributes, record: &Record) {
     if let Some(operation) = operation(record.route) {
         all.set("gen_ai.operation.name", operation);
         all.set("gen_ai.provider.name", PROVIDER);
@@ -158,7 +158,7 @@ fn common(all: &mut Attributes, record: &Record) {
     all.set_if("gen_ai.request.model", record.model.as_ref().map(ModelName::as_str));
 }
 
-fn tokens(all: &mut Attributes, record: &Record, trace: &Trace) {
+fn add_tokens(all: &mut Attributes, record: &Record, trace: &Trace) {
     let evaluated = record.work.prompt_tokens;
     let prompt = trace.prompt.unwrap_or(evaluated).max(evaluated);
     let some = |count: u64| (count > 0).then_some(count);
@@ -167,7 +167,7 @@ fn tokens(all: &mut Attributes, record: &Record, trace: &Trace) {
     all.set_if("gen_ai.usage.output_tokens", some(record.work.output_tokens));
 }
 
-fn attempt(all: &mut Attributes, peer: &Peer) {
+fn add_attempt(all: &mut Attributes, peer: &Peer) {
     all.set("server.address", &*peer.address);
     all.set_if("server.port", peer.port.map(u64::from));
     all.set("network.transport", if peer.port.is_some() { "tcp" } else { "unix" });

@@ -10,13 +10,13 @@ use tokio::time::Instant;
 use warden_gateway::Gauges;
 use warden_policies::defaults::Probe;
 use warden_policies::pool::agent::{Line, line};
-use warden_policies::pool::{Facts, Unready, readiness};
+use warden_policies::pool::{Facts, UnreadyReason, readiness};
 
-use super::pace::{Clock, Pace};
+use super::pace::{AnswerClock, Pace};
 
 /// Facts with the time of their reading.
 #[derive(Clone, Debug)]
-struct Seen {
+struct DatedFacts {
     at: Instant,
     facts: Arc<Facts>,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Board {
     numbers: Probe,
     gauges: Arc<Gauges>,
     pace: Pace,
-    seen: watch::Sender<Option<Seen>>,
+    seen: watch::Sender<Option<DatedFacts>>,
     /// When all loops were last responsive; `None` while they are not asked.
     turned: watch::Sender<Option<Instant>>,
     text: watch::Sender<Option<Arc<Text>>>,
@@ -71,7 +71,7 @@ impl Board {
     pub(super) fn look(&self, facts: Facts) {
         // Draining is read at each probe: stored with the facts, it would be outdated.
         let facts = Facts { draining: false, ..facts };
-        self.seen.send_replace(Some(Seen { at: Instant::now(), facts: Arc::new(facts) }));
+        self.seen.send_replace(Some(DatedFacts { at: Instant::now(), facts: Arc::new(facts) }));
     }
 
     /// Records that all loops are responsive; `false`: they are no longer asked, because some of them end.
@@ -123,11 +123,11 @@ impl Board {
     /// # Errors
     ///
     /// The reason why not.
-    pub(super) fn takes(&self) -> Result<(), Unready> {
+    pub(super) fn takes(&self) -> Result<(), UnreadyReason> {
         if self.is_draining() {
-            return Err(Unready::Draining);
+            return Err(UnreadyReason::Draining);
         }
-        self.seen().map_or(Err(Unready::Unknown), |facts| readiness(&facts))
+        self.seen().map_or(Err(UnreadyReason::Unknown), |facts| readiness(&facts))
     }
 
     /// The answer to `agent-check` of `HAProxy`.
@@ -135,13 +135,13 @@ impl Board {
         match self.seen() {
             _ if self.is_draining() => Line::Drain,
             Some(facts) => line(&facts, self.numbers.horizon.as_secs_f64()),
-            None => Line::Down(Unready::Unknown),
+            None => Line::Down(UnreadyReason::Unknown),
         }
     }
 
     /// The last metrics if they are recent enough, so that frequent clients never wait; else fresh ones if
     /// they are made within the patience.
-    pub(super) async fn metrics(&self, clock: &Clock) -> Option<Arc<Text>> {
+    pub(super) async fn metrics(&self, clock: &AnswerClock) -> Option<Arc<Text>> {
         let mut texts = self.text.subscribe();
         let last = texts.borrow_and_update().clone();
         if last.as_ref().is_some_and(|text| Instant::now() < text.fresh_until) {
@@ -164,7 +164,7 @@ impl Board {
 
 #[cfg(test)]
 mod tests {
-    use warden_policies::pool::ModelFacts;
+    use warden_policies::pool::BalancedModel;
 
     use super::*;
 
@@ -173,27 +173,30 @@ mod tests {
     }
 
     fn serves() -> Facts {
-        let model = ModelFacts { slots: 4, depth: 8, ..ModelFacts::default() };
+        let model = BalancedModel { slots: 4, depth: 8, ..BalancedModel::default() };
         Facts { models: vec![model], ..Facts::default() }
     }
 
     #[tokio::test]
     async fn who_leaves_says_so_at_once_and_lives_on_and_who_is_not_looked_at_is_stuck() {
         let board = board();
-        assert_eq!((board.lives(), board.takes()), (Ok(()), Err(Unready::Unknown)));
+        assert_eq!((board.lives(), board.takes()), (Ok(()), Err(UnreadyReason::Unknown)));
         board.look(serves());
         assert_eq!((board.takes(), board.line().to_string()), (Ok(()), "ready up 100% maxconn:8".into()));
         board.gauges.draining.store(true, Ordering::Relaxed);
-        assert_eq!((board.takes(), board.line()), (Err(Unready::Draining), Line::Drain));
+        assert_eq!((board.takes(), board.line()), (Err(UnreadyReason::Draining), Line::Drain));
         assert_eq!(board.lives(), Ok(()));
         // A cancelled drain shows at once, although the last facts were read during the drain.
         board.look(Facts { draining: true, ..serves() });
         board.gauges.draining.store(false, Ordering::Relaxed);
         assert_eq!((board.takes(), board.line().to_string()), (Ok(()), "ready up 100% maxconn:8".into()));
         let at = Instant::now().checked_sub(board.numbers.stuck).unwrap();
-        board.seen.send_replace(Some(Seen { at, facts: Arc::new(serves()) }));
+        board.seen.send_replace(Some(DatedFacts { at, facts: Arc::new(serves()) }));
         assert!(board.lives().is_err());
-        assert_eq!((board.takes(), board.line()), (Err(Unready::Unknown), Line::Down(Unready::Unknown)));
+        assert_eq!(
+            (board.takes(), board.line()),
+            (Err(UnreadyReason::Unknown), Line::Down(UnreadyReason::Unknown))
+        );
         board.look(serves());
         assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
         // The keeper runs, but a loop is stuck.
@@ -201,7 +204,10 @@ mod tests {
         assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
         board.turned.send_replace(Some(at));
         assert!(board.lives().is_err());
-        assert_eq!((board.takes(), board.line()), (Err(Unready::Unknown), Line::Down(Unready::Unknown)));
+        assert_eq!(
+            (board.takes(), board.line()),
+            (Err(UnreadyReason::Unknown), Line::Down(UnreadyReason::Unknown))
+        );
         // Loops that end at a stop do not count as stuck.
         board.turn(false);
         assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
@@ -211,7 +217,7 @@ mod tests {
     async fn metrics_are_made_when_wanted_and_shared_while_they_are_fresh() {
         let numbers = Probe { patience: Duration::from_millis(1), ..board().numbers };
         let hasty = Board::new(numbers, Arc::default(), Pace::default());
-        let clock = Clock::start();
+        let clock = AnswerClock::start();
         assert!(hasty.metrics(&clock).await.is_none(), "nobody makes any");
         hasty.wanted().await;
         let text = |words: &'static str, fresh: u64, good: u64| Text {

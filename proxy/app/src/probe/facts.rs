@@ -6,7 +6,7 @@ use std::sync::Arc;
 use warden_gateway::Holds;
 use warden_policies::ModelName;
 use warden_policies::lifecycle::Phase;
-use warden_policies::pool::{Facts, ModelFacts};
+use warden_policies::pool::{BalancedModel, Facts};
 use warden_supervisor::{BackendView, FleetView, ModelState, ModelView};
 
 /// Use of one model's context by requests, in tokens.
@@ -21,12 +21,12 @@ pub(crate) fn facts(view: &FleetView, draining: bool, full: bool) -> Facts {
     Facts { draining, full, models: view.models.iter().map(|model| of_model(model)).collect() }
 }
 
-fn of_model(model: &ModelView) -> ModelFacts {
+fn of_model(model: &ModelView) -> BalancedModel {
     let ready = || model.backends.iter().filter(|backend| backend.phase == Phase::Ready);
     let limits = ready().flat_map(|backend| &backend.memory.forecasts);
     let seconds = limits.filter_map(|limit| Some(limit.forecast.seconds?.value));
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-    ModelFacts {
+    BalancedModel {
         // A process that does not report its slots has at least one.
         slots: ready().map(|backend| backend.slots.unwrap_or(1)).fold(0, u32::saturating_add),
         running: ready().map(|backend| backend.in_flight).fold(0, u32::saturating_add),

@@ -9,59 +9,72 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 
 use super::board::Board;
-use super::pace::Clock;
+use super::pace::AnswerClock;
 
-type Answer = Response<Full<Bytes>>;
+type ProbeResponse = Response<Full<Bytes>>;
 
-const PLAIN: &str = "text/plain; charset=utf-8";
-const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const TEXT_TYPE: &str = "text/plain; charset=utf-8";
+const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Answers one request. Its body is not read.
 pub(super) async fn answer(
     board: &Board,
-    clock: &Clock,
+    clock: &AnswerClock,
     request: Request<Incoming>,
-) -> Result<Answer, Infallible> {
+) -> Result<ProbeResponse, Infallible> {
     Ok(answered(board, clock, request.method(), request.uri().path(), request.headers()).await)
 }
 
-async fn answered(board: &Board, clock: &Clock, method: &Method, path: &str, headers: &HeaderMap) -> Answer {
+async fn answered(
+    board: &Board,
+    clock: &AnswerClock,
+    method: &Method,
+    path: &str,
+    headers: &HeaderMap,
+) -> ProbeResponse {
     if !matches!(path, "/livez" | "/readyz" | "/metrics") {
-        return words(StatusCode::NOT_FOUND, "there are GET /livez, GET /readyz and GET /metrics here\n");
+        return text_response(
+            StatusCode::NOT_FOUND,
+            "there are GET /livez, GET /readyz and GET /metrics here\n",
+        );
     }
     if !matches!(*method, Method::GET | Method::HEAD) {
-        let mut answer = words(StatusCode::METHOD_NOT_ALLOWED, "nothing can be done here: use GET or HEAD\n");
+        let mut answer =
+            text_response(StatusCode::METHOD_NOT_ALLOWED, "nothing can be done here: use GET or HEAD\n");
         answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return answer;
     }
     match path {
         "/livez" => match board.lives() {
-            Ok(()) => words(StatusCode::OK, "ok\n"),
+            Ok(()) => text_response(StatusCode::OK, "ok\n"),
             Err(age) => {
                 let seconds = age.as_secs();
-                words(StatusCode::SERVICE_UNAVAILABLE, format!("stuck: nothing has moved for {seconds} s\n"))
+                text_response(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    format!("stuck: nothing has moved for {seconds} s\n"),
+                )
             }
         },
         "/readyz" => match board.takes() {
-            Ok(()) => words(StatusCode::OK, "ok\n"),
-            Err(why) => words(StatusCode::SERVICE_UNAVAILABLE, format!("{}: {why}\n", why.as_str())),
+            Ok(()) => text_response(StatusCode::OK, "ok\n"),
+            Err(why) => text_response(StatusCode::SERVICE_UNAVAILABLE, format!("{}: {why}\n", why.as_str())),
         },
         _ => match board.metrics(clock).await {
             Some(text) if crate::admin::answer::wants_open_metrics(headers) => {
-                respond(StatusCode::OK, OPEN_METRICS, text.open_metrics.clone())
+                make_response(StatusCode::OK, OPEN_METRICS_TYPE, text.open_metrics.clone())
             }
-            Some(text) => respond(StatusCode::OK, METRICS, text.plain.clone()),
-            None => words(StatusCode::SERVICE_UNAVAILABLE, "no metrics could be made in time\n"),
+            Some(text) => make_response(StatusCode::OK, METRICS_TYPE, text.plain.clone()),
+            None => text_response(StatusCode::SERVICE_UNAVAILABLE, "no metrics could be made in time\n"),
         },
     }
 }
 
-fn words(status: StatusCode, text: impl Into<Bytes>) -> Answer {
-    respond(status, PLAIN, text.into())
+fn text_response(status: StatusCode, text: impl Into<Bytes>) -> ProbeResponse {
+    make_response(status, TEXT_TYPE, text.into())
 }
 
-fn respond(status: StatusCode, kind: &'static str, body: Bytes) -> Answer {
+fn make_response(status: StatusCode, kind: &'static str, body: Bytes) -> ProbeResponse {
     let mut answer = Response::new(Full::new(body));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -74,7 +87,7 @@ mod tests {
     use std::time::Duration;
 
     use warden_policies::defaults::Probe;
-    use warden_policies::pool::{Facts, ModelFacts};
+    use warden_policies::pool::{BalancedModel, Facts};
 
     use super::*;
     use crate::probe::pace::Pace;
@@ -84,14 +97,14 @@ mod tests {
         let numbers =
             Probe { patience: Duration::from_millis(1), ..warden_policies::defaults().probe.clone() };
         let board = Board::new(numbers, std::sync::Arc::default(), Pace::default());
-        let clock = Clock::start();
+        let clock = AnswerClock::start();
         let none = HeaderMap::new();
         let ask = async |method: Method, path: &str| {
             answered(&board, &clock, &method, path, &none).await.status().as_u16()
         };
         assert_eq!((ask(Method::GET, "/livez").await, ask(Method::GET, "/readyz").await), (200, 503));
         assert_eq!(ask(Method::GET, "/metrics").await, 503, "none was made");
-        let models = vec![ModelFacts { slots: 1, ..ModelFacts::default() }];
+        let models = vec![BalancedModel { slots: 1, ..BalancedModel::default() }];
         board.look(Facts { models, ..Facts::default() });
         assert_eq!((ask(Method::HEAD, "/readyz").await, ask(Method::POST, "/readyz").await), (200, 405));
         for path in ["/", "/status", "/drain", "/readyz/", "/models/m/logs", "/page/"] {

@@ -11,12 +11,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::board::{Board, Text};
 use crate::admin::answer::Admin;
-use crate::admin::families::plain_text;
+use crate::admin::families::to_plain_text;
 use crate::serve::manager::{Asked, watch};
 
 /// Runs until `stop`. `/livez` fails if it gets stuck.
 pub(crate) async fn keep(board: Arc<Board>, admin: Admin, stop: CancellationToken) {
-    let work = async { tokio::join!(look(&board, &admin), metrics(&board, &admin)) };
+    let work = async { tokio::join!(look(&board, &admin), keep_metrics(&board, &admin)) };
     tokio::select! {
         _ = work => {}
         () = stop.cancelled() => {}
@@ -42,13 +42,13 @@ async fn look(board: &Board, admin: &Admin) {
     }
 }
 
-async fn metrics(board: &Board, admin: &Admin) {
+async fn keep_metrics(board: &Board, admin: &Admin) {
     loop {
         board.wanted().await;
         let begun = Instant::now();
         // Without metrics of keys: their names are not for every client.
         let text = admin.metrics_text(false);
-        let plain = Bytes::from(plain_text(&text));
+        let plain = Bytes::from(to_plain_text(&text));
         let pause = rest(board, begun.elapsed(), board.numbers().metrics_age);
         let fresh_until = Instant::now() + pause;
         board.write(Text { fresh_until, good_until: fresh_until + pause, open_metrics: text.into(), plain });

@@ -20,15 +20,15 @@ use tokio_util::task::TaskTracker;
 
 use super::board::Board;
 use super::http;
-use super::pace::{Clock, Timed};
+use super::pace::{AnswerClock, TimedStream};
 use crate::exit::Failure;
 use crate::sync::lock;
 
 /// Nice value: ten times the weight of the usual level.
-const NICE: i32 = -10;
+const THREAD_NICE: i32 = -10;
 /// Scheduler steps between polls for I/O: few, so that accepted connections are answered before they are
 /// closed for others.
-const LOOKS: u32 = 8;
+const EVENT_INTERVAL: u32 = 8;
 
 /// Bound sockets of the thread.
 #[derive(Debug, Default)]
@@ -82,7 +82,7 @@ impl Listeners {
         let cannot =
             |problem: io::Error| Failure::failed(format!("cannot start the thread for probes: {problem}"));
         let runtime =
-            tokio::runtime::Builder::new_current_thread().event_interval(LOOKS).enable_all().build();
+            tokio::runtime::Builder::new_current_thread().event_interval(EVENT_INTERVAL).enable_all().build();
         let runtime = runtime.map_err(cannot)?;
         let work = async move {
             let tasks = TaskTracker::new();
@@ -94,7 +94,7 @@ impl Listeners {
         };
         let thread = std::thread::Builder::new().name("probe".to_owned());
         let answer = move || {
-            goes_first();
+            raise_priority();
             runtime.block_on(work);
         };
         thread.spawn(answer).map_err(cannot)?;
@@ -105,10 +105,10 @@ impl Listeners {
 /// Raises the priority of this thread, so that it runs first where all cores are busy; it has next to
 /// nothing to do. Works for root, and where `RLIMIT_NICE` allows it (`LimitNICE=` of a unit); otherwise the
 /// priority stays as it is.
-fn goes_first() {
+fn raise_priority() {
     // `None` means the calling thread.
-    if let Err(problem) = rustix::process::setpriority_process(None, NICE) {
-        tracing::debug!(%problem, nice = NICE, "the thread that answers probes goes first nowhere");
+    if let Err(problem) = rustix::process::setpriority_process(None, THREAD_NICE) {
+        tracing::debug!(%problem, nice = THREAD_NICE, "the thread that answers probes goes first nowhere");
     }
 }
 
@@ -148,7 +148,7 @@ async fn accept(listener: Option<StdListener>, kind: Kind, board: &Arc<Board>, t
             return std::future::pending().await;
         }
     };
-    let crowd = Arc::new(Crowd::new(board.numbers().connections));
+    let crowd = Arc::new(ConnectionLimit::new(board.numbers().connections));
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -174,10 +174,10 @@ async fn accept(listener: Option<StdListener>, kind: Kind, board: &Arc<Board>, t
 
 async fn connection(stream: TcpStream, kind: Kind, board: Arc<Board>) {
     let numbers = board.numbers().clone();
-    let (clock, pace) = (Clock::start(), board.pace().clone());
-    let stream = Timed { stream, clock: clock.clone(), pace, late: numbers.late };
+    let (clock, pace) = (AnswerClock::start(), board.pace().clone());
+    let stream = TimedStream { stream, clock: clock.clone(), pace, late: numbers.late };
     if let Kind::Agent = kind {
-        let told = tokio::time::timeout(numbers.head_timeout, tell(stream, &board)).await;
+        let told = tokio::time::timeout(numbers.head_timeout, write_agent_line(stream, &board)).await;
         if let Ok(Err(problem)) = told {
             tracing::trace!(%problem, "the line could not be told");
         }
@@ -204,7 +204,7 @@ async fn connection(stream: TcpStream, kind: Kind, board: Arc<Board>) {
 }
 
 /// Writes one line, then closes.
-async fn tell(mut stream: Timed<TcpStream>, board: &Board) -> io::Result<()> {
+async fn write_agent_line(mut stream: TimedStream<TcpStream>, board: &Board) -> io::Result<()> {
     let line = format!("{}\n", board.line());
     stream.write_all(line.as_bytes()).await?;
     stream.shutdown().await?;
@@ -219,7 +219,7 @@ async fn tell(mut stream: Timed<TcpStream>, board: &Board) -> io::Result<()> {
 }
 
 /// Open connections, the oldest first.
-struct Crowd {
+struct ConnectionLimit {
     most: usize,
     inside: Mutex<(u64, VecDeque<(u64, CancellationToken)>)>,
 }
@@ -228,10 +228,10 @@ struct Crowd {
 struct Place {
     number: u64,
     gone: CancellationToken,
-    crowd: Arc<Crowd>,
+    crowd: Arc<ConnectionLimit>,
 }
 
-impl Crowd {
+impl ConnectionLimit {
     fn new(most: usize) -> Self {
         Self { most: most.max(1), inside: Mutex::default() }
     }
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn when_too_many_are_connected_the_oldest_goes() {
-        let crowd = Arc::new(Crowd::new(2));
+        let crowd = Arc::new(ConnectionLimit::new(2));
         let (one, two) = (crowd.enter(), crowd.enter());
         assert!(!one.gone.is_cancelled());
         let three = crowd.enter();

@@ -43,10 +43,10 @@ impl Pace {
 
 /// Clock of one connection, shared by its stream and its handler.
 #[derive(Clone, Debug)]
-pub(super) struct Clock(Arc<Mutex<State>>);
+pub(super) struct AnswerClock(Arc<Mutex<ClockState>>);
 
 #[derive(Debug)]
-struct State {
+struct ClockState {
     /// Since when the client waits for us; `None`: it does not.
     since: Option<Instant>,
     /// Time that it waited before.
@@ -55,10 +55,10 @@ struct State {
     heard: bool,
 }
 
-impl Clock {
+impl AnswerClock {
     /// Starts at the accept.
     pub(super) fn start() -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(ClockState {
             since: Some(Instant::now()),
             before: Duration::ZERO,
             heard: false,
@@ -83,7 +83,7 @@ impl Clock {
 
     /// Restarts the clock after a wait for another thread.
     pub(super) fn again(&self) {
-        *lock(&self.0) = State { since: Some(Instant::now()), before: Duration::ZERO, heard: true };
+        *lock(&self.0) = ClockState { since: Some(Instant::now()), before: Duration::ZERO, heard: true };
     }
 
     /// Stops the clock at the first byte of the answer. `None`: the answer had begun already.
@@ -96,15 +96,15 @@ impl Clock {
 }
 
 /// A stream that drives its clock and counts answers.
-pub(super) struct Timed<S> {
+pub(super) struct TimedStream<S> {
     pub(super) stream: S,
-    pub(super) clock: Clock,
+    pub(super) clock: AnswerClock,
     pub(super) pace: Pace,
     /// Duration from which on an answer counts as late.
     pub(super) late: Duration,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -125,7 +125,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let own = self.get_mut();
         let wrote = ready!(Pin::new(&mut own.stream).poll_write(context, bytes))?;
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     /// Pretends that the client has waited for us for this time.
-    fn waited(clock: &Clock, time: Duration) {
+    fn waited(clock: &AnswerClock, time: Duration) {
         let mut state = lock(&clock.0);
         state.since = state.since.map(|since| since.checked_sub(time).unwrap());
     }
@@ -160,7 +160,8 @@ mod tests {
     async fn what_the_other_side_takes_is_not_counted_and_what_we_take_is() {
         let (mut client, stream) = tokio::io::duplex(1024);
         let (pace, minute) = (Pace::default(), Duration::from_secs(60));
-        let mut own = Timed { stream, clock: Clock::start(), pace: pace.clone(), late: 3 * minute };
+        let mut own =
+            TimedStream { stream, clock: AnswerClock::start(), pace: pace.clone(), late: 3 * minute };
         let counted = || (pace.answers.get(), pace.late.get(), (pace.longest.get() / 60.0).floor());
         let mut bytes = [0; 16];
         // The connection is not polled for a minute; then the request arrives slowly, which is not our fault.

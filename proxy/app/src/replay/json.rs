@@ -2,15 +2,15 @@
 
 use serde_json::{Map, Value, json as value};
 use warden_patches::mitigation::Advice;
-use warden_policies::growth::{Blame, Forecast, Growth, Verdict, VerdictChange};
+use warden_policies::growth::{Growth, GrowthBlame, GrowthForecast, Verdict, VerdictChange};
 use warden_policies::recycle::SeriesFacts;
 use warden_policies::units::exact;
 use warden_policies::{Reason, phrases};
 
-use super::{Act, Replayed};
+use super::{Act, ReplayResult};
 
 /// The whole object.
-pub(crate) fn json(trace: &str, done: &Replayed, advice: &[Advice]) -> Value {
+pub(crate) fn json(trace: &str, done: &ReplayResult, advice: &[Advice]) -> Value {
     let all = done.growth().map(|(facts, growth)| (growth.series.to_string(), series(done, facts, growth)));
     value!({
         "trace": trace,
@@ -29,15 +29,15 @@ pub(crate) fn json(trace: &str, done: &Replayed, advice: &[Advice]) -> Value {
     })
 }
 
-fn series(done: &Replayed, facts: &SeriesFacts, growth: &Growth) -> Value {
+fn series(done: &ReplayResult, facts: &SeriesFacts, growth: &Growth) -> Value {
     let changes: Vec<&VerdictChange> =
         done.changes.iter().filter(|change| change.growth.series == growth.series).collect();
     let first = changes.iter().find(|change| change.growth.verdict.leaks());
     let (unit, per_unit, share) = match &growth.blame {
-        Some(Blame::Pays { unit, bytes_per_unit, share }) => {
+        Some(GrowthBlame::Pays { unit, bytes_per_unit, share }) => {
             (Some(unit.as_str()), Some(mib(*bytes_per_unit)), Some(rounded(*share)))
         }
-        Some(Blame::Undecided { .. }) | None => (None, None, None),
+        Some(GrowthBlame::Undecided { .. }) | None => (None, None, None),
     };
     value!({
         "final": name(growth.verdict),
@@ -93,8 +93,8 @@ fn act(act: &Act) -> Value {
     })
 }
 
-fn forecast(forecast: &Forecast) -> Value {
-    let ends = |interval: &warden_policies::growth::Interval| {
+fn forecast(forecast: &GrowthForecast) -> Value {
+    let ends = |interval: &warden_policies::growth::IntervalEstimate| {
         // An infinite end is null: JSON has no infinity.
         let end = |end: f64| (end < 1e300).then(|| rounded(end));
         value!({ "value": end(interval.value), "low": end(interval.low), "high": end(interval.high) })

@@ -14,7 +14,7 @@ mod text;
 
 use std::time::Duration;
 
-use warden_policies::cooldown::{Ask, Cooldown, Held};
+use warden_policies::cooldown::{Ask, Held, RecycleCooldown};
 use warden_policies::growth::{Growth, GrowthPolicy, Monitor, VerdictChange};
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts, decide_unless};
 use warden_policies::replacement_cost::Load;
@@ -57,7 +57,7 @@ pub(crate) struct Act {
 
 /// Result of a replay.
 #[derive(Clone, Debug)]
-pub(crate) struct Replayed {
+pub(crate) struct ReplayResult {
     /// Number of readings.
     pub(crate) readings: usize,
     /// Work at the end.
@@ -74,7 +74,7 @@ pub(crate) struct Replayed {
     pub(crate) series: Vec<SeriesFacts>,
 }
 
-impl Replayed {
+impl ReplayResult {
     /// The detector's growth of each series at the end.
     pub(crate) fn growth(&self) -> impl Iterator<Item = (&SeriesFacts, &Growth)> {
         self.series.iter().filter_map(|facts| Some((facts, facts.growth.as_ref()?)))
@@ -82,10 +82,10 @@ impl Replayed {
 }
 
 /// State of a replay.
-struct Run<'a> {
+struct ReplayRun<'a> {
     told: &'a Told,
     monitor: Monitor,
-    cooldown: Cooldown,
+    cooldown: RecycleCooldown,
     first: Option<&'a Sample>,
     before: Option<&'a Sample>,
     idle_since: Option<Duration>,
@@ -95,17 +95,17 @@ struct Run<'a> {
     told_acts: Vec<(Action, Option<Reason>, Option<MemoryKind>, bool)>,
 }
 
-pub(crate) fn replay(told: &Told, samples: &[Sample]) -> Replayed {
+pub(crate) fn replay(told: &Told, samples: &[Sample]) -> ReplayResult {
     let mut monitor = Monitor::new(&told.growth);
     // Recorded pools are measured and subtracted, so they need no allowance.
     let measured = samples.iter().any(|sample| sample.pooled(MemoryKind::Host).is_some());
     if told.allowance > 0 && !measured {
         monitor.allow(MemoryKind::Host, told.allowance);
     }
-    let mut run = Run {
+    let mut run = ReplayRun {
         told,
         monitor,
-        cooldown: Cooldown::default(),
+        cooldown: RecycleCooldown::default(),
         first: samples.first(),
         before: None,
         idle_since: None,
@@ -115,7 +115,7 @@ pub(crate) fn replay(told: &Told, samples: &[Sample]) -> Replayed {
     };
     let from = samples.first().map(|sample| sample.at).unwrap_or_default();
     let last = samples.last();
-    let mut done = Replayed {
+    let mut done = ReplayResult {
         readings: samples.len(),
         work: last.map(|sample| sample.work).unwrap_or_default(),
         lasted: last.map_or(Duration::ZERO, |sample| sample.at.saturating_sub(from)),
@@ -139,7 +139,7 @@ pub(crate) fn replay(told: &Told, samples: &[Sample]) -> Replayed {
     done
 }
 
-impl<'a> Run<'a> {
+impl<'a> ReplayRun<'a> {
     /// Idle: nothing in flight, and no request has ended since the last reading.
     fn watch_idle(&mut self, sample: &Sample) {
         let still = self.before.is_some_and(|before| before.work.requests == sample.work.requests);

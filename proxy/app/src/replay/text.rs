@@ -1,14 +1,14 @@
 //! Result of a replay for people: each change with its request and time, then the state at the end.
 
 use warden_patches::mitigation::Advice;
-use warden_policies::growth::{Blame, Growth, Verdict, VerdictChange};
+use warden_policies::growth::{Growth, GrowthBlame, Verdict, VerdictChange};
 use warden_policies::recycle::SeriesFacts;
 use warden_policies::{Action, ByteSize, MemoryLimit, Reason, phrases};
 
 use super::json::name;
-use super::{Act, Replayed, Told};
+use super::{Act, ReplayResult, Told};
 
-pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[Advice]) -> String {
+pub(crate) fn text(trace: &str, told: &Told, done: &ReplayResult, advice: &[Advice]) -> String {
     let mut lines = vec![format!(
         "{trace}: {} readings, {} requests, {}",
         done.readings,
@@ -41,7 +41,7 @@ pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[Advice])
         lines.push("    no memory was read".to_owned());
     }
     if done.actions.is_empty() && done.observed.is_empty() {
-        lines.push(format!("    policy: nothing to do{}", blind(done)));
+        lines.push(format!("    policy: nothing to do{}", missing_limit_note(done)));
     }
     lines.extend(advice.iter().map(|one| format!("    looks like: {}", one.sentence())));
     lines.join("\n") + "\n"
@@ -62,24 +62,30 @@ fn shares(told: &Told) -> Vec<String> {
 
 fn change(change: &VerdictChange, said: &mut Vec<String>) -> String {
     let growth = &change.growth;
-    format!("{}: {} -> {}{}", growth.series, name(change.before), name(growth.verdict), grounds(growth, said))
+    format!(
+        "{}: {} -> {}{}",
+        growth.series,
+        name(change.before),
+        name(growth.verdict),
+        evidence_text(growth, said)
+    )
 }
 
 /// Slope, blame and fill, where they are meaningful at this verdict. The reason why nothing is blamed is
 /// given once.
-fn grounds(growth: &Growth, said: &mut Vec<String>) -> String {
+fn evidence_text(growth: &Growth, said: &mut Vec<String>) -> String {
     let mut parts = Vec::new();
     if growth.verdict >= Verdict::Bounded {
         parts.extend(growth.slope.as_ref().map(phrases::slope));
         parts.extend(phrases::fill(&growth.fill));
     }
     match &growth.blame {
-        Some(Blame::Undecided { why }) if said.contains(why) => {
+        Some(GrowthBlame::Undecided { why }) if said.contains(why) => {
             parts.push("nothing is blamed, as above".to_owned());
         }
         Some(blame) => {
             parts.push(phrases::blame(blame));
-            if let Blame::Undecided { why } = blame {
+            if let GrowthBlame::Undecided { why } = blame {
                 said.push(why.clone());
             }
         }
@@ -112,7 +118,7 @@ fn observed(act: &Act) -> String {
 }
 
 /// Explains why a leak has no consequence: without a limit there is nothing to forecast.
-fn blind(done: &Replayed) -> &'static str {
+fn missing_limit_note(done: &ReplayResult) -> &'static str {
     let leaks = done.growth().any(|(_, growth)| growth.verdict.leaks());
     let limits = done.series.iter().any(|facts| facts.to_soft.or(facts.to_hard).or(facts.to_end).is_some());
     match (leaks, limits) {
@@ -133,7 +139,7 @@ fn end(facts: &SeriesFacts, growth: &Growth, said: &mut Vec<String>) -> Vec<Stri
         "    {}: {}{since}{}; settled at {}, now {}",
         growth.series,
         name(growth.verdict),
-        grounds(growth, said),
+        evidence_text(growth, said),
         held(growth.baseline),
         held(growth.floor.or(facts.charged)),
     )];

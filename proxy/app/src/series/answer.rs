@@ -9,7 +9,7 @@ use warden_supervisor::{BackendView, FleetView};
 use super::ask::Ask;
 use super::key::Key;
 use super::marks::Mark;
-use super::store::{Found, Span, Store, StoreError, unix};
+use super::store::{Found, SeriesStoreError, Span, Store, unix};
 use crate::cli::growth;
 
 /// The memories with recorded series.
@@ -19,12 +19,12 @@ pub(crate) struct Listed {
     pub(crate) now: u64,
     /// Where the series are kept, for people.
     pub(crate) place: String,
-    pub(crate) series: Vec<ListedOne>,
+    pub(crate) series: Vec<SeriesEntry>,
 }
 
 /// A recorded memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ListedOne {
+pub(crate) struct SeriesEntry {
     pub(crate) model: ModelName,
     pub(crate) replica: u32,
     pub(crate) memory: MemoryKind,
@@ -63,7 +63,7 @@ pub(crate) struct SeriesData {
     pub(crate) points: Vec<Point>,
     /// Current values; absent if no process runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) present: Option<Present>,
+    pub(crate) present: Option<SeriesStatus>,
 }
 
 /// Readings of a span of time.
@@ -86,7 +86,7 @@ pub(crate) struct Point {
 
 /// Current values of a memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Present {
+pub(crate) struct SeriesStatus {
     pub(crate) generation: u64,
     /// Bytes held.
     pub(crate) bytes: u64,
@@ -148,18 +148,18 @@ pub(crate) enum Nothing {
     #[error("nothing is kept of a model `{0}`: `GET /series` lists what there is")]
     Unknown(String),
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] SeriesStoreError),
 }
 
 /// Lists the memories with recorded series.
 ///
 /// # Errors
 /// The disk does not answer.
-pub(crate) async fn list(store: &Store) -> Result<Listed, StoreError> {
+pub(crate) async fn list(store: &Store) -> Result<Listed, SeriesStoreError> {
     let spans = store.spans().await?;
     let one = |Span { key, from, to }| {
         let Key { model, replica, memory } = key;
-        ListedOne { model, replica, memory, from, to }
+        SeriesEntry { model, replica, memory, from, to }
     };
     Ok(Listed { now: unix(), place: store.place(), series: spans.into_iter().map(one).collect() })
 }
@@ -191,8 +191,8 @@ pub(crate) async fn of_model(
     }
     let series = found.into_iter().map(|found| series(found, &own, now)).collect();
     let name = match ask.when {
-        super::ask::When::Last(name, _) => Some(name.to_owned()),
-        super::ask::When::Between(..) => None,
+        super::ask::SeriesRange::Last(name, _) => Some(name.to_owned()),
+        super::ask::SeriesRange::Between(..) => None,
     };
     Ok(MemoryData {
         model: model.to_owned(),
@@ -236,7 +236,7 @@ fn point(bucket: &Bucket) -> Point {
     }
 }
 
-fn present(backend: &BackendView, memory: MemoryKind, now: u64) -> Option<Present> {
+fn present(backend: &BackendView, memory: MemoryKind, now: u64) -> Option<SeriesStatus> {
     let bytes = backend.held(memory)?;
     let known = backend.memory.growth.iter().find(|growth| growth.series == memory).cloned();
     let own = known.unwrap_or_else(|| warden_policies::growth::Growth::of(memory));
@@ -259,7 +259,7 @@ fn present(backend: &BackendView, memory: MemoryKind, now: u64) -> Option<Presen
     });
     let concerns =
         |next: &&warden_supervisor::PolicyView| next.decision.series.is_none_or(|series| series == memory);
-    Some(Present {
+    Some(SeriesStatus {
         generation: backend.generation.map_or(0, |generation| generation.0),
         bytes,
         verdict: own.verdict,

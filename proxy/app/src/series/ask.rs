@@ -2,18 +2,18 @@
 
 use warden_policies::rollup::{Range, SeriesPolicy};
 
-use crate::admin::query::Query;
+use crate::admin::query::QueryPairs;
 
 /// Offered ranges: names and seconds.
 pub(crate) const RANGES: [(&str, u64); 5] =
     [("1h", 3600), ("6h", 6 * 3600), ("1d", 86_400), ("7d", 7 * 86_400), ("30d", 30 * 86_400)];
 
 /// Seconds of the shortest range.
-const SHORTEST: u64 = 60;
+const MIN_RANGE: u64 = 60;
 
 /// Span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum When {
+pub(crate) enum SeriesRange {
     /// The last seconds, under one of the names of [`RANGES`]: moves with the time.
     Last(&'static str, u64),
     /// From one second since 1970 to another: fixed.
@@ -25,7 +25,7 @@ pub(crate) enum When {
 pub(crate) struct Ask {
     /// `None`: list the models.
     pub(crate) model: Option<String>,
-    pub(crate) when: When,
+    pub(crate) when: SeriesRange,
     /// Limit of points.
     pub(crate) points: usize,
 }
@@ -36,7 +36,7 @@ impl Ask {
     /// # Errors
     /// A sentence with the valid form.
     pub(crate) fn of(query: Option<&str>, policy: &SeriesPolicy) -> Result<Self, String> {
-        let asked = Query::read(query)?;
+        let asked = QueryPairs::read(query)?;
         let get = |name: &str| asked.get(name);
         let number = |name: &str| match get(name) {
             None => Ok(None),
@@ -45,13 +45,13 @@ impl Ask {
             }),
         };
         let when = match (number("from")?, number("to")?) {
-            (None, None) => last(get("range").unwrap_or("1h"))?,
-            (Some(from), Some(to)) if to >= from.saturating_add(SHORTEST) && to < 1 << 40 => {
-                When::Between(from, to)
+            (None, None) => range_named(get("range").unwrap_or("1h"))?,
+            (Some(from), Some(to)) if to >= from.saturating_add(MIN_RANGE) && to < 1 << 40 => {
+                SeriesRange::Between(from, to)
             }
             (Some(from), Some(to)) => {
                 return Err(format!(
-                    "from {from} to {to} is no range: `to` comes at least {SHORTEST} s after `from`"
+                    "from {from} to {to} is no range: `to` comes at least {MIN_RANGE} s after `from`"
                 ));
             }
             _ => return Err("`from` and `to` come together; `range=6h` is the last six hours".to_owned()),
@@ -65,16 +65,16 @@ impl Ask {
     pub(crate) const fn range(&self, now: u64) -> Range {
         let (from, to) = match self.when {
             // Includes readings of the current second.
-            When::Last(_, seconds) => (now.saturating_sub(seconds), now.saturating_add(1)),
-            When::Between(from, to) => (from, to),
+            SeriesRange::Last(_, seconds) => (now.saturating_sub(seconds), now.saturating_add(1)),
+            SeriesRange::Between(from, to) => (from, to),
         };
         Range { from, to, points: self.points }
     }
 }
 
-fn last(name: &str) -> Result<When, String> {
+fn range_named(name: &str) -> Result<SeriesRange, String> {
     let known = RANGES.iter().find(|(known, _)| *known == name);
-    known.map(|(name, seconds)| When::Last(name, *seconds)).ok_or_else(|| {
+    known.map(|(name, seconds)| SeriesRange::Last(name, *seconds)).ok_or_else(|| {
         let names = RANGES.map(|(name, _)| name).join(", ");
         format!(
             "`range={name}` is none of {names}; other stretches are `from=` and `to=` in seconds since 1970"
@@ -95,7 +95,7 @@ mod tests {
         let hour = ask("model=org%2Fa%2Bb+c&x").unwrap();
         assert_eq!(
             (hour.model.as_deref(), hour.when, hour.points),
-            (Some("org/a+b c"), When::Last("1h", 3600), 400)
+            (Some("org/a+b c"), SeriesRange::Last("1h", 3600), 400)
         );
         assert_eq!(hour.range(10_000), Range { from: 6400, to: 10_001, points: 400 });
         let fixed = ask("from=1000&to=2000&points=99999&range=6h").unwrap();

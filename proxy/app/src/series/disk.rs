@@ -18,7 +18,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as 
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags};
-use warden_policies::rollup::{Bucket, Tier, missing};
+use warden_policies::rollup::{Bucket, RollupTier, missing};
 
 use super::key::{END, Key};
 use super::ring::{self, Ring, RingError};
@@ -38,7 +38,7 @@ pub(super) struct Known {
 #[derive(Debug)]
 pub(super) struct Disk {
     pub(super) folder: PathBuf,
-    tiers: Vec<Tier>,
+    tiers: Vec<RollupTier>,
     /// Limit of files.
     most: usize,
     /// Locked while this lives.
@@ -66,7 +66,7 @@ impl Disk {
     ///
     /// # Errors
     /// The folder cannot be created or read.
-    pub(super) fn take(state: &Path, tiers: &[Tier], bytes: u64, now: u64) -> io::Result<Option<Self>> {
+    pub(super) fn take(state: &Path, tiers: &[RollupTier], bytes: u64, now: u64) -> io::Result<Option<Self>> {
         let folder = state.join(FOLDER);
         DirBuilder::new().recursive(true).mode(0o750).create(&folder)?;
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -113,7 +113,7 @@ impl Disk {
             let written = u64::try_from(entry.metadata()?.mtime()).unwrap_or(0);
             self.known.insert(head.key, Known { since: head.since, written });
         }
-        while self.known.len() > self.most && self.forget_one(now, 0) {}
+        while self.known.len() > self.most && self.remove_oldest(now, 0) {}
         Ok(())
     }
 
@@ -124,7 +124,7 @@ impl Disk {
 
     /// Removes the file that was not written for longest, if that is at least `rest` seconds. `false`:
     /// there is none.
-    fn forget_one(&mut self, now: u64, rest: u64) -> bool {
+    fn remove_oldest(&mut self, now: u64, rest: u64) -> bool {
         // After a clock was set back, files written now look older than files given up before, so `rest` is
         // checked by distance first.
         let resting = self.known.iter().filter(|(_, known)| known.written.abs_diff(now) >= rest);
@@ -169,7 +169,7 @@ impl Disk {
                 return Ok(Written::Never((!told).then(|| self.too_many(key))));
             }
             // A folder or a link is at that name: it stays.
-            Err(RingError::Io(error)) if !is_in_the_way(&error) => return Err(error),
+            Err(RingError::Io(error)) if !is_wrong_file_kind(&error) => return Err(error),
             Err(problem) => return Ok(self.refuse(key, &problem)),
         };
         // The finest tier first: if we are killed in between, the others are completed from it.
@@ -192,7 +192,7 @@ impl Disk {
                 self.complete.insert(key.clone());
                 // A file that is still being written is not removed for another.
                 while self.known.len() >= self.most {
-                    if !self.forget_one(now, 3600) {
+                    if !self.remove_oldest(now, 3600) {
                         return Ok(None);
                     }
                 }
@@ -258,7 +258,7 @@ impl Disk {
 }
 
 /// Returns true if opening fails because of the kind of file at that name, not because of the disk.
-fn is_in_the_way(error: &io::Error) -> bool {
+fn is_wrong_file_kind(error: &io::Error) -> bool {
     let link = rustix::io::Errno::LOOP.raw_os_error();
     matches!(error.kind(), io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory)
         || error.raw_os_error() == Some(link)

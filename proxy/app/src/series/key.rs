@@ -18,14 +18,14 @@ pub(crate) struct Key {
 pub(super) const END: &str = ".series";
 
 /// Letters of a model's name that its file name shows to people.
-const SHOWN: usize = 40;
+const SHOWN_LETTERS: usize = 40;
 
 impl Key {
     /// The file name: the readable part of the model's name, and a hash of the whole name. So any name is
     /// valid, and no two models share a file.
     pub(super) fn file(&self) -> String {
         let plain = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
-        let shown: String = self.model.as_str().chars().map(plain).take(SHOWN).collect();
+        let shown: String = self.model.as_str().chars().map(plain).take(SHOWN_LETTERS).collect();
         let whole = format!("{}\0{}\0{}", self.model, self.replica, self.memory);
         let hash = Sha256::digest(whole.as_bytes());
         // Starts with `m-`, so that the file of a name with a leading dot is not hidden.

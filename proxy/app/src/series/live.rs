@@ -3,18 +3,18 @@
 
 use std::collections::BTreeMap;
 
-use warden_policies::rollup::{Bucket, Reading, Rollup, SeriesPolicy, Tier, tiers};
+use warden_policies::rollup::{Bucket, Reading, RollupTier, SeriesPolicy, SeriesRollup, tiers};
 
 use super::key::Key;
 
 /// Least number of waiting buckets that each series may have, however many series there are.
-const LEAST: usize = 16;
+const MIN_WAITING: usize = 16;
 /// Limit of waiting buckets of one series, however few series there are: four hours of the finest tier.
-const MOST: usize = 1440;
+const MAX_WAITING: usize = 1440;
 
 #[derive(Debug)]
 struct One {
-    rollup: Rollup,
+    rollup: SeriesRollup,
     /// By tier and start.
     waiting: BTreeMap<(usize, u64), Bucket>,
     /// Time of the last reading, in milliseconds since 1970.
@@ -24,7 +24,7 @@ struct One {
 #[derive(Debug)]
 pub(super) struct Live {
     policy: SeriesPolicy,
-    tiers: Vec<Tier>,
+    tiers: Vec<RollupTier>,
     series: BTreeMap<Key, One>,
 }
 
@@ -38,7 +38,7 @@ impl Live {
         let most = self.share();
         if !self.series.contains_key(key) {
             while self.series.len() >= self.policy.live.max(1) && self.forget_oldest() {}
-            let rollup = Rollup::new(&self.tiers, self.policy.fresh);
+            let rollup = SeriesRollup::new(&self.tiers, self.policy.fresh);
             self.series.insert(key.clone(), One { rollup, waiting: BTreeMap::new(), at: reading.at });
         }
         let Some(one) = self.series.get_mut(key) else { return };
@@ -49,7 +49,7 @@ impl Live {
 
     /// Limit of waiting buckets of one series.
     fn share(&self) -> usize {
-        (self.policy.waiting / self.series.len().max(1)).clamp(LEAST, MOST)
+        (self.policy.waiting / self.series.len().max(1)).clamp(MIN_WAITING, MAX_WAITING)
     }
 
     fn forget_oldest(&mut self) -> bool {

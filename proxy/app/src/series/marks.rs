@@ -196,12 +196,12 @@ fn shortened(text: &str, most: usize) -> String {
 
 /// The latest marks of each model.
 #[derive(Debug, Default)]
-pub(super) struct Marks {
+pub(super) struct MarkHistory {
     of_model: BTreeMap<ModelName, VecDeque<Mark>>,
     count: usize,
 }
 
-impl Marks {
+impl MarkHistory {
     /// Adds a mark; a duplicate is ignored. Beyond the limits the oldest mark is dropped: of the same model
     /// if it has many, else of the model that has most.
     pub(super) fn keep(&mut self, mark: Mark, policy: &SeriesPolicy) -> bool {

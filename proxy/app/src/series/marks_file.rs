@@ -13,11 +13,11 @@ use super::marks::Mark;
 use crate::append;
 
 /// The file has names of models and output of llama-server, so it is not readable by everybody.
-const MODE: u32 = 0o640;
+const FILE_MODE: u32 = 0o640;
 /// Below this number of lines the file is not rewritten.
-const FEW: usize = 1000;
+const MIN_REWRITE_LINES: usize = 1000;
 /// Limit in bytes: a larger file is none of ours and not read.
-const LARGEST: u64 = 256 << 20;
+const MAX_FILE_BYTES: u64 = 256 << 20;
 
 #[derive(Debug)]
 pub(super) struct MarksFile {
@@ -33,7 +33,7 @@ impl MarksFile {
         let path = folder.join("marks.jsonl");
         let facts = fs::symlink_metadata(&path);
         let Ok(facts) = facts else { return (Self { path, lines: 0, ours: true }, Vec::new()) };
-        let text = if facts.is_file() && facts.len() < LARGEST { fs::read(&path).ok() } else { None };
+        let text = if facts.is_file() && facts.len() < MAX_FILE_BYTES { fs::read(&path).ok() } else { None };
         let Some(text) = text else { return (Self { path, lines: 0, ours: false }, Vec::new()) };
         let text = String::from_utf8_lossy(&text);
         let read: Vec<Mark> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
@@ -63,8 +63,8 @@ impl MarksFile {
         if !self.ours || new.is_empty() {
             return Ok(());
         }
-        if self.lines + new.len() > FEW + 2 * kept {
-            return self.write_anew(&all());
+        if self.lines + new.len() > MIN_REWRITE_LINES + 2 * kept {
+            return self.rewrite(&all());
         }
         let mut text = Vec::new();
         for mark in new {
@@ -72,12 +72,12 @@ impl MarksFile {
             text.push(b'\n');
         }
         // A full disk may have left part of a line: opening the file ends that line.
-        append::open(&self.path, MODE)?.write_all(&text)?;
+        append::open(&self.path, FILE_MODE)?.write_all(&text)?;
         self.lines += new.len();
         Ok(())
     }
 
-    fn write_anew(&mut self, all: &[Mark]) -> io::Result<()> {
+    fn rewrite(&mut self, all: &[Mark]) -> io::Result<()> {
         let folder = self.path.parent().unwrap_or(Path::new("."));
         let new = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
         let mut writer = BufWriter::new(new.as_file());
@@ -87,7 +87,7 @@ impl MarksFile {
         }
         writer.flush()?;
         drop(writer);
-        new.as_file().set_permissions(fs::Permissions::from_mode(MODE))?;
+        new.as_file().set_permissions(fs::Permissions::from_mode(FILE_MODE))?;
         new.as_file().sync_all()?;
         new.persist(&self.path).map_err(|failed| failed.error)?;
         self.lines = all.len();

@@ -91,7 +91,7 @@ fn marks_are_bounded_and_a_model_that_falls_all_day_costs_no_other_its_own() {
         kind: MarkKind::Crashed,
         words: String::new(),
     };
-    let mut marks = Marks::default();
+    let mut marks = MarkHistory::default();
     assert!(marks.keep(mark(0, 5), &policy));
     assert!(!marks.keep(mark(0, 5), &policy), "it is there");
     (0..1000).for_each(|n| assert!(marks.keep(mark(1, n), &policy)));
@@ -101,7 +101,7 @@ fn marks_are_bounded_and_a_model_that_falls_all_day_costs_no_other_its_own() {
     }
     assert_eq!((marks.len(), marks.all().count()), (50, 50));
     // After a clock was set back, the marks stay in order.
-    let mut marks = Marks::default();
+    let mut marks = MarkHistory::default();
     for at in [5, 9, 7] {
         assert!(marks.keep(mark(0, at), &policy));
     }

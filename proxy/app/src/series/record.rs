@@ -11,12 +11,12 @@
 //! the file.
 
 use warden_policies::growth::{Law, Verdict};
-use warden_policies::rollup::{Bucket, Lines, Tier};
+use warden_policies::rollup::{Bucket, Lines, RollupTier};
 
 /// Bytes of a bucket.
 pub(super) const RECORD: usize = 104;
 
-const CHECK: usize = RECORD - 4;
+const CHECKSUM_OFFSET: usize = RECORD - 4;
 
 /// Lines are only drawn, and operators set budgets in round numbers, so KiB are exact enough.
 const KIB: u64 = 1024;
@@ -31,16 +31,16 @@ pub(super) fn encode(bucket: &Bucket, tier: u8) -> [u8; RECORD] {
     let begin = bucket.start.saturating_mul(1000);
     let after = |at: u64| short(at.saturating_sub(begin));
     let Lines { generation, verdict, law, kept, soft, hard } = bucket.lines;
-    put(&mut bytes, 0, &bucket.start.to_le_bytes());
-    put(&mut bytes, 8, &after(bucket.first_at).to_le_bytes());
-    put(&mut bytes, 12, &after(bucket.last_at).to_le_bytes());
-    put(&mut bytes, 16, &short(bucket.covered).to_le_bytes());
-    put(&mut bytes, 20, &short(bucket.count).to_le_bytes());
-    put(&mut bytes, 24, &generation.to_le_bytes());
-    put(&mut bytes, 32, &bucket.min.to_le_bytes());
-    put(&mut bytes, 40, &bucket.max.to_le_bytes());
-    put(&mut bytes, 48, &bucket.last.to_le_bytes());
-    put(&mut bytes, 56, &bucket.mean.to_le_bytes());
+    put_bytes(&mut bytes, 0, &bucket.start.to_le_bytes());
+    put_bytes(&mut bytes, 8, &after(bucket.first_at).to_le_bytes());
+    put_bytes(&mut bytes, 12, &after(bucket.last_at).to_le_bytes());
+    put_bytes(&mut bytes, 16, &short(bucket.covered).to_le_bytes());
+    put_bytes(&mut bytes, 20, &short(bucket.count).to_le_bytes());
+    put_bytes(&mut bytes, 24, &generation.to_le_bytes());
+    put_bytes(&mut bytes, 32, &bucket.min.to_le_bytes());
+    put_bytes(&mut bytes, 40, &bucket.max.to_le_bytes());
+    put_bytes(&mut bytes, 48, &bucket.last.to_le_bytes());
+    put_bytes(&mut bytes, 56, &bucket.mean.to_le_bytes());
     let lines = [
         law.map(|law| law.level),
         law.map(|law| law.low),
@@ -53,19 +53,21 @@ pub(super) fn encode(bucket: &Bucket, tier: u8) -> [u8; RECORD] {
     for (number, line) in lines.into_iter().enumerate() {
         // At least 1, because 0 means no line.
         let kib = line.map_or(0, |line| short(line / KIB).max(1));
-        put(&mut bytes, 64 + 4 * number, &kib.to_le_bytes());
+        put_bytes(&mut bytes, 64 + 4 * number, &kib.to_le_bytes());
     }
     bytes[92] =
         VERDICTS.iter().position(|known| *known == verdict).and_then(|at| at.try_into().ok()).unwrap_or(0);
     bytes[93] = tier;
-    let check = crc32(&bytes[..CHECK]);
-    put(&mut bytes, CHECK, &check.to_le_bytes());
+    let check = crc32(&bytes[..CHECKSUM_OFFSET]);
+    put_bytes(&mut bytes, CHECKSUM_OFFSET, &check.to_le_bytes());
     bytes
 }
 
 /// Decodes a bucket of a tier; `None` if the bytes are none.
-pub(super) fn decode(bytes: &[u8], number: u8, tier: Tier) -> Option<Bucket> {
-    if u32::from_le_bytes(at(bytes, CHECK)?) != crc32(bytes.get(..CHECK)?) || bytes[93] != number {
+pub(super) fn decode(bytes: &[u8], number: u8, tier: RollupTier) -> Option<Bucket> {
+    if u32::from_le_bytes(at(bytes, CHECKSUM_OFFSET)?) != crc32(bytes.get(..CHECKSUM_OFFSET)?)
+        || bytes[93] != number
+    {
         return None;
     }
     let long = |offset: usize| Some(u64::from_le_bytes(at(bytes, offset)?));
@@ -101,7 +103,7 @@ pub(super) fn decode(bytes: &[u8], number: u8, tier: Tier) -> Option<Bucket> {
     })
 }
 
-fn put(bytes: &mut [u8], offset: usize, value: &[u8]) {
+fn put_bytes(bytes: &mut [u8], offset: usize, value: &[u8]) {
     if let Some(place) = bytes.get_mut(offset..offset + value.len()) {
         place.copy_from_slice(value);
     }
@@ -128,7 +130,7 @@ pub(super) mod tests {
     use super::*;
     use warden_policies::rollup::Reading;
 
-    pub(crate) const TIER: Tier = Tier { seconds: 10, slots: 6 };
+    pub(crate) const TIER: RollupTier = RollupTier { seconds: 10, slots: 6 };
 
     /// A bucket with everything in it.
     pub(crate) fn full(second: u64, bytes: u64) -> Bucket {

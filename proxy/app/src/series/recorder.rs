@@ -21,7 +21,7 @@ pub(crate) async fn record(store: Store, fleet: Fleet, stop: CancellationToken) 
     let policy = *store.policy();
     let mut views = fleet.subscribe();
     let mut tail = fleet.events();
-    let mut seen = Seen::default();
+    let mut seen = RecordedReadings::default();
     let mut told = 0;
     let mut mark = |events: &[Event]| {
         for event in events.iter().filter(|event| event.id > told) {
@@ -95,9 +95,9 @@ fn write(store: &Store, state: &StateWriter, flushing: &Arc<AtomicBool>) {
 
 /// The last recorded reading of each replica.
 #[derive(Default)]
-struct Seen(BTreeMap<(ModelName, u32), (Option<GenerationId>, u64)>);
+struct RecordedReadings(BTreeMap<(ModelName, u32), (Option<GenerationId>, u64)>);
 
-impl Seen {
+impl RecordedReadings {
     /// Readings that are new in this view.
     fn readings(&mut self, view: &FleetView, now: u64) -> Vec<(Key, Reading)> {
         let mut readings = Vec::new();
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn each_reading_is_taken_once_with_what_is_drawn_beside_it() {
-        let mut seen = Seen::default();
+        let mut seen = RecordedReadings::default();
         let mut one = backend(3, Phase::Ready, 1);
         one.memory.growth[0].law = Some(Law { level: 5, low: 4, high: 6 });
         one.memory.growth[0].baseline = Some(100);
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_replacement_is_one_step_from_the_old_process_to_the_new_one() {
-        let mut seen = Seen::default();
+        let mut seen = RecordedReadings::default();
         let mut at = |backends: Vec<BackendView>| -> Option<u64> {
             Some(seen.readings(&fleet(backends), 9).first()?.1.lines.generation)
         };

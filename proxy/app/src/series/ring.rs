@@ -16,17 +16,17 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
-use warden_policies::rollup::{Bucket, Tier};
+use warden_policies::rollup::{Bucket, RollupTier};
 
 use super::key::Key;
 use super::record::{RECORD, crc32, decode, encode};
 
-const MAGIC: &[u8; 8] = b"LWSERIES";
+const FILE_MAGIC: &[u8; 8] = b"LWSERIES";
 const VERSION: u32 = 1;
 const HEAD: usize = 4096;
 const TEXT: usize = 20;
 /// The file has names of models, so it is not readable by everybody.
-const MODE: u32 = 0o640;
+const FILE_MODE: u32 = 0o640;
 
 /// Content of a head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,11 +55,11 @@ pub(super) enum RingError {
 }
 
 /// Bytes of a file with these tiers.
-pub(super) fn length(tiers: &[Tier]) -> u64 {
-    offset(tiers, tiers.len())
+pub(super) fn length(tiers: &[RollupTier]) -> u64 {
+    tier_offset(tiers, tiers.len())
 }
 
-fn offset(tiers: &[Tier], number: usize) -> u64 {
+fn tier_offset(tiers: &[RollupTier], number: usize) -> u64 {
     let slots: u64 = tiers.iter().take(number).map(|tier| tier.slots).sum();
     HEAD as u64 + slots * RECORD as u64
 }
@@ -67,7 +67,7 @@ fn offset(tiers: &[Tier], number: usize) -> u64 {
 #[derive(Debug)]
 pub(super) struct Ring {
     file: File,
-    tiers: Vec<Tier>,
+    tiers: Vec<RollupTier>,
     pub(super) since: u64,
 }
 
@@ -76,7 +76,7 @@ impl Ring {
     ///
     /// # Errors
     /// The file is missing, or not used.
-    pub(super) fn open(path: &Path, key: &Key, tiers: &[Tier], write: bool) -> Result<Self, RingError> {
+    pub(super) fn open(path: &Path, key: &Key, tiers: &[RollupTier], write: bool) -> Result<Self, RingError> {
         let file = options().write(write).open(path)?;
         let head = head(&file)?;
         let same = head.tiers.iter().copied().eq(tiers.iter().map(|tier| (tier.seconds, tier.slots)));
@@ -90,13 +90,13 @@ impl Ring {
     ///
     /// # Errors
     /// The file cannot be created, or the name is taken.
-    pub(super) fn make(path: &Path, key: &Key, tiers: &[Tier], now: u64) -> Result<Self, RingError> {
+    pub(super) fn make(path: &Path, key: &Key, tiers: &[RollupTier], now: u64) -> Result<Self, RingError> {
         let widths = tiers.iter().map(|tier| (tier.seconds, tier.slots)).collect();
         let head = Head { key: key.clone(), tiers: widths, since: now };
         let text = serde_json::to_vec(&head).map_err(io::Error::from)?;
         let size = u32::try_from(text.len()).ok().filter(|_| text.len() <= HEAD - TEXT);
         let mut bytes = Vec::with_capacity(HEAD);
-        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(FILE_MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&size.ok_or(RingError::Long)?.to_le_bytes());
         bytes.extend_from_slice(&crc32(&text).to_le_bytes());
@@ -105,7 +105,7 @@ impl Ring {
         let new = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
         new.as_file().write_all_at(&bytes, 0)?;
         new.as_file().set_len(length(tiers))?;
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(MODE);
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(FILE_MODE);
         new.as_file().set_permissions(mode)?;
         // Without it the name may survive a power failure and the content may not; then the file's owner is
         // unknown.
@@ -122,11 +122,11 @@ impl Ring {
         let Some(tier) = self.tiers.get(number).copied() else { return Ok(Vec::new()) };
         let slots = usize::try_from(tier.slots).unwrap_or(0);
         let mut bytes = vec![0; slots * RECORD];
-        let read = read_up_to(&self.file, &mut bytes, offset(&self.tiers, number))?;
+        let read = read_up_to(&self.file, &mut bytes, tier_offset(&self.tiers, number))?;
         let records = bytes[..read].as_chunks::<RECORD>().0.iter().zip(0_u64..);
         // The slot has to match the bucket's time.
         let bucket = |(record, slot): (&[u8; RECORD], u64)| {
-            decode(record, small(number), tier).filter(|bucket| tier.slot(bucket.start) == slot)
+            decode(record, to_u8(number), tier).filter(|bucket| tier.slot(bucket.start) == slot)
         };
         let mut all: Vec<Bucket> = records.filter_map(bucket).collect();
         all.sort_by_key(|bucket| bucket.start);
@@ -139,10 +139,10 @@ impl Ring {
     /// The disk fails or is full. Then the caller has to call again.
     pub(super) fn merge(&self, number: usize, added: &Bucket) -> io::Result<()> {
         let Some(tier) = self.tiers.get(number).copied() else { return Ok(()) };
-        let place = offset(&self.tiers, number) + tier.slot(added.start) * RECORD as u64;
+        let place = tier_offset(&self.tiers, number) + tier.slot(added.start) * RECORD as u64;
         let mut bytes = [0; RECORD];
         let read = read_up_to(&self.file, &mut bytes, place)?;
-        let there = decode(&bytes[..read], small(number), tier).filter(|there| there.start == added.start);
+        let there = decode(&bytes[..read], to_u8(number), tier).filter(|there| there.start == added.start);
         let all = there.map_or_else(
             || added.clone(),
             |mut there| {
@@ -150,7 +150,7 @@ impl Ring {
                 there
             },
         );
-        self.file.write_all_at(&encode(&all, small(number)), place)
+        self.file.write_all_at(&encode(&all, to_u8(number)), place)
     }
 }
 
@@ -178,7 +178,7 @@ fn head(file: &File) -> Result<Head, RingError> {
     let read = read_up_to(file, &mut bytes, 0)?;
     let bytes = &bytes[..read];
     let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-    let version = word(8).filter(|_| bytes.starts_with(MAGIC)).ok_or(RingError::Foreign)?;
+    let version = word(8).filter(|_| bytes.starts_with(FILE_MAGIC)).ok_or(RingError::Foreign)?;
     if version != VERSION {
         return Err(RingError::Later(version));
     }
@@ -203,7 +203,7 @@ fn read_up_to(file: &File, bytes: &mut [u8], place: u64) -> io::Result<usize> {
     Ok(read)
 }
 
-fn small(number: usize) -> u8 {
+fn to_u8(number: usize) -> u8 {
     u8::try_from(number).unwrap_or(u8::MAX)
 }
 

@@ -9,7 +9,7 @@ use warden_policies::{MemoryKind, ModelName};
 use super::super::record::tests::{TIER, full};
 use super::*;
 
-const TIERS: [Tier; 2] = [TIER, Tier { seconds: 60, slots: 4 }];
+const TIERS: [RollupTier; 2] = [TIER, RollupTier { seconds: 60, slots: 4 }];
 /// A multiple of the spans of both tiers, so that slots are easy to count.
 const DAY: u64 = 1_790_000_400 / 1200 * 1200;
 

@@ -9,36 +9,38 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use warden_policies::rollup::{Bucket, Range, Reading, SeriesPolicy, Tier, in_range, thin, tier_for, tiers};
+use warden_policies::rollup::{
+    Bucket, Range, Reading, RollupTier, SeriesPolicy, in_range, thin, tier_for, tiers,
+};
 use warden_supervisor::{WorkKind, run_job};
 
 use super::disk::{Disk, Written};
 use super::key::Key;
 use super::live::Live;
-use super::marks::{Mark, Marks};
+use super::marks::{Mark, MarkHistory};
 use super::marks_file::MarksFile;
 use crate::clock;
 use crate::sync::lock;
 
 /// Limit of queries that wait for the disk: a disk that hangs must not collect threads.
-const READERS: usize = 4;
+const MAX_READERS: usize = 4;
 
 /// Recorded series and marks. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Store(Arc<Inner>);
+pub(crate) struct Store(Arc<StoreInner>);
 
-struct Inner {
+struct StoreInner {
     policy: SeriesPolicy,
-    tiers: [Tier; 4],
+    tiers: [RollupTier; 4],
     state: PathBuf,
-    kept: Mutex<Kept>,
+    kept: Mutex<StoreMemory>,
     files: Mutex<Files>,
     readers: Arc<Semaphore>,
 }
 
-struct Kept {
+struct StoreMemory {
     live: Live,
-    marks: Marks,
+    marks: MarkHistory,
     /// Marks that are not in the file yet.
     unwritten: Vec<Mark>,
     /// Where the series are kept, for people.
@@ -73,7 +75,7 @@ pub(super) struct Span {
 
 /// Why a query has no answer.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StoreError {
+pub(crate) enum SeriesStoreError {
     /// The disk does not answer, or too many queries wait.
     #[error("the files of series in {0} are slow: ask again in a moment")]
     Slow(PathBuf),
@@ -84,18 +86,18 @@ pub(crate) enum StoreError {
 impl Store {
     /// Opens nothing before the first [`Store::flush`].
     pub(crate) fn new(policy: &SeriesPolicy, state: &Path) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(StoreInner {
             policy: *policy,
             tiers: tiers(policy),
             state: state.to_owned(),
-            kept: Mutex::new(Kept {
+            kept: Mutex::new(StoreMemory {
                 live: Live::new(policy),
-                marks: Marks::default(),
+                marks: MarkHistory::default(),
                 unwritten: Vec::new(),
                 place: "in this process only, so far".to_owned(),
             }),
             files: Mutex::new(Files { open: None, again: None, failing: false, given: false }),
-            readers: Arc::new(Semaphore::new(READERS)),
+            readers: Arc::new(Semaphore::new(MAX_READERS)),
         }))
     }
 
@@ -103,7 +105,7 @@ impl Store {
         &self.0.policy
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, StoreMemory> {
         lock(&self.0.kept)
     }
 
@@ -242,7 +244,7 @@ impl Store {
     ///
     /// # Errors
     /// The disk does not answer.
-    pub(super) async fn spans(&self) -> Result<Vec<Span>, StoreError> {
+    pub(super) async fn spans(&self) -> Result<Vec<Span>, SeriesStoreError> {
         self.read(|store| {
             let files = store.files();
             // By key: there may be a thousand on either side.
@@ -276,7 +278,12 @@ impl Store {
     ///
     /// # Errors
     /// The disk does not answer, or fails.
-    pub(super) async fn find(&self, model: &str, range: Range, now: u64) -> Result<Vec<Found>, StoreError> {
+    pub(super) async fn find(
+        &self,
+        model: &str,
+        range: Range,
+        now: u64,
+    ) -> Result<Vec<Found>, SeriesStoreError> {
         let model = model.to_owned();
         self.read(move |store| store.find_now(&model, range, now)).await
     }
@@ -315,7 +322,7 @@ impl Store {
     async fn read<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Self) -> io::Result<T> + Send + 'static,
-    ) -> Result<T, StoreError> {
+    ) -> Result<T, SeriesStoreError> {
         let store = self.clone();
         let asked = async {
             let permit = Arc::clone(&self.0.readers).acquire_owned().await.ok()?;
@@ -327,8 +334,8 @@ impl Store {
             work.await.ok()
         };
         match tokio::time::timeout(self.0.policy.patience, asked).await {
-            Ok(Some(found)) => found.map_err(|error| StoreError::Disk(self.0.state.clone(), error)),
-            Ok(None) | Err(_) => Err(StoreError::Slow(self.0.state.clone())),
+            Ok(Some(found)) => found.map_err(|error| SeriesStoreError::Disk(self.0.state.clone(), error)),
+            Ok(None) | Err(_) => Err(SeriesStoreError::Slow(self.0.state.clone())),
         }
     }
 }

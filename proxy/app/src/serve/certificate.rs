@@ -37,7 +37,7 @@ pub(crate) async fn watch(
         }
         let looking = tls.clone();
         if let Ok(Some(result)) = run_job(WorkKind::Configuration, move || looking.look()).await {
-            tell(&tls, result);
+            log_reload(&tls, result);
         }
     }
 }
@@ -46,7 +46,7 @@ pub(crate) async fn watch(
 pub(crate) async fn read(tls: &Arc<Tls>) {
     let reading = tls.clone();
     match run_job(WorkKind::Configuration, move || reading.read()).await {
-        Ok(result) => tell(tls, result),
+        Ok(result) => log_reload(tls, result),
         // The files are checked again every few seconds.
         Err(error) => {
             tracing::error!(target: "tls", %error, "the certificate was not read; the one in use stays");
@@ -54,7 +54,7 @@ pub(crate) async fn read(tls: &Arc<Tls>) {
     }
 }
 
-fn tell(tls: &Tls, result: Result<Certificate, TlsError>) {
+fn log_reload(tls: &Tls, result: Result<Certificate, TlsError>) {
     match result {
         Ok(certificate) => {
             let days = certificate.left().map(|left| left.as_secs() / 86_400);

@@ -121,8 +121,8 @@ pub(crate) fn describe(kind: &EventKind) -> String {
                 count("removed", &report.removed),
                 count("restarted", &report.restarted),
                 count("updated", &report.updated),
-                list("changed", &report.changed),
-                list("takes effect at the next start of llama-warden", &report.needs_restart),
+                list_texts("changed", &report.changed),
+                list_texts("takes effect at the next start of llama-warden", &report.needs_restart),
             ]
             .into_iter()
             .flatten()
@@ -163,7 +163,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
 }
 
 /// Lists the first of these texts and the number of the others; `None` if there are none.
-fn list(what: &str, texts: &[String]) -> Option<String> {
+fn list_texts(what: &str, texts: &[String]) -> Option<String> {
     const SHOWN: usize = 12;
     let (first, more) = texts.split_at(texts.len().min(SHOWN));
     let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };

@@ -12,24 +12,24 @@ use crate::config::model_files::Stamp;
 use crate::config::source::folder;
 
 /// All files of all folders.
-type Files = BTreeMap<PathBuf, Stamp>;
+type FolderFiles = BTreeMap<PathBuf, Stamp>;
 
 /// Reads folders. `None`: they cannot be read.
-type Look = Arc<dyn Fn(&[PathBuf]) -> Option<Files> + Send + Sync>;
+type FolderReader = Arc<dyn Fn(&[PathBuf]) -> Option<FolderFiles> + Send + Sync>;
 
 /// Watches folders.
 pub(super) struct Folders {
     dirs: Vec<PathBuf>,
-    look: Look,
+    look: FolderReader,
     every: Duration,
     /// Time of the next read.
     next: Instant,
     /// A read in progress: if it hangs, no second one is started.
-    looking: Option<Work<Option<Files>>>,
+    looking: Option<Work<Option<FolderFiles>>>,
     /// Files when they were last applied.
-    taken: Files,
+    taken: FolderFiles,
     /// Files at the last read.
-    seen: Files,
+    seen: FolderFiles,
 }
 
 impl Folders {
@@ -38,8 +38,8 @@ impl Folders {
         Self::looked_at(dirs, every, Arc::new(|dirs| folder::files(dirs).ok())).await
     }
 
-    async fn looked_at(dirs: Vec<PathBuf>, every: Duration, look: Look) -> Self {
-        let (next, nothing) = (Instant::now() + every, Files::new());
+    async fn looked_at(dirs: Vec<PathBuf>, every: Duration, look: FolderReader) -> Self {
+        let (next, nothing) = (Instant::now() + every, FolderFiles::new());
         let mut new = Self { dirs, look, every, next, looking: None, taken: nothing.clone(), seen: nothing };
         new.taken = new.look().await.ok().flatten().unwrap_or_default();
         Self { next: Instant::now() + every, seen: new.taken.clone(), ..new }
@@ -69,7 +69,7 @@ impl Folders {
     }
 
     /// Starts a read on another thread. A disk may hang; then no change is reported.
-    fn look(&self) -> Work<Option<Files>> {
+    fn look(&self) -> Work<Option<FolderFiles>> {
         let (look, dirs) = (self.look.clone(), self.dirs.clone());
         run_job(WorkKind::ModelFiles, move || look(&dirs))
     }
@@ -80,7 +80,7 @@ impl Folders {
             self.dirs = dirs.to_vec();
             self.looking = None;
             // Read from scratch: at worst this causes one reload without changes.
-            (self.taken, self.seen) = (Files::new(), Files::new());
+            (self.taken, self.seen) = (FolderFiles::new(), FolderFiles::new());
         }
     }
 }
@@ -99,12 +99,12 @@ mod tests {
     #[expect(clippy::await_holding_lock, reason = "nobody waits for it but the look that hangs")]
     async fn a_disk_that_hangs_is_looked_at_once_however_often_the_loop_turns() {
         let (looks, hangs) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(())));
-        let look: Look = {
+        let look: FolderReader = {
             let (looks, hangs) = (looks.clone(), hangs.clone());
             Arc::new(move |_| {
                 looks.fetch_add(1, Ordering::SeqCst);
                 drop(lock(&hangs));
-                Some(Files::new())
+                Some(FolderFiles::new())
             })
         };
         let every = Duration::from_millis(1);

@@ -18,11 +18,11 @@ use crate::sync::lock;
 #[derive(Debug)]
 pub(crate) struct Leaving {
     gauges: Arc<Gauges>,
-    state: Mutex<State>,
+    state: Mutex<LeaveState>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct State {
+struct LeaveState {
     since: Option<Instant>,
     ending: bool,
 }

@@ -2,11 +2,11 @@
 
 use warden_gateway::{Cors, Keys, Live};
 
-use crate::config::resolve::Resolved;
-use crate::request_recorder::Recorders;
+use crate::config::resolve::ResolvedConfig;
+use crate::request_recorder::RecorderSet;
 
 /// The gateway's configuration after a reload.
-pub(crate) fn live(resolved: &Resolved, recorders: &Recorders) -> Live {
+pub(crate) fn live(resolved: &ResolvedConfig, recorders: &RecorderSet) -> Live {
     // Models without rules are left out: every request searches this list, so it should be short.
     let ruled = resolved.fleet.models.iter().zip(&resolved.rules).filter(|(_, rules)| !rules.is_empty());
     let models = ruled.map(|(model, rules)| (model.name.clone(), rules.clone()));

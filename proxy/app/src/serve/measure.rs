@@ -14,12 +14,13 @@ use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::spec::{Command, SharedSpec, Socket};
 use warden_supervisor::{Endpoint, Fleet, Solo, SoloSpec, Starter};
 
-use crate::config::resolve::Resolved;
+use crate::config::resolve::ResolvedConfig;
 use crate::config::resolve::server_facts::{self, Unmeasured};
 use crate::private_temp;
 
 /// Variables that hide GPUs: the tiny model needs none, and the GPUs may be full.
-const HIDING: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"];
+const GPU_VISIBILITY_VARS: [&str; 3] =
+    ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"];
 /// Prefixes of variables that set flags of a llama-server.
 const FLAGS: [&str; 2] = ["LLAMA_", "GGML_"];
 
@@ -35,7 +36,7 @@ pub(super) struct Job {
 
 impl Job {
     /// `None` if all facts are known, or measuring is switched off.
-    pub(super) fn new(resolved: &Resolved, nursery: NurseryHandle) -> Option<Self> {
+    pub(super) fn new(resolved: &ResolvedConfig, nursery: NurseryHandle) -> Option<Self> {
         let wanted = resolved.child.measure && !resolved.unmeasured.is_empty();
         wanted.then(|| Self {
             unmeasured: resolved.unmeasured.clone(),
@@ -124,7 +125,7 @@ fn command(own: &Command, model: &Path) -> Command {
     let is_flag = |name: &str| FLAGS.iter().any(|prefix| name.starts_with(prefix));
     let mut env: BTreeMap<String, String> =
         own.env.iter().filter(|(name, _)| !is_flag(name)).cloned().collect();
-    env.extend(HIDING.map(|name| (name.to_owned(), "-1".to_owned())));
+    env.extend(GPU_VISIBILITY_VARS.map(|name| (name.to_owned(), "-1".to_owned())));
     let inherited =
         std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| is_flag(name));
     let flags = measuring_flags(model).into_iter();

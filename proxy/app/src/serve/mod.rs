@@ -23,9 +23,9 @@ use crate::admin::server::Asking;
 use crate::cli::ConfigArgs;
 use crate::config::machine::Machine;
 use crate::config::needs;
-use crate::config::problem::{Place, Problem};
+use crate::config::problem::{ConfigProblem, Place};
 use crate::config::resolve::store;
-use crate::config::resolve::{Resolved, resolve};
+use crate::config::resolve::{ResolvedConfig, resolve};
 use crate::config::source::layers::FlagSetting;
 use crate::exit::Failure;
 use crate::{logging, out};
@@ -73,7 +73,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Reads and resolves the configuration, and runs the binaries once to check them.
-    pub(crate) async fn resolve(&self, machine: &Machine) -> Result<Resolved, Failure> {
+    pub(crate) async fn resolve(&self, machine: &Machine) -> Result<ResolvedConfig, Failure> {
         self.resolve_with(machine, |_| Ok(())).await
     }
 
@@ -81,8 +81,8 @@ impl Plan {
     pub(crate) async fn resolve_with(
         &self,
         machine: &Machine,
-        change: impl FnOnce(&mut Resolved) -> Result<(), Failure> + Send,
-    ) -> Result<Resolved, Failure> {
+        change: impl FnOnce(&mut ResolvedConfig) -> Result<(), Failure> + Send,
+    ) -> Result<ResolvedConfig, Failure> {
         let mut resolved = self.as_configured(machine)?;
         change(&mut resolved)?;
         store::fill(&mut resolved, machine).await?;
@@ -91,7 +91,7 @@ impl Plan {
     }
 
     /// The configuration without looking for or running any binary.
-    pub(crate) fn as_configured(&self, machine: &Machine) -> Result<Resolved, Failure> {
+    pub(crate) fn as_configured(&self, machine: &Machine) -> Result<ResolvedConfig, Failure> {
         let loaded = self.config.load(machine, self.flags.clone())?;
         if loaded.models.is_empty() && loaded.folders.is_empty() && loaded.settings.remotes.is_empty() {
             let place = self
@@ -99,7 +99,7 @@ impl Plan {
                 .config
                 .as_ref()
                 .map_or(Place::Nowhere, |path| Place::File { path: path.clone(), line: 0 });
-            let problem = Problem::new(place, "no model is configured");
+            let problem = ConfigProblem::new(place, "no model is configured");
             let hint = "add a section like `[models.\"name\"]` with `model = \"file.gguf\"`, or use `llama-warden serve -- -m file.gguf`";
             return Err(Failure::Config(problem.hint(hint).into()));
         }
@@ -131,7 +131,7 @@ pub(crate) fn run(plan: Plan) -> Result<(), Failure> {
             (Err(failure), None) => manager.failed(failure).await,
             // The predecessor continues and reports the failure to the caller; if it has let go already, it
             // no longer listens.
-            (Err(failure), Some(predecessor)) => predecessor.disappoint(failure).await,
+            (Err(failure), Some(predecessor)) => predecessor.report_failure(failure).await,
             (Ok(()), _) => {}
         }
         done
@@ -209,7 +209,7 @@ async fn serve(
     let mut renewing = Renewing::new(resolved.update.every, &resolved.dirs.state, &plan);
     let drop_in = resolved.fleet.any_name;
     let inheritance = match predecessor {
-        Some(predecessor) => Some(predecessor.greet(Where::of(&resolved)).await?),
+        Some(predecessor) => Some(predecessor.receive_handover(Where::of(&resolved)).await?),
         None => None,
     };
     let begun = inheritance.as_ref().map(|left| left.begun.clone());
@@ -224,10 +224,10 @@ async fn serve(
         server.beside(predecessor.clone().follow(kept, server.fleet().clone()));
         tracing::info!(version = env!("CARGO_PKG_VERSION"), "upgrade: we serve from now on");
     } else {
-        tell_where(&server);
+        print_addresses(&server);
     }
     let (turns, mut asked_whether) = Asking::new();
-    server.attend(&manager, turns);
+    server.attend_manager(&manager, turns);
     manager.ready().await;
     let first =
         async { if drop_in { first_start::failed(views).await } else { std::future::pending().await } };
@@ -243,7 +243,7 @@ async fn serve(
             asked = signals.next() => match asked {
                 Asked::End => break,
                 Asked::Reload => {
-                    read_again(&mut reading, &manager, &server).await;
+                    start_reload(&mut reading, &manager, &server).await;
                     continue;
                 }
                 Asked::Upgrade => {
@@ -254,7 +254,7 @@ async fn serve(
             () = renewing.go_on() => continue,
             () = folders.changed() => {
                 tracing::info!("models have come or gone in a folder: the configuration is read again");
-                read_again(&mut reading, &manager, &server).await;
+                start_reload(&mut reading, &manager, &server).await;
                 continue;
             }
             read = reading.read() => {
@@ -262,7 +262,7 @@ async fn serve(
                     Read::Done(read) => {
                         Box::pin(take_over(*read, machine, &mut server)).await;
                         folders.set(server.folders());
-                        renewing.set(server.renews_every());
+                        renewing.set(server.update_interval());
                     }
                     Read::Late(time) => {
                         tracing::error!(
@@ -276,13 +276,13 @@ async fn serve(
                 }
                 continue;
             }
-            never = turning(&mut asked_whether) => match never {},
+            never = answer_pulses(&mut asked_whether) => match never {},
             problem = server.ended() => return Err(problem),
-            Some(order) = ordered(orders.as_mut()) => order,
+            Some(order) = next_order(orders.as_mut()) => order,
         };
         let upgraded = tokio::select! {
             upgraded = upgrade(&server, order, &mut signals) => upgraded,
-            never = turning(&mut asked_whether) => match never {},
+            never = answer_pulses(&mut asked_whether) => match never {},
         };
         match upgraded {
             Ok(retired) => {
@@ -299,7 +299,7 @@ async fn serve(
     let in_flight = server.in_flight();
     tokio::select! {
         done = Box::pin(stop(server, deadline, &mut signals, manager.stopping(in_flight, longest))) => done?,
-        never = turning(&mut asked_whether) => match never {},
+        never = answer_pulses(&mut asked_whether) => match never {},
     }
     tokio::select! {
         () = renewing.ended() => {}
@@ -308,7 +308,7 @@ async fn serve(
     Ok(())
 }
 
-async fn ordered(orders: Option<&mut mpsc::Receiver<Order>>) -> Option<Order> {
+async fn next_order(orders: Option<&mut mpsc::Receiver<Order>>) -> Option<Order> {
     match orders {
         Some(orders) => orders.recv().await,
         None => None,
@@ -316,7 +316,7 @@ async fn ordered(orders: Option<&mut mpsc::Receiver<Order>>) -> Option<Order> {
 }
 
 /// Prints the addresses for clients and operators.
-fn tell_where(server: &Server) {
+fn print_addresses(server: &Server) {
     // Our standard output may be closed: that is no reason not to serve.
     for address in std::iter::once(server.address()).chain(server.others().iter().copied()) {
         drop(out::line(&format!("listening on {}://{address}", server.scheme())));
@@ -386,7 +386,7 @@ async fn stop(
 }
 
 /// Answers pulse checks while the loop waits for something else.
-async fn turning(asked: &mut mpsc::UnboundedReceiver<oneshot::Sender<()>>) -> Infallible {
+async fn answer_pulses(asked: &mut mpsc::UnboundedReceiver<oneshot::Sender<()>>) -> Infallible {
     while let Some(question) = asked.recv().await {
         // The asker may have gone.
         let _left = question.send(());
@@ -395,13 +395,13 @@ async fn turning(asked: &mut mpsc::UnboundedReceiver<oneshot::Sender<()>>) -> In
 }
 
 /// Starts to read the configuration. Log files are reopened at once.
-async fn read_again(reading: &mut Reading, manager: &Manager, server: &Server) {
+async fn start_reload(reading: &mut Reading, manager: &Manager, server: &Server) {
     manager.reloading().await;
     reading.begin(server.reopen_logs());
 }
 
 /// Applies the configuration that was read, if it is valid.
-async fn take_over(read: Result<Resolved, Failure>, machine: &Machine, server: &mut Server) {
+async fn take_over(read: Result<ResolvedConfig, Failure>, machine: &Machine, server: &mut Server) {
     match read {
         Ok(resolved) => {
             warn(&resolved.warnings);
@@ -431,7 +431,7 @@ fn raise_file_limit() {
     }
 }
 
-fn warn(warnings: &[Problem]) {
+fn warn(warnings: &[ConfigProblem]) {
     for warning in warnings {
         let hint = warning.hint.as_deref().unwrap_or_default();
         tracing::warn!(target: "config", hint, "{warning}");

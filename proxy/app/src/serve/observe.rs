@@ -19,18 +19,18 @@ use crate::admin::metrics::Metrics;
 use crate::advice::{self, Servers};
 use crate::events_file::EventsFile;
 use crate::logging;
-use crate::otel::Tracer;
+use crate::otel::RequestTracer;
 
 /// Receives the gateway's records.
-pub(crate) struct Watcher {
+pub(crate) struct RequestObserver {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) access: AccessLog,
     pub(crate) fleet: Fleet,
     /// Exports requests that are part of a trace.
-    pub(crate) tracer: Option<Tracer>,
+    pub(crate) tracer: Option<RequestTracer>,
 }
 
-impl Observer for Watcher {
+impl Observer for RequestObserver {
     fn request_done(&self, record: &Record) {
         self.metrics.request_done(record);
         self.access.write(record);
@@ -54,7 +54,7 @@ pub(crate) async fn events(
     let (file, tail) = (Arc::new(file), fleet.events());
     let mut receiver = tail.receiver;
     let mut views = fleet.subscribe();
-    let mut advised = Advised::default();
+    let mut advised = LoggedAdvice::default();
     let mut see = |event: &Event| {
         metrics.event(event);
         file.keep(event, fleet.state_writer());
@@ -67,7 +67,7 @@ pub(crate) async fn events(
             next = receiver.recv() => next,
             Ok(()) = views.changed() => {
                 let view = Arc::clone(&views.borrow_and_update());
-                metrics.fleet_changed(&view);
+                metrics.count_reports(&view);
                 continue;
             }
             // Events from before the end are still logged.
@@ -90,9 +90,9 @@ pub(crate) async fn events(
 /// The last advice by model, so that it is not repeated for every series and every generation. `status`
 /// always has it.
 #[derive(Default)]
-struct Advised(BTreeMap<ModelName, Vec<String>>);
+struct LoggedAdvice(BTreeMap<ModelName, Vec<String>>);
 
-impl Advised {
+impl LoggedAdvice {
     /// The advice that is new.
     fn unsaid(&mut self, event: &Event, advice: Vec<Advice>) -> Vec<Advice> {
         let Some(model) = event.model.as_ref().filter(|_| !advice.is_empty()) else { return Vec::new() };
@@ -192,7 +192,7 @@ mod tests {
             generation: Some(GenerationId(generation)),
             kind: EventKind::Suspect { refused: false, crash: None },
         };
-        let mut advised = Advised::default();
+        let mut advised = LoggedAdvice::default();
         assert_eq!(advised.unsaid(&event("a", 1), vec![advice("x")]).len(), 1);
         assert_eq!(advised.unsaid(&event("a", 2), vec![advice("x")]).len(), 0, "said");
         assert_eq!(advised.unsaid(&event("b", 3), vec![advice("x")]).len(), 1, "another model");

@@ -11,20 +11,20 @@ use warden_supervisor::{Work, WorkError, WorkKind, run_job};
 
 use super::Plan;
 use crate::config::machine::Machine;
-use crate::config::resolve::Resolved;
+use crate::config::resolve::ResolvedConfig;
 use crate::exit::Failure;
 
 /// Time after which a slow read is logged. Files take milliseconds, asking a llama-server for its version
 /// some seconds.
-const PATIENCE: Duration = Duration::from_secs(30);
+const SLOW_READ_LIMIT: Duration = Duration::from_secs(30);
 /// Time in which log files are reopened, unless a disk hangs.
-const OPENS: Duration = Duration::from_secs(2);
+const REOPEN_LIMIT: Duration = Duration::from_secs(2);
 
 /// Reads the configuration, once at a time.
 pub(super) struct Reading {
     plan: Plan,
     machine: Machine,
-    under_way: Option<UnderWay>,
+    under_way: Option<ReadInProgress>,
     /// True to read again: the read in progress may have begun before the last change.
     again: bool,
     /// Cancelled when the result is not needed any more.
@@ -32,15 +32,15 @@ pub(super) struct Reading {
     patience: Duration,
 }
 
-struct UnderWay {
-    task: Work<Option<Result<Resolved, Failure>>>,
+struct ReadInProgress {
+    task: Work<Option<Result<ResolvedConfig, Failure>>>,
     since: Instant,
     told: bool,
 }
 
 /// Result of a read.
 pub(super) enum Read {
-    Done(Box<Result<Resolved, Failure>>),
+    Done(Box<Result<ResolvedConfig, Failure>>),
     /// Still reading after this time.
     Late(Duration),
 }
@@ -48,7 +48,7 @@ pub(super) enum Read {
 impl Reading {
     pub(super) fn new(plan: &Plan, machine: &Machine) -> Self {
         let (plan, machine, ends) = (plan.clone(), machine.clone(), CancellationToken::new());
-        Self { plan, machine, under_way: None, again: false, ends, patience: PATIENCE }
+        Self { plan, machine, under_way: None, again: false, ends, patience: SLOW_READ_LIMIT }
     }
 
     /// Starts a read; if one is in progress, another follows it. The read also waits until logs are reopened.
@@ -68,14 +68,14 @@ impl Reading {
             let read = plan.resolve(&machine).await;
             if let Some(logs) = logs {
                 // The configuration is used even if the logs are late.
-                let _opened = timeout(OPENS, logs).await;
+                let _opened = timeout(REOPEN_LIMIT, logs).await;
             }
             read
         };
         let here = Handle::current();
         // On its own thread: a read from a disk cannot be cancelled.
         let task = run_job(WorkKind::Configuration, move || here.block_on(ends.run_until_cancelled(reads)));
-        self.under_way = Some(UnderWay { task, since: Instant::now(), told: false });
+        self.under_way = Some(ReadInProgress { task, since: Instant::now(), told: false });
     }
 
     /// Returns true if a read is in progress.
@@ -132,7 +132,7 @@ mod tests {
             reading.begin(opened());
             assert!(matches!(reading.read().await, Read::Late(_)) && reading.is_under_way());
         }
-        reading.patience = PATIENCE;
+        reading.patience = SLOW_READ_LIMIT;
         // The pipe has a reader, so it can be opened.
         let mut disk = File::options().write(true).open(&path).unwrap();
         std::fs::rename(&path, dir.path().join("fifo")).unwrap();

@@ -1,10 +1,10 @@
 //! Finds changes of the configuration that need a restart of llama-warden. Pure.
 
-use crate::config::resolve::Resolved;
+use crate::config::resolve::ResolvedConfig;
 use crate::config::resolve::dirs::Dirs;
 
 /// The changed sections that take effect only after a restart.
-pub(crate) fn needs_restart(old: &Resolved, new: &Resolved) -> Vec<&'static str> {
+pub(crate) fn needs_restart(old: &ResolvedConfig, new: &ResolvedConfig) -> Vec<&'static str> {
     // These types come from the defaults and have no `PartialEq`; their debug text contains all values.
     let differs = |a: &dyn std::fmt::Debug, b: &dyn std::fmt::Debug| format!("{a:?}") != format!("{b:?}");
     let mut sections = Vec::new();

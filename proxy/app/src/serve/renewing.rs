@@ -19,11 +19,11 @@ pub(super) struct Renewing {
     state: PathBuf,
     words: Vec<String>,
     due: Option<Instant>,
-    running: Option<Running>,
+    running: Option<RunningUpdate>,
 }
 
 /// A running update.
-struct Running {
+struct RunningUpdate {
     child: Child,
     /// While it is open, the process continues; closing it asks the process to end.
     wanted: Option<ChildStdin>,
@@ -52,7 +52,7 @@ impl Renewing {
             self.every = every;
             // A restart of ours must not restart the interval.
             let waited = last_run(&self.state).unwrap_or(every);
-            self.due = self.in_time(every.saturating_sub(waited).max(SOONEST.min(every)));
+            self.due = self.in_time(every.saturating_sub(waited).max(MIN_FIRST_DELAY.min(every)));
         }
     }
 
@@ -89,13 +89,13 @@ impl Renewing {
     /// Waits, at most ten seconds, until an update that was asked to end has ended.
     pub(super) async fn ended(mut self) {
         if let Some(running) = &mut self.running
-            && timeout(PATIENCE, running.end()).await.is_err()
+            && timeout(UPDATE_END_LIMIT, running.end()).await.is_err()
         {
             tracing::info!("llama-warden update ends without us");
         }
     }
 
-    fn start(&self) -> Option<Running> {
+    fn start(&self) -> Option<RunningUpdate> {
         let started = std::env::current_exe().and_then(|program| {
             let mut command = Command::new(program);
             command.args(&self.words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -107,7 +107,7 @@ impl Renewing {
                 let out = child.stdout.take().map(|pipe| BufReader::new(pipe).lines());
                 let told = child.stderr.take().map(|pipe| BufReader::new(pipe).lines());
                 tracing::info!("llama-warden update begins (`update.every`)");
-                Some(Running { wanted: child.stdin.take(), child, out, told })
+                Some(RunningUpdate { wanted: child.stdin.take(), child, out, told })
             }
             Err(error) => {
                 tracing::warn!(%error, "llama-warden update cannot be started");
@@ -118,11 +118,11 @@ impl Renewing {
 }
 
 /// Limit for an update that was asked to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const UPDATE_END_LIMIT: Duration = Duration::from_secs(10);
 /// Least delay of the first update: the first seconds belong to the models.
-const SOONEST: Duration = Duration::from_secs(60);
+const MIN_FIRST_DELAY: Duration = Duration::from_secs(60);
 
-impl Running {
+impl RunningUpdate {
     /// Logs its output until it has ended.
     async fn end(&mut self) {
         loop {

@@ -22,30 +22,30 @@ use super::leaving::Leaving;
 use super::live::live;
 use super::manager::{Asked, Manager, Sockets};
 use super::measure;
-use super::observe::{Watcher, events};
+use super::observe::{RequestObserver, events};
 use super::reload::needs_restart;
-use super::upgrade::inquiry::Inquiry;
-use super::upgrade::new::{Inheritance, Left, LeftAdmin};
+use super::upgrade::inquiry::SelfTest;
+use super::upgrade::new::{InheritedAdmin, Left, ReceivedHandover};
 use super::upgrade::order::{Order, Orders};
 use crate::access_log::AccessLog;
 use crate::admin::answer::{Admin, Instance, Told, budgets, next_binaries};
-use crate::admin::canary::Tries;
-use crate::admin::instance::Claim;
+use crate::admin::canary::CanarySettings;
+use crate::admin::instance::InstanceDirs;
 use crate::admin::metrics::Metrics;
-use crate::admin::page::door::Doorkeeper;
+use crate::admin::page::door::SignInGuard;
 use crate::admin::page::holds::plans;
 use crate::admin::server::{Asking, Given, Remade, bind, inherit};
 use crate::clock;
-use crate::config::changes::{Changes, compare_loaded};
+use crate::config::changes::{ConfigChanges, compare_loaded};
 use crate::config::machine::Machine;
-use crate::config::resolve::Resolved;
+use crate::config::resolve::ResolvedConfig;
 use crate::config::show::Kept;
 use crate::events_file::EventsFile;
 use crate::exit::Failure;
-use crate::otel::{Exporter, Tracer};
+use crate::otel::{RequestTracer, SpanExporter};
 use crate::probe::board::Board;
 use crate::probe::{keeper, listen};
-use crate::request_recorder::Recorders;
+use crate::request_recorder::RecorderSet;
 use crate::series;
 
 mod succession;
@@ -54,7 +54,7 @@ use succession::{Books, Copies};
 
 /// A running instance.
 pub(crate) struct Server {
-    resolved: Resolved,
+    resolved: ResolvedConfig,
     address: SocketAddr,
     /// Addresses of the second and further hosts.
     others: Vec<SocketAddr>,
@@ -66,7 +66,7 @@ pub(crate) struct Server {
     gauges: Arc<Gauges>,
     gateway: Control,
     access: AccessLog,
-    recorders: Recorders,
+    recorders: RecorderSet,
     tls: Option<Arc<Tls>>,
     told: watch::Sender<Told>,
     /// Ends the gateway: no new connections, running requests continue.
@@ -79,8 +79,8 @@ pub(crate) struct Server {
     tasks: TaskTracker,
     /// Tasks that record the fleet, and their end.
     books: Books,
-    exporting: Exporting,
-    claim: Claim,
+    exporting: ExporterTask,
+    claim: InstanceDirs,
     /// Copies of the sockets for a successor; empty once there can be none, or it has them.
     copies: Mutex<Copies>,
     admin_given: bool,
@@ -97,14 +97,14 @@ pub(crate) struct Server {
     admin_pulse: Asking,
     /// Starts processes outside of the fleet.
     nursery: NurseryHandle,
-    inquiry: Inquiry,
+    inquiry: SelfTest,
 }
 
 impl Server {
     /// Claims the directories, binds the port or takes the given sockets, starts the fleet, opens the admin
     /// routes.
     pub(crate) async fn start(
-        resolved: Resolved,
+        resolved: ResolvedConfig,
         machine: &Machine,
         nursery: NurseryHandle,
         sockets: Sockets,
@@ -115,19 +115,19 @@ impl Server {
     /// [`Self::start`] with a predecessor's inheritance. The inheritance is not changed before the
     /// predecessor has let go.
     pub(super) async fn start_after(
-        resolved: Resolved,
+        resolved: ResolvedConfig,
         machine: &Machine,
         nursery: NurseryHandle,
         given: Sockets,
-        inheritance: Option<Inheritance>,
+        inheritance: Option<ReceivedHandover>,
     ) -> Result<Self, Failure> {
         let (begun, mut claim, left, leaves, will) = if let Some(inheritance) = inheritance {
-            let Inheritance { begun, lock, sockets, leaves, will } = inheritance;
-            (begun, Claim::inherit(&resolved.dirs, lock), Some(sockets), leaves, Some(will))
+            let ReceivedHandover { begun, lock, sockets, leaves, will } = inheritance;
+            (begun, InstanceDirs::inherit(&resolved.dirs, lock), Some(sockets), leaves, Some(will))
         } else {
             let begun = CancellationToken::new();
             begun.cancel();
-            (begun, Claim::take(&resolved.dirs)?, None, false, None)
+            (begun, InstanceDirs::take(&resolved.dirs)?, None, false, None)
         };
         let (public, admin_sockets, left) = if let Some(Left { public, admin, probes }) = left {
             (Some(public), Some(admin), probes)
@@ -138,7 +138,7 @@ impl Server {
             tracing::info!("serving on sockets that the service manager has opened");
         }
         let access = AccessLog::start(resolved.access_log.as_deref(), &resolved.log)?;
-        let mut recorders = Recorders::default();
+        let mut recorders = RecorderSet::default();
         recorders.open(&resolved)?;
         let config = GatewayConfig::new(&resolved.server, &resolved.upstream);
         let config = match &resolved.collector {
@@ -158,7 +158,7 @@ impl Server {
         let (tls, pulse) = (gateway.tls(), gateway.pulse());
         control.update(live(&resolved, &recorders));
         let pause = resolved.server.accept_pause;
-        let listeners = if let Some(LeftAdmin { socket, address, given }) = admin_sockets {
+        let listeners = if let Some(InheritedAdmin { socket, address, given }) = admin_sockets {
             inherit(socket, address, given, pause).map_err(|error| copied(&error))?
         } else {
             let given = Given { unix: given.admin, tcp: given.admin_tcp };
@@ -192,7 +192,7 @@ impl Server {
             memory_anon: None,
         };
         let tasks = TaskTracker::new();
-        let places = machine.meeting_places();
+        let places = machine.registration_dirs();
         if let Some(again) = claim.announce(&resolved.dirs.state, places.first(), &instance)? {
             tasks.spawn(stop.clone().run_until_cancelled_owned(again));
         }
@@ -213,7 +213,7 @@ impl Server {
             bound: resolved.bound(),
             tries: tries(&resolved),
             plans: plans(&resolved.fleet.models),
-            configuration: shown(&resolved, machine, Vec::new()),
+            configuration: shown_configuration(&resolved, machine, Vec::new()),
         };
         let (tell, told) = watch::channel(now);
         let file = EventsFile::new(&resolved.dirs.state, machine.pid);
@@ -257,12 +257,12 @@ impl Server {
             upgrades,
             stop: stop.clone(),
         };
-        let door = Doorkeeper::new(Admin { stop: retiring.clone(), ..admin.clone() });
+        let door = SignInGuard::new(Admin { stop: retiring.clone(), ..admin.clone() });
         let gateway = gateway.with_page(Arc::new(door)).accepting_from(begun.clone());
-        let inquiry = Inquiry::new(gateway.inward(), admin.clone());
+        let inquiry = SelfTest::new(gateway.inward(), admin.clone());
         if probes.0.is_some() || probes.1.is_some() {
             tasks.spawn(keeper::keep(board.clone(), admin.clone(), stop.clone()));
-            let all = loops(&pulse, &admin_pulse, &fleet);
+            let all = pulse_checks(&pulse, &admin_pulse, &fleet);
             tasks.spawn(keeper::turns(board.clone(), all, retiring.clone()));
         }
         let until = stop.clone();
@@ -274,9 +274,9 @@ impl Server {
         tasks.spawn(once(probing.boxed()));
         tasks.spawn(once(listeners.serve(admin).boxed()));
         let (tracer, exporter) =
-            resolved.collector.clone().map(|to| Tracer::new(to, metrics.clone())).unzip();
-        let exporting = Exporting::start(exporter);
-        let watcher = Watcher { metrics, access: access.clone(), fleet: fleet.clone(), tracer };
+            resolved.collector.clone().map(|to| RequestTracer::new(to, metrics.clone())).unzip();
+        let exporting = ExporterTask::start(exporter);
+        let watcher = RequestObserver { metrics, access: access.clone(), fleet: fleet.clone(), tracer };
         let served = gateway.serve(fleet.clone(), Arc::new(watcher), ends.clone());
         if let Some(tls) = tls.clone() {
             let (every, warn) = (resolved.server.tls_check, resolved.server.tls_warn);
@@ -358,10 +358,10 @@ impl Server {
 
     /// Starts to report status and pulse to the service manager. `signals`: asks the loop that handles
     /// signals and orders.
-    pub(crate) fn attend(&self, manager: &Arc<Manager>, signals: Asking) {
+    pub(crate) fn attend_manager(&self, manager: &Arc<Manager>, signals: Asking) {
         let told = manager.clone().follow(self.fleet.clone(), self.gauges.clone(), self.stop.clone());
         self.tasks.spawn(told);
-        let all = loops(&self.pulse, &self.admin_pulse, &self.fleet);
+        let all = pulse_checks(&self.pulse, &self.admin_pulse, &self.fleet);
         let all = move || {
             let hears = ("the loop that hears signals".to_owned(), signals.ask());
             std::iter::once(hears).chain(all()).collect()
@@ -405,9 +405,9 @@ impl Server {
     }
 
     /// Applies a new configuration, except for changes that need a restart.
-    pub(crate) async fn reload(&mut self, new: Resolved, machine: &Machine) -> Result<(), Failure> {
+    pub(crate) async fn reload(&mut self, new: ResolvedConfig, machine: &Machine) -> Result<(), Failure> {
         // First, because it may fail: then nothing of the new configuration is applied.
-        self.recorders.open_beside(&new).await?;
+        self.recorders.open_while_serving(&new).await?;
         let kept_back = needs_restart(&self.resolved, &new);
         for section in &kept_back {
             tracing::warn!(target: "config", "[{section}] has changed: that takes effect at the next start of llama-warden");
@@ -417,7 +417,7 @@ impl Server {
         fleet.state_dir.clone_from(&self.resolved.fleet.state_dir);
         let before = self.told.borrow().configuration.as_ref().map(|kept| Arc::clone(&kept.loaded));
         let changes = before.zip(new.written.as_ref()).map(|(old, new)| compare_loaded(&old, new));
-        let Changes { keys, models } = changes.unwrap_or_default();
+        let ConfigChanges { keys, models } = changes.unwrap_or_default();
         let known = ApplyReport {
             changed: keys,
             updated: models.into_iter().map(ModelName::new).collect(),
@@ -440,7 +440,7 @@ impl Server {
             bound: new.bound(),
             tries: tries(&new),
             plans: plans(&fleet.models),
-            configuration: shown(&new, machine, kept_back),
+            configuration: shown_configuration(&new, machine, kept_back),
         });
         self.gateway.update(live(&new, &self.recorders));
         if let Some(tls) = self.tls.clone() {
@@ -457,7 +457,7 @@ impl Server {
     }
 
     /// Interval of updates of llama-server; zero: never.
-    pub(crate) const fn renews_every(&self) -> Duration {
+    pub(crate) const fn update_interval(&self) -> Duration {
         self.resolved.update.every
     }
 
@@ -477,14 +477,14 @@ impl Server {
             // Also those on their way to our predecessor, which go to our processes.
             let ended = async {
                 self.gateway_done.cancelled().await;
-                self.fleet.elders_ended().await;
+                self.fleet.predecessors_ended().await;
             };
             let _ = tokio::time::timeout(grace, ended).await;
             // The processes are killed after their grace. A process that is left then is a bug of ours,
             // which must not delay the exit.
             let stops = self.resolved.fleet.models.iter().map(|model| model.lifecycle.stop_grace);
             let grace_of_all = stops.max().unwrap_or_default().saturating_mul(2);
-            let limit = grace_of_all.saturating_add(deadline).saturating_add(STUCK);
+            let limit = grace_of_all.saturating_add(deadline).saturating_add(STOP_MARGIN);
             let left = deadline.saturating_sub(grace);
             if tokio::time::timeout(limit, self.fleet.shutdown(left)).await.is_err() {
                 tracing::error!(?limit, "not all models have ended in time: ending without them");
@@ -506,22 +506,26 @@ impl Server {
 }
 
 /// Margin beyond the longest end of the models.
-const STUCK: Duration = Duration::from_secs(10);
+const STOP_MARGIN: Duration = Duration::from_secs(10);
 
 /// The configuration for the page.
-fn shown(resolved: &Resolved, machine: &Machine, pending: Vec<&'static str>) -> Option<Kept> {
+fn shown_configuration(
+    resolved: &ResolvedConfig,
+    machine: &Machine,
+    pending: Vec<&'static str>,
+) -> Option<Kept> {
     let loaded = resolved.written.clone()?;
     Some(Kept { loaded, machine: Arc::new(machine.clone()), pending })
 }
 
 /// The exporter of spans, if there is one: it gets a short time of its own after all else has ended.
-struct Exporting {
+struct ExporterTask {
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
-impl Exporting {
-    fn start(exporter: Option<Exporter>) -> Self {
+impl ExporterTask {
+    fn start(exporter: Option<SpanExporter>) -> Self {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         if let Some(exporter) = exporter {
             tasks.spawn(exporter.run(stop.clone()));
@@ -538,18 +542,18 @@ impl Exporting {
 }
 
 /// Asks all loops that a request depends on.
-fn loops(pulse: &Pulse, admin: &Asking, fleet: &Fleet) -> impl Fn() -> Asked + Send + 'static {
+fn pulse_checks(pulse: &Pulse, admin: &Asking, fleet: &Fleet) -> impl Fn() -> Asked + Send + 'static {
     let (pulse, admin, fleet) = (pulse.clone(), admin.clone(), fleet.clone());
     move || {
-        let (admin, models) = (("the admin listener".to_owned(), admin.ask()), fleet.ask_tasks());
+        let (admin, models) = (("the admin listener".to_owned(), admin.ask()), fleet.check_tasks());
         let models = models.into_iter().map(|(name, answer)| (format!("the task of model `{name}`"), answer));
-        let loader = fleet.ask_loader().map(|answer| ("the task that loads models".to_owned(), answer));
+        let loader = fleet.check_loader().map(|answer| ("the task that loads models".to_owned(), answer));
         pulse.ask().into_iter().chain([admin]).chain(loader).chain(models).collect()
     }
 }
 
-fn tries(resolved: &Resolved) -> Tries {
-    Tries {
+fn tries(resolved: &ResolvedConfig) -> CanarySettings {
+    CanarySettings {
         data: resolved.dirs.data.clone(),
         cache: resolved.dirs.cache.clone(),
         version_timeout: resolved.child.version_timeout,

@@ -25,9 +25,9 @@ use crate::exit::Failure;
 
 /// Signals within this time count as one: duplicates arrive within milliseconds, while an impatient
 /// operator looks first.
-const SAME: Duration = Duration::from_secs(1);
+const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_secs(1);
 /// Limit between the end of a terminal and the HUP that its shell sends to its jobs.
-const JUST: Duration = Duration::from_secs(5);
+const TERMINAL_END_WINDOW: Duration = Duration::from_secs(5);
 
 /// Meaning of a signal.
 pub(crate) enum Asked {
@@ -44,8 +44,8 @@ pub(crate) struct Signals {
     hup: Signal,
     usr2: Signal,
     _child: Signal,
-    terminal: Option<Terminal>,
-    last: Last,
+    terminal: Option<ControllingTerminal>,
+    last: LastSignal,
 }
 
 impl Signals {
@@ -57,7 +57,7 @@ impl Signals {
         // Checked before HUP gets a handler of ours.
         let ignored = is_hangup_ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
         Ok(Self {
-            terminal: if ignored { None } else { Terminal::ours() },
+            terminal: if ignored { None } else { ControllingTerminal::ours() },
             term: listen(SignalKind::terminate())?,
             int: listen(SignalKind::interrupt())?,
             hup: listen(SignalKind::hangup())?,
@@ -65,7 +65,7 @@ impl Signals {
             // Never awaited. But our parent may have ignored SIGCHLD, and that is inherited: then the
             // kernel would reap our children, and their exit status would be lost.
             _child: listen(SignalKind::child())?,
-            last: Last::default(),
+            last: LastSignal::default(),
         })
     }
 
@@ -110,7 +110,7 @@ impl Signals {
                     }
                     _ => Asked::Reload,
                 },
-                () = gone(self.terminal.as_ref()) => {
+                () = wait_terminal_end(self.terminal.as_ref()) => {
                     if let Some(terminal) = &mut self.terminal {
                         terminal.noticed = Some(Instant::now());
                     }
@@ -126,11 +126,11 @@ impl Signals {
 
 /// Time of the last counted signal.
 #[derive(Default)]
-struct Last(Option<Instant>);
+struct LastSignal(Option<Instant>);
 
-impl Last {
+impl LastSignal {
     fn is_new(&mut self, now: Instant) -> bool {
-        let same = self.0.is_some_and(|last| now.saturating_duration_since(last) < SAME);
+        let same = self.0.is_some_and(|last| now.saturating_duration_since(last) < DUPLICATE_SIGNAL_WINDOW);
         if !same {
             self.0 = Some(now);
         }
@@ -139,13 +139,13 @@ impl Last {
 }
 
 /// The terminal that we were started on.
-struct Terminal {
+struct ControllingTerminal {
     file: AsyncFd<OwnedFd>,
     /// When its end was noticed.
     noticed: Option<Instant>,
 }
 
-impl Terminal {
+impl ControllingTerminal {
     /// `None` for a service, and where the terminal cannot be watched.
     fn ours() -> Option<Self> {
         let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -167,12 +167,13 @@ impl Terminal {
     /// Returns true if the terminal has just closed. A terminal that closed long ago (a disowned job) does
     /// not explain a HUP now.
     fn has_just_gone(&self, now: Instant) -> bool {
-        self.is_gone() && self.noticed.is_none_or(|at| now.saturating_duration_since(at) < JUST)
+        self.is_gone()
+            && self.noticed.is_none_or(|at| now.saturating_duration_since(at) < TERMINAL_END_WINDOW)
     }
 }
 
 /// Waits for the end of a terminal, unless it was already noticed.
-async fn gone(terminal: Option<&Terminal>) {
+async fn wait_terminal_end(terminal: Option<&ControllingTerminal>) {
     let Some(terminal) = terminal.filter(|terminal| terminal.noticed.is_none()) else {
         return std::future::pending().await;
     };
@@ -197,7 +198,7 @@ mod tests {
 
     #[test]
     fn signals_within_a_second_are_one_and_later_ones_are_not() {
-        let (mut last, begun) = (Last::default(), Instant::now());
+        let (mut last, begun) = (LastSignal::default(), Instant::now());
         let mut at = |millis| last.is_new(begun + Duration::from_millis(millis));
         assert!(at(0));
         assert!(!at(20) && !at(999));

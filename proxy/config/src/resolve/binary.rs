@@ -21,14 +21,14 @@ use warden_policies::{ModelName, ServerFacts};
 use warden_supervisor::Command;
 
 use super::cancel;
-use super::judge::with_ours;
-use super::mitigations::{Judge, Mitigated, Mitigations};
+use super::judge::with_access_variables;
+use super::mitigations::{Judge, MitigatedCommand, Mitigations};
 use super::server_facts::{self, Known, Unmeasured, slot_files_in, unix_sockets_in};
 use super::start_switches;
 use crate::arguments;
 use crate::machine::{Machine, is_executable};
-use crate::problem::{Place, Problem, Problems};
-use crate::resolve::Resolved;
+use crate::problem::{ConfigProblem, ConfigProblems, Place};
+use crate::resolve::ResolvedConfig;
 
 /// Variable for llama-server's `--alias`.
 const ALIAS_VARIABLE: &str = "LLAMA_ARG_ALIAS";
@@ -60,12 +60,12 @@ pub struct StoreBuild {
 
 /// A llama-server: a build of the store with its provenance, or any other file.
 #[derive(Clone, Debug, PartialEq)]
-enum Found {
+enum FoundBinary {
     Built(StoreBuild),
     Foreign(PathBuf),
 }
 
-impl Found {
+impl FoundBinary {
     fn path(&self) -> &Path {
         match self {
             Self::Built(build) => &build.facts.binary,
@@ -106,7 +106,11 @@ impl Found {
 ///
 /// # Errors
 /// A binary is missing, is no llama-server, or does not support the mitigations of its model.
-pub async fn fill(resolved: &mut Resolved, machine: &Machine, builds: FindBuild<'_>) -> Result<(), Problems> {
+pub async fn fill(
+    resolved: &mut ResolvedConfig,
+    machine: &Machine,
+    builds: FindBuild<'_>,
+) -> Result<(), ConfigProblems> {
     let mut problems = Vec::new();
     let mut known: HashMap<(Choice, Command), Option<(BuildFacts, Known)>> = HashMap::new();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -145,7 +149,7 @@ pub async fn fill(resolved: &mut Resolved, machine: &Machine, builds: FindBuild<
             flags.clone_from(&behaves.flags);
             let name = spec.name.clone();
             let command = command.translated(flags.as_deref());
-            put(&mut spec.command, &name, command, mitigations, facts, *cancel, drop_in);
+            set_command(&mut spec.command, &name, command, mitigations, facts, *cancel, drop_in);
             let known = flags.as_deref();
             spec.start_switches = start_switches::find(name.as_str(), mitigations, facts, known, drop_in);
             let facts = server_facts::of(behaves.measured, &spec.command, cores);
@@ -154,20 +158,21 @@ pub async fn fill(resolved: &mut Resolved, machine: &Machine, builds: FindBuild<
         }
     }
     resolved.unmeasured = unmeasured;
-    if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
+    if problems.is_empty() { Ok(()) } else { Err(ConfigProblems(problems)) }
 }
 
 /// Sets arguments and variables of a command.
-fn put(
+fn set_command(
     own: &mut Command,
     name: &ModelName,
-    command: Mitigated,
+    command: MitigatedCommand,
     mitigations: &Mitigations,
     facts: &BuildFacts,
     cancel: Cancel,
     drop_in: bool,
 ) {
-    (own.args, own.env, own.env_remove) = (command.args, command.env, with_ours(command.env_remove, drop_in));
+    (own.args, own.env, own.env_remove) =
+        (command.args, command.env, with_access_variables(command.env_remove, drop_in));
     own.env.extend(cancel::variable(cancel, facts, mitigations, &own.env));
     let is_named = own.env.iter().any(|(name, _)| name == ALIAS_VARIABLE)
         || (std::env::var_os(ALIAS_VARIABLE).is_some()
@@ -209,7 +214,7 @@ pub async fn tried(
     cache: &Path,
     timeout: Duration,
 ) -> Result<Tried, String> {
-    let told = |problem: Problem| {
+    let told = |problem: ConfigProblem| {
         let hint = problem.hint.clone().map(|hint| format!("; {hint}")).unwrap_or_default();
         format!("{}{hint}", problem.message)
     };
@@ -219,7 +224,7 @@ pub async fn tried(
     let version = try_version(&nothing, timeout, &Place::Nowhere, machine).await.map_err(told)?;
     let Known { measured, slot_files, .. } = found.behaves(&nothing, cache, &version, timeout).await;
     let build = match (&found, choice) {
-        (Found::Built(_), Choice::Build(id)) => {
+        (FoundBinary::Built(_), Choice::Build(id)) => {
             let names = binary.ancestors().filter_map(|path| path.file_name()?.to_str());
             let whole = names.into_iter().find(|name| name.starts_with(id.as_str()));
             Some(whole.unwrap_or(id).to_owned())
@@ -236,7 +241,7 @@ pub async fn tried(
     Ok(Tried { binary, build, facts })
 }
 
-impl Resolved {
+impl ResolvedConfig {
     /// Returns the command of the model at index `model` with this list of mitigations. The binaries must
     /// be filled in.
     ///
@@ -259,7 +264,7 @@ impl Resolved {
         let flags = self.flags.get(model).and_then(Option::as_deref);
         let done = judge.judge(name, &mitigations, facts, &mut problems, &mut warnings).translated(flags);
         let prefix = format!("model `{name}`: ");
-        let bare = |problem: Problem| {
+        let bare = |problem: ConfigProblem| {
             problem.message.strip_prefix(&prefix).map_or(problem.message.clone(), str::to_owned)
         };
         if let Some(problem) = problems.into_iter().next() {
@@ -268,20 +273,20 @@ impl Resolved {
         }
         notes.extend(warnings.into_iter().map(bare));
         let mut command = spec.command.clone();
-        put(&mut command, &spec.name, done, &mitigations, facts, *cancel, self.fleet.any_name);
+        set_command(&mut command, &spec.name, done, &mitigations, facts, *cancel, self.fleet.any_name);
         Ok(Alternative { command, notes, told: mitigations.told() })
     }
 }
 
 /// Programs that run their arguments in another system, such as a container, in which paths of this system
 /// mean nothing.
-const ELSEWHERE: [&str; 7] =
+const CONTAINER_WRAPPERS: [&str; 7] =
     ["toolbox", "distrobox", "distrobox-enter", "flatpak-spawn", "podman", "docker", "lxc"];
 
 /// Returns whether the wrapper of a command runs it in another system.
 fn runs_elsewhere(command: &Command) -> bool {
     let program = command.wrapper.first().and_then(|word| Path::new(word).file_name()?.to_str());
-    program.is_some_and(|name| ELSEWHERE.contains(&name))
+    program.is_some_and(|name| CONTAINER_WRAPPERS.contains(&name))
 }
 
 /// The command that queries a model's binary. Uses the wrapper, which may prepare the environment, and the
@@ -298,29 +303,29 @@ fn find(
     place: &Place,
     machine: &Machine,
     builds: FindBuild<'_>,
-) -> Result<Found, Problem> {
-    let fail = |message: String, hint: &str| Err(Problem::new(place.clone(), message).hint(hint));
-    let store = |id: Option<&str>| builds(id).map_err(|error| Problem::new(place.clone(), error));
+) -> Result<FoundBinary, ConfigProblem> {
+    let fail = |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).hint(hint));
+    let store = |id: Option<&str>| builds(id).map_err(|error| ConfigProblem::new(place.clone(), error));
     match choice {
-        Choice::Path(path) => Ok(Found::Foreign(path.clone())),
-        Choice::InPath(name) if elsewhere => Ok(Found::Foreign(name.clone())),
+        Choice::Path(path) => Ok(FoundBinary::Foreign(path.clone())),
+        Choice::InPath(name) if elsewhere => Ok(FoundBinary::Foreign(name.clone())),
         Choice::InPath(name) => match machine.find_in_path(&name.to_string_lossy()) {
-            Some(path) => Ok(Found::Foreign(path)),
+            Some(path) => Ok(FoundBinary::Foreign(path)),
             None => fail(
                 format!("there is no program `{}` in PATH", name.display()),
                 "give the path of a llama-server, or build one with `llama-warden build`",
             ),
         },
         Choice::Build(id) => match store(Some(id))? {
-            Some(build) => Ok(Found::Built(build)),
+            Some(build) => Ok(FoundBinary::Built(build)),
             None => fail(
                 format!("there is no build `{id}` in the store"),
                 "`llama-warden builds list` shows them",
             ),
         },
         Choice::Newest => match (store(None)?, machine.find_in_path("llama-server")) {
-            (Some(build), _) => Ok(Found::Built(build)),
-            (None, Some(path)) => Ok(Found::Foreign(path)),
+            (Some(build), _) => Ok(FoundBinary::Built(build)),
+            (None, Some(path)) => Ok(FoundBinary::Foreign(path)),
             (None, None) => fail(
                 "there is no llama-server: no build in the store, and none in PATH".to_owned(),
                 "build one with `llama-warden build`, or set `binary`",
@@ -335,8 +340,8 @@ async fn try_version(
     timeout: Duration,
     place: &Place,
     machine: &Machine,
-) -> Result<String, Problem> {
-    let fail = |message: String, hint: &str| Err(Problem::new(place.clone(), message).hint(hint));
+) -> Result<String, ConfigProblem> {
+    let fail = |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).hint(hint));
     let path = asked.binary.as_path();
     let shown = path.display();
     let hint = "give the path of a llama-server, or build one with `llama-warden build`";
@@ -377,9 +382,9 @@ async fn try_version(
 /// Runs a program with one flag, and returns both of its outputs.
 ///
 /// A freshly written file may be "busy" for a moment: a child forked by another thread holds a copy of the
-/// open file until its exec. Retries after this error for at most [`BUSY`].
+/// open file until its exec. Retries after this error for at most [`BUSY_RETRY_LIMIT`].
 pub(crate) async fn ask(asked: &Command, flag: &str) -> io::Result<String> {
-    let given_up = Instant::now() + BUSY;
+    let given_up = Instant::now() + BUSY_RETRY_LIMIT;
     loop {
         let mut words = asked.program_words().into_iter();
         let mut command = tokio::process::Command::new(words.next().unwrap_or_default());
@@ -406,7 +411,7 @@ pub(crate) async fn ask(asked: &Command, flag: &str) -> io::Result<String> {
 
 /// Retry limit for a busy file. A forked child executes its program within milliseconds; copying a program
 /// takes a second.
-const BUSY: Duration = Duration::from_secs(2);
+const BUSY_RETRY_LIMIT: Duration = Duration::from_secs(2);
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
 /// Output of `--help`; `None` if it does not arrive in time.
@@ -519,8 +524,8 @@ mod tests {
         };
         let facts = BuildFacts { binary: "/store/x".into(), number: None, provenance: None };
         let built = StoreBuild { facts, measured: Measured::default() };
-        assert_eq!(find(Some(built.clone())), Found::Built(built));
-        assert_eq!(find(None), Found::Foreign(in_path.clone()));
+        assert_eq!(find(Some(built.clone())), FoundBinary::Built(built));
+        assert_eq!(find(None), FoundBinary::Foreign(in_path.clone()));
         machine.exe = in_path.canonicalize().ok();
         let error =
             super::find(&Choice::Newest, false, &Place::Nowhere, &machine, &|_| Ok(None)).unwrap_err();

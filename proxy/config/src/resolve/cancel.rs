@@ -11,7 +11,7 @@ use warden_policies::modes::Cancel;
 
 use super::mitigations::Mitigations;
 
-const FIX: &str = "cancel-nonstream";
+const CANCEL_FIX: &str = "cancel-nonstream";
 /// Variable that switches the fix on.
 pub(crate) const VARIABLE: &str = "LLAMA_WARDEN_CANCEL_NONSTREAM";
 
@@ -26,8 +26,8 @@ pub(crate) fn variable(
     let fixes =
         build.provenance.as_ref().and_then(|provenance| provenance.fixes.as_deref()).unwrap_or_default();
     let decided =
-        mitigations.ids().iter().any(|id| id == FIX) || env.iter().any(|(name, _)| name == VARIABLE);
-    let set = cancel == Cancel::Auto && !decided && fixes.iter().any(|fix| fix == FIX);
+        mitigations.ids().iter().any(|id| id == CANCEL_FIX) || env.iter().any(|(name, _)| name == VARIABLE);
+    let set = cancel == Cancel::Auto && !decided && fixes.iter().any(|fix| fix == CANCEL_FIX);
     set.then(|| (VARIABLE.to_owned(), "1".to_owned()))
 }
 
@@ -47,7 +47,7 @@ mod tests {
             }),
         };
         let none = Mitigations::default();
-        let with = build(Some(&["other", FIX]));
+        let with = build(Some(&["other", CANCEL_FIX]));
         let set = Some((VARIABLE.to_owned(), "1".to_owned()));
         assert_eq!(variable(Cancel::Auto, &with, &none, &[]), set);
         assert_eq!(variable(Cancel::Assemble, &with, &none, &[]), None);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use warden_supervisor::PrivateDir;
 
 use crate::machine::Machine;
-use crate::problem::{Place, Problem, Problems};
+use crate::problem::{ConfigProblem, ConfigProblems, Place};
 use crate::source::layers::Loaded;
 
 /// Directories of llama-warden.
@@ -37,7 +37,7 @@ impl Loaded {
     ///
     /// # Errors
     /// A directory is not set and cannot be derived, or a path is wrong.
-    pub fn dirs(&self, machine: &Machine) -> Result<Dirs, Problems> {
+    pub fn dirs(&self, machine: &Machine) -> Result<Dirs, ConfigProblems> {
         let paths = &self.settings.paths;
         let given = |path: &Option<PathBuf>| path.as_ref().map(|path| self.absolute(machine, path));
         let Some(state) = given(&paths.state_dir).or_else(|| machine.state_dir()) else {
@@ -46,7 +46,7 @@ impl Loaded {
                 machine.uid
             );
             let hint = "set HOME, or name directories with `paths.state_dir` and its like";
-            return Err(Problem::new(Place::Nowhere, message).hint(hint).into());
+            return Err(ConfigProblem::new(Place::Nowhere, message).hint(hint).into());
         };
         // Without a home directory, use folders in the configured state directory.
         let beside = |name: &str| state.join(name);

@@ -8,9 +8,9 @@ use warden_policies::{ModelName, Names, Origins};
 use warden_supervisor::spec::SharedSpec;
 
 use super::keys::KeyFile;
-use crate::arguments::{self, Listening};
-use crate::problem::{Place, Problem};
-use crate::resolve::Resolver;
+use crate::arguments::{self, ListeningFlag};
+use crate::problem::{ConfigProblem, Place};
+use crate::resolve::ConfigResolver;
 use crate::settings::Model;
 
 /// Variable that makes llama-server require an API key itself.
@@ -19,7 +19,7 @@ pub(crate) const KEY_VARIABLE: &str = "LLAMA_API_KEY";
 pub(crate) const KEYS_STOP_HERE: &str =
     "with `server.keys` the clients' keys never reach the process, so it would refuse every request";
 
-impl Resolver<'_> {
+impl ConfigResolver<'_> {
     /// Resolves a configured file relative to the configuration file; `None` if it is empty.
     pub(crate) fn file(&self, named: &str) -> Option<PathBuf> {
         (!named.is_empty()).then(|| self.absolute(Path::new(named)))
@@ -48,7 +48,7 @@ impl Resolver<'_> {
                                    `server.api_prefix` the page's own addresses would lead elsewhere";
                     let hint = "take `operator` from the key, or listen without `server.api_prefix`";
                     self.problems
-                        .push(Problem::new(self.place(&["server", "api_prefix"]), message).hint(hint));
+                        .push(ConfigProblem::new(self.place(&["server", "api_prefix"]), message).hint(hint));
                 }
                 self.warnings.extend(warnings);
                 Some(specs)
@@ -69,10 +69,10 @@ impl Resolver<'_> {
     }
 
     /// Returns whether every process requires a key itself.
-    fn processes_ask(&self) -> bool {
+    fn processes_need_keys(&self) -> bool {
         self.loaded.models.iter().all(|(name, model)| {
             let flag =
-                arguments::first_listening(&model.args).is_some_and(|(_, what)| what == Listening::Key);
+                arguments::first_listening(&model.args).is_some_and(|(_, what)| what == ListeningFlag::Key);
             flag || self.key_variable(name, model).is_some()
         })
     }
@@ -83,7 +83,7 @@ impl Resolver<'_> {
     /// unknown here, and keys protect.
     pub(crate) fn host_names(&self) -> Names {
         let server = &self.loaded.settings.server;
-        let closed = server.cors != Origins::Mirror && !self.has_keys() && !self.processes_ask();
+        let closed = server.cors != Origins::Mirror && !self.has_keys() && !self.processes_need_keys();
         server.names.clone().decided(closed && is_loopback(&server.host))
     }
 
@@ -93,7 +93,7 @@ impl Resolver<'_> {
         let server = &self.loaded.settings.server;
         if server.cors != Origins::Mirror
             || self.has_keys()
-            || self.processes_ask()
+            || self.processes_need_keys()
             || is_loopback(&server.host)
         {
             return;
@@ -104,7 +104,7 @@ impl Resolver<'_> {
             server.host
         );
         let hint = "name a file of keys in `server.keys`, or the pages in `server.cors`, or set `server.cors = \"off\"`";
-        self.warnings.push(Problem::new(self.place(&["server", "host"]), message).hint(hint));
+        self.warnings.push(ConfigProblem::new(self.place(&["server", "host"]), message).hint(hint));
     }
 }
 
@@ -125,11 +125,16 @@ fn is_loopback_host(host: &str) -> bool {
 mod tests {
     use super::*;
     use crate::machine::Machine;
-    use crate::resolve::{Resolved, resolve};
+    use crate::resolve::{ResolvedConfig, resolve};
     use crate::source::layers::{Sources, load};
 
     /// Resolves a configuration next to a file with one key.
-    fn read(server: &str, model: &str, any_name: bool, env: &[(&str, &str)]) -> Result<Resolved, String> {
+    fn read(
+        server: &str,
+        model: &str,
+        any_name: bool,
+        env: &[(&str, &str)],
+    ) -> Result<ResolvedConfig, String> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("m.gguf"), "").unwrap();
         let hash = warden_gateway::KeyHash::of(b"k").to_hex();

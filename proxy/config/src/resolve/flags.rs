@@ -13,25 +13,25 @@ use warden_supervisor::Command;
 
 use super::binary::{ask, asking};
 use super::mitigations::Mitigations;
-use crate::problem::{Place, Problem, alike};
-use crate::resolve::Resolved;
+use crate::problem::{ConfigProblem, Place, alike};
+use crate::resolve::ResolvedConfig;
 use crate::source::layers::Loaded;
 
 /// Minimum similarity (Jaro-Winkler, 0 to 1) for the suggestion of another flag.
-const ALIKE: f64 = 0.85;
+const MIN_SIMILARITY: f64 = 0.85;
 
 /// Flags and variables that llama-servers do not know.
 #[derive(Debug, Default)]
 pub struct UnknownWords {
     /// Unknown flags and values; with one of them a process does not start.
-    pub refused: Vec<Problem>,
+    pub refused: Vec<ConfigProblem>,
     /// Unknown variables, which the process silently ignores.
-    pub ignored: Vec<Problem>,
+    pub ignored: Vec<ConfigProblem>,
 }
 
 /// Finds unknown flags and variables of all models. The binaries must be filled in; each is queried once.
 /// Skips a binary that does not answer: an earlier check has already run it.
-pub async fn unknown(loaded: &Loaded, resolved: &Resolved) -> UnknownWords {
+pub async fn unknown(loaded: &Loaded, resolved: &ResolvedConfig) -> UnknownWords {
     let mut lists: HashMap<(&[String], &Path), Option<FlagList>> = HashMap::new();
     let mut unknown = UnknownWords::default();
     let models =
@@ -43,7 +43,7 @@ pub async fn unknown(loaded: &Loaded, resolved: &Resolved) -> UnknownWords {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => entry.insert(known(&spec.command, resolved.child.version_timeout).await),
         };
-        let check = Check { name, binary, list: list.as_ref(), build: build.as_ref() };
+        let check = ModelFlagCheck { name, binary, list: list.as_ref(), build: build.as_ref() };
         for (key, args) in [("args", &model.args), ("fallback", &model.fallback)] {
             let path = ["models".to_owned(), name.clone(), key.to_owned()];
             let place = |index: usize| loaded.item_place(&path, index);
@@ -51,39 +51,39 @@ pub async fn unknown(loaded: &Loaded, resolved: &Resolved) -> UnknownWords {
         }
         let place = |key: &str| loaded.place(&["models", name.as_str(), "env", key].map(str::to_owned));
         unknown.ignored.extend(model.env.keys().filter_map(|key| check.variable(key, place(key))));
-        unknown.refused.extend(check.given_words(&spec.command.args, mitigations));
+        unknown.refused.extend(check.check_mitigation_flags(&spec.command.args, mitigations));
     }
     unknown
 }
 
 /// Check of one model against the list of its llama-server.
-struct Check<'a> {
+struct ModelFlagCheck<'a> {
     name: &'a str,
     binary: &'a Path,
     list: Option<&'a FlagList>,
     build: Option<&'a BuildFacts>,
 }
 
-impl Check<'_> {
+impl ModelFlagCheck<'_> {
     /// Checks the operator's arguments.
     fn own_words(
         &self,
         args: &[String],
         mitigations: &Mitigations,
         place: &dyn Fn(usize) -> Place,
-    ) -> Vec<Problem> {
+    ) -> Vec<ConfigProblem> {
         let (name, binary) = (self.name, self.binary.display());
         let unknown = self.list.map(|list| strangers(args, list)).unwrap_or_default();
         let unknown = unknown.into_iter().map(|(index, word)| {
             let message = format!("model `{name}`: {binary} has no flag `{word}`");
             let next = args.get(index + 1).map(String::as_str);
-            Problem::new(place(index), message).hint(self.hint(word, next))
+            ConfigProblem::new(place(index), message).hint(self.hint(word, next))
         });
         let catalogue = mitigations.known().ok().zip(self.build);
         let refused = catalogue.map(|(list, build)| list.refused_values(args, build)).unwrap_or_default();
         let refused = refused.into_iter().map(|(index, why)| {
             let hint = "choose another value, or another build";
-            Problem::new(place(index), format!("model `{name}`: {why}")).hint(hint)
+            ConfigProblem::new(place(index), format!("model `{name}`: {why}")).hint(hint)
         });
         // Check values only for builds of the store: a fork may number its builds differently.
         let is_ours = self.build.is_some_and(|build| build.provenance.is_some());
@@ -91,18 +91,21 @@ impl Check<'_> {
     }
 
     /// Checks a variable that the operator sets, because llama-server silently ignores unknown ones.
-    fn variable(&self, key: &str, place: Place) -> Option<Problem> {
+    fn variable(&self, key: &str, place: Place) -> Option<ConfigProblem> {
         let list = self.list.filter(|list| !list.knows_variable(key))?;
         let (name, binary) = (self.name, self.binary.display());
         let hint = match nearest(key, list.variables(), bare) {
             Some(nearest) => format!("the nearest is `{nearest}`"),
             None => format!("`{binary} --help` lists those that it knows"),
         };
-        Some(Problem::new(place, format!("model `{name}`: {binary} ignores the variable `{key}`")).hint(hint))
+        Some(
+            ConfigProblem::new(place, format!("model `{name}`: {binary} ignores the variable `{key}`"))
+                .hint(hint),
+        )
     }
 
     /// Checks flags that mitigations added to `args`, in the spelling of this binary.
-    fn given_words(&self, args: &[String], mitigations: &Mitigations) -> Vec<Problem> {
+    fn check_mitigation_flags(&self, args: &[String], mitigations: &Mitigations) -> Vec<ConfigProblem> {
         let Some(list) = self.list else { return Vec::new() };
         let (name, binary) = (self.name, self.binary.display());
         let wrong = mitigations.given_flags().filter_map(|(place, mitigation, words)| {
@@ -115,7 +118,8 @@ impl Check<'_> {
                     words.join(" ")
                 );
                 let hint = self.hint(flag, words.get(1).map(String::as_str));
-                Problem::new(place.clone(), message).hint(format!("remove it from `mitigations`; {hint}"))
+                ConfigProblem::new(place.clone(), message)
+                    .hint(format!("remove it from `mitigations`; {hint}"))
             })
         });
         wrong.collect()
@@ -158,7 +162,7 @@ fn strangers<'a>(args: &'a [String], known: &FlagList) -> Vec<(usize, &'a str)> 
 fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>, part: fn(&str) -> &str) -> Option<String> {
     let scored = known.map(|one| (alike(part(word), part(one)), one));
     scored
-        .filter(|(score, _)| *score >= ALIKE)
+        .filter(|(score, _)| *score >= MIN_SIMILARITY)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, one)| one.to_owned())
 }

@@ -10,30 +10,30 @@ use warden_supervisor::spec::SharedSpec;
 
 use super::contradictions::{self, One, Whole};
 use super::doors::{KEY_VARIABLE, KEYS_STOP_HERE};
-use crate::arguments::{self, Listening};
-use crate::problem::{Place, Problem, quoted};
-use crate::resolve::Resolver;
+use crate::arguments::{self, ListeningFlag};
+use crate::problem::{ConfigProblem, Place, quoted};
+use crate::resolve::ConfigResolver;
 use crate::settings::Model;
 
 /// Variables that change how llama-server is reached, so that the process would not answer llama-warden's
 /// requests.
-const OUR_VARIABLES: [&str; 3] =
+const ACCESS_VARIABLES: [&str; 3] =
     ["LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE"];
 
 /// Variables to remove from a process. In drop-in mode includes those that llama-warden uses in the
 /// server's place.
-pub(crate) fn with_ours(mut removed: Vec<String>, drop_in: bool) -> Vec<String> {
+pub(crate) fn with_access_variables(mut removed: Vec<String>, drop_in: bool) -> Vec<String> {
     if drop_in {
-        removed.extend(OUR_VARIABLES.map(str::to_owned));
+        removed.extend(ACCESS_VARIABLES.map(str::to_owned));
     }
     removed
 }
 
-impl Resolver<'_> {
+impl ConfigResolver<'_> {
     pub(crate) fn check_directory(&mut self, name: &str, directory: Option<&Path>) {
         if let Some(path) = directory.filter(|path| !path.is_dir()) {
             let place = self.place(&["models", name, "directory"]);
-            self.problems.push(Problem::new(
+            self.problems.push(ConfigProblem::new(
                 place,
                 format!("model `{name}`: there is no directory {}", path.display()),
             ));
@@ -53,7 +53,7 @@ impl Resolver<'_> {
                 model.env.contains_key("LLAMA_ARG_MODEL") || self.machine.var("LLAMA_ARG_MODEL").is_some();
             if arguments::remote_model(args).is_none() && !in_env {
                 let place = self.place(&["models", name]);
-                let problem = Problem::new(place, format!("model `{name}`: no model file is given"));
+                let problem = ConfigProblem::new(place, format!("model `{name}`: no model file is given"));
                 self.warnings
                     .push(problem.hint(format!("set `model = \"file.gguf\"` in [models.{}]", quoted(name))));
             }
@@ -71,7 +71,7 @@ impl Resolver<'_> {
         let place = self.place(&["models", name, key]);
         let hint =
             "check the path; `llama-warden sample-model -o FILE` writes a small model to try things with";
-        self.problems.push(Problem::new(place, complaint).hint(hint));
+        self.problems.push(ConfigProblem::new(place, complaint).hint(hint));
     }
 
     pub(crate) fn check_listening(&mut self, name: &str, model: &Model, args: &[String]) {
@@ -80,7 +80,7 @@ impl Resolver<'_> {
             ["LLAMA_ARG_HOST", "LLAMA_ARG_PORT"].into_iter().find(|key| model.env.contains_key(*key));
         if let Some(key) = in_env {
             let place = self.place(&["models", name, "env", key]);
-            let problem = Problem::new(
+            let problem = ConfigProblem::new(
                 place,
                 format!("model `{name}`: {key} in `env` says where to listen, and that is ours"),
             );
@@ -90,40 +90,45 @@ impl Resolver<'_> {
             let message = format!("model `{name}`: with {key} we could not reach the process");
             let hint =
                 "remove it; `tls_cert`, `tls_key` and `api_prefix` in [server] do the same for all models";
-            self.problems.push(Problem::new(place, message).hint(hint));
+            self.problems.push(ConfigProblem::new(place, message).hint(hint));
         }
         if self.has_keys()
             && let Some(place) = self.key_variable(name, model)
         {
-            let problem = Problem::new(place, format!("model `{name}`: {KEY_VARIABLE}: {KEYS_STOP_HERE}"));
+            let problem =
+                ConfigProblem::new(place, format!("model `{name}`: {KEY_VARIABLE}: {KEYS_STOP_HERE}"));
             self.problems.push(problem.hint("unset it, or remove `server.keys`"));
         }
         let Some((flag, what)) = arguments::first_listening(args) else { return };
         let (why, hint) = match what {
-            Listening::Certificate | Listening::PrivateKey => {
+            ListeningFlag::Certificate | ListeningFlag::PrivateKey => {
                 ("TLS is ours", "set `tls_cert` and `tls_key` in [server]")
             }
-            Listening::Host | Listening::Port => ("listening is ours", "set `host` and `port` in [server]"),
-            Listening::Pointless => ("listening is ours", "remove it: each process has a socket of its own"),
-            Listening::Prefix => ("the path of all routes is ours", "set `api_prefix` in [server]"),
-            Listening::Key if self.has_keys() => (KEYS_STOP_HERE, "remove it, or `server.keys`"),
+            ListeningFlag::Host | ListeningFlag::Port => {
+                ("listening is ours", "set `host` and `port` in [server]")
+            }
+            ListeningFlag::Pointless => {
+                ("listening is ours", "remove it: each process has a socket of its own")
+            }
+            ListeningFlag::Prefix => ("the path of all routes is ours", "set `api_prefix` in [server]"),
+            ListeningFlag::Key if self.has_keys() => (KEYS_STOP_HERE, "remove it, or `server.keys`"),
             // In drop-in mode the child checks the key; with many models, each would have to check it.
-            Listening::Key if self.any_name => return,
-            Listening::Key => (
+            ListeningFlag::Key if self.any_name => return,
+            ListeningFlag::Key => (
                 "keys per process are not supported with a configuration file",
                 "remove it, and name a file of keys in `server.keys`",
             ),
         };
-        let problem = Problem::new(place, format!("model `{name}`: `{flag}` in `args`: {why}"));
+        let problem = ConfigProblem::new(place, format!("model `{name}`: `{flag}` in `args`: {why}"));
         self.problems.push(problem.hint(hint));
     }
 
     /// Finds a harmful variable of a model, set in its configuration or inherited from llama-warden.
     fn harmful_variable(&self, name: &str, model: &Model) -> Option<(&'static str, Place)> {
-        let mut own = OUR_VARIABLES.into_iter().filter(|key| model.env.contains_key(*key));
+        let mut own = ACCESS_VARIABLES.into_iter().filter(|key| model.env.contains_key(*key));
         // In drop-in mode they configure llama-warden, and the process never sees them.
         let inherits = |key: &&str| !self.any_name && self.machine.var(key).is_some();
-        let mut inherited = OUR_VARIABLES.into_iter().filter(inherits);
+        let mut inherited = ACCESS_VARIABLES.into_iter().filter(inherits);
         own.next()
             .map(|key| (key, self.place(&["models", name, "env", key])))
             .or_else(|| inherited.next().map(|key| (key, Place::Env(key.to_owned()))))
@@ -144,7 +149,7 @@ impl Resolver<'_> {
         let whole =
             Whole { settings: &self.loaded.settings, memory: self.machine.memory, models: models.collect() };
         for found in contradictions::find(&whole) {
-            let problem = Problem::new(self.loaded.place(&found.path), found.message).hint(found.hint);
+            let problem = ConfigProblem::new(self.loaded.place(&found.path), found.message).hint(found.hint);
             if found.fatal { self.problems.push(problem) } else { self.warnings.push(problem) }
         }
     }

@@ -25,16 +25,16 @@ use warden_gateway::{KeyHash, KeySpec};
 use warden_policies::{ModelName, Rate, pattern_matches};
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::problem::{Place, Problem, Problems, quoted};
+use crate::problem::{ConfigProblem, ConfigProblems, Place, quoted};
 use crate::schema::validate::validate_as;
-use crate::source::tree::{Entry, Kind, Node};
+use crate::source::tree::{ConfigNode, Entry, Kind};
 
 /// Mode bit: others may write the file.
 const OTHERS_WRITE: u32 = 0o002;
 /// Mode bit: others may read the file.
 const OTHERS_READ: u32 = 0o004;
 /// Minimum bytes of a clear-text key: 16 random letters cannot be guessed over a network.
-const LEAST_BYTES: usize = 16;
+const MIN_KEY_BYTES: usize = 16;
 /// Prefix of secret keys of well-known services. No key is named like this, but users confuse name and key.
 const SECRET_PREFIX: &str = "sk-";
 
@@ -71,16 +71,16 @@ impl KeyFile {
     ///
     /// # Errors
     /// The file cannot be read, others may write it, or a key in it is wrong.
-    pub fn load(path: &Path) -> Result<Self, Problems> {
+    pub fn load(path: &Path) -> Result<Self, ConfigProblems> {
         let whole = || Place::File { path: path.to_owned(), line: 0 };
         let unreadable = |error: std::io::Error| {
-            Problem::new(whole(), format!("the file of keys cannot be read: {error}"))
+            ConfigProblem::new(whole(), format!("the file of keys cannot be read: {error}"))
                 .hint("`llama-warden keys new NAME --file FILE` writes one; `server.keys` names it")
         };
         let mode = std::fs::metadata(path).map_err(unreadable)?.permissions().mode();
         let bytes = Zeroizing::new(std::fs::read(path).map_err(unreadable)?);
         let text = std::str::from_utf8(&bytes)
-            .map_err(|_| Problem::new(whole(), "the file of keys is not text in UTF-8"))?;
+            .map_err(|_| ConfigProblem::new(whole(), "the file of keys is not text in UTF-8"))?;
         let file = Self::parse(path, text)?;
         let secrets = file.keys.iter().any(|key| key.in_clear);
         let why = if mode & OTHERS_WRITE != 0 {
@@ -94,46 +94,47 @@ impl KeyFile {
             "`chmod 600 {}`; a file with nothing but `sha256` may be read by everybody",
             path.display()
         );
-        Err(Problem::new(whole(), format!("the file of keys: {why}")).hint(hint).into())
+        Err(ConfigProblem::new(whole(), format!("the file of keys: {why}")).hint(hint).into())
     }
 
     /// Parses the text of a key file.
     ///
     /// # Errors
     /// The file is not TOML, or a key in it is wrong.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, Problems> {
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigProblems> {
         let locate = |byte: Option<usize>| Place::in_file(path, text, byte);
         let table = DeTable::parse(text).map_err(|error| {
             let byte = error.span().map(|span| span.start);
             // Use only the first line, which describes the error; the others would quote the text.
             let message = error.message().lines().next().unwrap_or_default().to_owned();
-            Problem::new(locate(byte), format!("this is not TOML: {message}"))
+            ConfigProblem::new(locate(byte), format!("this is not TOML: {message}"))
         })?;
         let mut problems = Vec::new();
         let mut tree = tree(table, &locate, &mut problems);
         problems.extend(validate_as(&mut tree, schema(), &locate));
-        let Kind::Table(entries) = &tree.kind else { return Err(Problems(problems)) };
+        let Kind::Table(entries) = &tree.kind else { return Err(ConfigProblems(problems)) };
         let mut keys: Vec<WrittenKey> = Vec::new();
         for entry in entries {
             let place = locate(entry.key_span.as_ref().map(|span| span.start));
-            let Some(key) = written(entry, place, &locate, &mut problems) else { continue };
+            let Some(key) = convert_entry(entry, place, &locate, &mut problems) else { continue };
             if let Some(same) = keys.iter().find(|other| other.hash == key.hash) {
                 let message = format!("`{}` and `{}` are the same key", same.name, key.name);
-                problems
-                    .push(Problem::new(key.place.clone(), message).hint("give each its own, or remove one"));
+                problems.push(
+                    ConfigProblem::new(key.place.clone(), message).hint("give each its own, or remove one"),
+                );
             }
             keys.push(key);
         }
         if keys.is_empty() && problems.is_empty() {
-            let problem = Problem::new(locate(None), "there is no key in the file of keys");
+            let problem = ConfigProblem::new(locate(None), "there is no key in the file of keys");
             problems.push(problem.hint("`llama-warden keys new NAME` prints one"));
         }
-        if problems.is_empty() { Ok(Self { keys }) } else { Err(Problems(problems)) }
+        if problems.is_empty() { Ok(Self { keys }) } else { Err(ConfigProblems(problems)) }
     }
 
     /// Converts the keys for the gateway. `models` has name and aliases of each. Warns of patterns that
     /// match no model.
-    pub fn specs(&self, models: &[(ModelName, Vec<String>)]) -> (Vec<KeySpec>, Vec<Problem>) {
+    pub fn specs(&self, models: &[(ModelName, Vec<String>)]) -> (Vec<KeySpec>, Vec<ConfigProblem>) {
         let mut warnings = Vec::new();
         let specs = self.keys.iter().map(|key| KeySpec {
             name: Arc::from(key.name.as_str()),
@@ -156,7 +157,7 @@ impl WrittenKey {
         &self,
         pattern: &str,
         models: &[(ModelName, Vec<String>)],
-        warnings: &mut Vec<Problem>,
+        warnings: &mut Vec<ConfigProblem>,
     ) -> HashSet<ModelName> {
         let means = |(name, aliases): &&(ModelName, Vec<String>)| {
             pattern_matches(pattern, name.as_str())
@@ -167,7 +168,7 @@ impl WrittenKey {
             let message = format!("key `{}`: `{pattern}` in `models` means no model", self.name);
             let names: Vec<_> = models.iter().map(|(name, _)| format!("`{name}`")).collect();
             let hint = format!("the models are {}", names.join(", "));
-            warnings.push(Problem::new(self.place.clone(), message).hint(hint));
+            warnings.push(ConfigProblem::new(self.place.clone(), message).hint(hint));
         }
         found
     }
@@ -190,11 +191,11 @@ fn schema() -> &'static Value {
     &SCHEMA
 }
 
-fn written(
+fn convert_entry(
     entry: &Entry,
     place: Place,
     locate: &dyn Fn(Option<usize>) -> Place,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<ConfigProblem>,
 ) -> Option<WrittenKey> {
     let name = entry.key.clone();
     let text = |field: &str| match &entry.value.entry(field)?.value.kind {
@@ -209,23 +210,25 @@ fn written(
         && name.chars().all(|c| c.is_alphanumeric() || "_-.@+".contains(c));
     if !is_name {
         let message = "the name of a key has 1 to 64 letters, digits or `_-.@+`";
-        problems.push(Problem::new(place.clone(), message));
+        problems.push(ConfigProblem::new(place.clone(), message));
     }
     let mut rate = |field: &str| {
         let parsed = text(field)?.parse::<Rate>();
         parsed
-            .map_err(|e| problems.push(Problem::new(at(field), format!("`{}.{field}`: {e}", quoted(&name)))))
+            .map_err(|e| {
+                problems.push(ConfigProblem::new(at(field), format!("`{}.{field}`: {e}", quoted(&name))))
+            })
             .ok()
     };
     let (rate, tokens) = (rate("rate"), rate("tokens"));
     let missing = |message: String| {
-        Problem::new(place.clone(), message)
+        ConfigProblem::new(place.clone(), message)
             .hint("`llama-warden keys new NAME` prints a key and what to write")
     };
     let hash = match (text("key"), text("sha256")) {
         (Some(_), Some(_)) => {
             problems.push(
-                Problem::new(at("sha256"), format!("key `{name}`: both `key` and `sha256` are given"))
+                ConfigProblem::new(at("sha256"), format!("key `{name}`: both `key` and `sha256` are given"))
                     .hint("keep `sha256`"),
             );
             None
@@ -237,7 +240,8 @@ fn written(
             if parsed.is_none() {
                 let message = format!("key `{name}`: `sha256` needs 64 hexadecimal digits");
                 problems.push(
-                    Problem::new(at("sha256"), message).hint("`printf %s \"$KEY\" | sha256sum` prints them"),
+                    ConfigProblem::new(at("sha256"), message)
+                        .hint("`printf %s \"$KEY\" | sha256sum` prints them"),
                 );
             }
             parsed
@@ -270,15 +274,15 @@ fn written(
 fn tree(
     table: Spanned<DeTable<'_>>,
     locate: &dyn Fn(Option<usize>) -> Place,
-    problems: &mut Vec<Problem>,
-) -> Node {
+    problems: &mut Vec<ConfigProblem>,
+) -> ConfigNode {
     let span = table.span();
     let mut entries = Vec::new();
     for (name, value) in table.into_inner() {
         let at = name.span();
         if name.get_ref().starts_with(SECRET_PREFIX) {
             let message = "a name begins like a secret key, and names are shown in logs";
-            let problem = Problem::new(locate(Some(at.start)), message);
+            let problem = ConfigProblem::new(locate(Some(at.start)), message);
             problems.push(
                 problem.hint("write a section like `[alice]` with `key = \"...\"` or `sha256 = \"...\"`"),
             );
@@ -292,7 +296,7 @@ fn tree(
             if let Some(wrong) = unfit(text) {
                 let place = locate(field.value.span.as_ref().map(|span| span.start));
                 problems.push(
-                    Problem::new(place, format!("key `{}`: {wrong}", name.get_ref()))
+                    ConfigProblem::new(place, format!("key `{}`: {wrong}", name.get_ref()))
                         .hint("`llama-warden keys new NAME` prints one that nobody guesses"),
                 );
             }
@@ -304,7 +308,7 @@ fn tree(
     }
     // Restore the order of the file.
     entries.sort_by_key(|entry| entry.key_span.as_ref().map(|span| span.start));
-    Node { span: Some(span), kind: Kind::Table(entries) }
+    ConfigNode { span: Some(span), kind: Kind::Table(entries) }
 }
 
 /// The reason why a text cannot be a key.
@@ -312,11 +316,11 @@ fn unfit(key: &str) -> Option<String> {
     if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Some("a key has no spaces and nothing but ASCII letters, digits and signs".to_owned());
     }
-    (key.len() < LEAST_BYTES)
-        .then(|| format!("a key of {} letters can be guessed; {LEAST_BYTES} are the least", key.len()))
+    (key.len() < MIN_KEY_BYTES)
+        .then(|| format!("a key of {} letters can be guessed; {MIN_KEY_BYTES} are the least", key.len()))
 }
 
-fn node(value: Spanned<DeValue<'_>>) -> Node {
+fn node(value: Spanned<DeValue<'_>>) -> ConfigNode {
     let span = value.span();
     let kind = match value.into_inner() {
         DeValue::String(text) => Kind::Text(text.into_owned()),
@@ -337,7 +341,7 @@ fn node(value: Spanned<DeValue<'_>>) -> Node {
                 .collect(),
         ),
     };
-    Node { span: Some(span), kind }
+    ConfigNode { span: Some(span), kind }
 }
 
 /// Creates a key of 256 random bits.

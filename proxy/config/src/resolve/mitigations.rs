@@ -14,8 +14,8 @@ use warden_policies::server_flags::FlagList;
 
 use crate::arguments;
 use crate::machine::Machine;
-use crate::problem::{Place, Problem};
-use crate::resolve::Resolver;
+use crate::problem::{ConfigProblem, Place};
+use crate::resolve::ConfigResolver;
 use crate::settings::Model;
 use crate::source::layers::Loaded;
 
@@ -44,7 +44,7 @@ pub struct Mitigations {
 
 /// Arguments and variables of a command with mitigations.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Mitigated {
+pub struct MitigatedCommand {
     /// Words of the command line.
     pub args: Vec<String>,
     /// Variables to set.
@@ -57,7 +57,7 @@ pub struct Mitigated {
     own_words: usize,
 }
 
-impl Mitigated {
+impl MitigatedCommand {
     /// Respells the added flags for a llama-server with these flags. Keeps the operator's words.
     pub(crate) fn translated(mut self, flags: Option<&FlagList>) -> Self {
         if let Some(flags) = flags {
@@ -76,7 +76,7 @@ impl Mitigations {
 
     /// Arguments with a list that has no effects, for tests.
     #[cfg(test)]
-    pub(crate) fn of_args(args: Vec<String>, list: Vec<String>) -> Self {
+    pub(crate) fn from_args(args: Vec<String>, list: Vec<String>) -> Self {
         Self { list, args, ..Self::default() }
     }
 
@@ -144,12 +144,12 @@ impl Mitigations {
     }
 
     /// The command with all effects, except those at the indexes `leave_out`.
-    pub fn command(&self, leave_out: &[usize]) -> Mitigated {
-        let mut done = Mitigated {
+    pub fn command(&self, leave_out: &[usize]) -> MitigatedCommand {
+        let mut done = MitigatedCommand {
             args: self.args.clone(),
             env: self.env.clone(),
             own_words: self.args.len(),
-            ..Mitigated::default()
+            ..MitigatedCommand::default()
         };
         for (index, (effect, _)) in self.effects.iter().enumerate() {
             if !leave_out.contains(&index) {
@@ -159,7 +159,7 @@ impl Mitigations {
         done
     }
 
-    fn apply(&self, index: usize, effect: &Effect, done: &mut Mitigated) {
+    fn apply(&self, index: usize, effect: &Effect, done: &mut MitigatedCommand) {
         let own = |name: &String| self.env.iter().find(|(key, _)| key == name).map(|(_, value)| value);
         let name = &effect.name;
         let mut overruled =
@@ -227,17 +227,17 @@ impl Mitigations {
     }
 }
 
-impl Resolver<'_> {
+impl ConfigResolver<'_> {
     /// Resolves a model's list over its own arguments and variables.
     pub(crate) fn mitigations(&mut self, name: &str, model: &Model, args: Vec<String>) -> Mitigations {
         let env: Vec<(String, String)> =
             model.env.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
         let mut all = Mitigations { list: model.mitigations.clone(), args, env, ..Mitigations::default() };
         let path = ["models".to_owned(), name.to_owned(), "mitigations".to_owned()];
-        let list = match self.list_for(name, model) {
+        let list = match self.mitigations_for(name, model) {
             Ok(list) => list,
             Err(error) => {
-                self.problems.push(Problem::new(self.loaded.place(&path), error));
+                self.problems.push(ConfigProblem::new(self.loaded.place(&path), error));
                 return all;
             }
         };
@@ -249,8 +249,8 @@ impl Resolver<'_> {
         let done = list.resolve(&model.mitigations);
         for finding in done.findings {
             let place = self.loaded.item_place(&path, finding.item);
-            let problem = Problem::new(place, format!("model `{name}`: {}", finding.message));
-            let problem = Problem { hint: finding.hint, ..problem };
+            let problem = ConfigProblem::new(place, format!("model `{name}`: {}", finding.message));
+            let problem = ConfigProblem { hint: finding.hint, ..problem };
             let into = if finding.error { &mut self.problems } else { &mut self.warnings };
             into.push(problem);
         }
@@ -262,7 +262,7 @@ impl Resolver<'_> {
         for (index, what) in all.command(&[]).overruled {
             let place = all.effects[index].1.clone();
             let hint = "remove one of the two";
-            self.warnings.push(Problem::new(place, format!("model `{name}`: {what}")).hint(hint));
+            self.warnings.push(ConfigProblem::new(place, format!("model `{name}`: {what}")).hint(hint));
         }
         self.warn_about_inherited(name, &all);
         all
@@ -280,7 +280,7 @@ impl Resolver<'_> {
                     "model `{name}`: {key} acts by being present, whatever its value: {}",
                     entry.title
                 );
-                self.warnings.push(Problem::new(place, message).hint(format!(
+                self.warnings.push(ConfigProblem::new(place, message).hint(format!(
                     "remove it from `env`; `mitigations = [\"{}\"]` says it without the trap",
                     entry.id
                 )));
@@ -299,7 +299,7 @@ impl Resolver<'_> {
                          mitigation {}",
                         effect.name
                     );
-                    self.warnings.push(Problem::new(place.clone(), message));
+                    self.warnings.push(ConfigProblem::new(place.clone(), message));
                 }
             }
         }
@@ -307,11 +307,11 @@ impl Resolver<'_> {
 }
 
 /// Describes the effects and the faults of a model's list, for `config show`.
-pub fn explain(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Vec<String> {
+pub fn explain_mitigations(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Vec<String> {
     if model.mitigations.is_empty() {
         return Vec::new();
     }
-    let mut resolver = Resolver::new(loaded, machine);
+    let mut resolver = ConfigResolver::new(loaded, machine);
     let all = resolver.mitigations(name, model, model.args.clone());
     let wrong = resolver.problems.iter().map(|problem| format!("error: {}", problem.message));
     all.told().into_iter().chain(wrong).collect()
@@ -328,14 +328,15 @@ impl Judge {
         name: &str,
         all: &Mitigations,
         build: &BuildFacts,
-        problems: &mut Vec<Problem>,
-        warnings: &mut Vec<Problem>,
-    ) -> Mitigated {
+        problems: &mut Vec<ConfigProblem>,
+        warnings: &mut Vec<ConfigProblem>,
+    ) -> MitigatedCommand {
         let mut leave_out = Vec::new();
         for (index, (effect, place)) in all.effects.iter().enumerate() {
             let key = (build.binary.clone(), effect.name.clone());
             let fit = self.0.entry(key).or_insert_with(|| effect.fit(build)).clone();
-            let problem = |message: String| Problem::new(place.clone(), format!("model `{name}`: {message}"));
+            let problem =
+                |message: String| ConfigProblem::new(place.clone(), format!("model `{name}`: {message}"));
             match fit {
                 Fit::Fits => {}
                 Fit::Note(message) => warnings.push(problem(message)),

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use warden_patches::mitigation::ProvenanceFacts;
 
-use crate::problem::Problems;
-use crate::resolve::{Resolved, resolve};
+use crate::problem::ConfigProblems;
+use crate::resolve::{ResolvedConfig, resolve};
 use crate::source::layers::{Sources, load};
 
 /// Resolves a configuration with these lines under one model, and inherited variables.
-fn read(lines: &str, inherited: &[(&str, &str)]) -> Result<Resolved, Problems> {
+fn read(lines: &str, inherited: &[(&str, &str)]) -> Result<ResolvedConfig, ConfigProblems> {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("m.gguf"), "").unwrap();
     let file = dir.path().join("w.toml");
@@ -22,7 +22,7 @@ fn read(lines: &str, inherited: &[(&str, &str)]) -> Result<Resolved, Problems> {
 }
 
 /// Arguments behind the model file, set variables, and removed variables.
-fn command(resolved: &Resolved) -> (Vec<&str>, Vec<(&str, &str)>, Vec<&str>) {
+fn command(resolved: &ResolvedConfig) -> (Vec<&str>, Vec<(&str, &str)>, Vec<&str>) {
     let command = &resolved.fleet.models[0].command;
     (
         command.args[2..].iter().map(String::as_str).collect(),
@@ -31,8 +31,8 @@ fn command(resolved: &Resolved) -> (Vec<&str>, Vec<(&str, &str)>, Vec<&str>) {
     )
 }
 
-fn told(all: &[Problem]) -> String {
-    let line = |one: &Problem| format!("{one} | {}", one.hint.as_deref().unwrap_or_default());
+fn told(all: &[ConfigProblem]) -> String {
+    let line = |one: &ConfigProblem| format!("{one} | {}", one.hint.as_deref().unwrap_or_default());
     all.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
@@ -100,7 +100,7 @@ fn a_models_own_list_replaces_the_one_for_all_models() {
     assert!(problems.to_string().contains("w.toml:5: model `a`: `cache-ram` needs a value"), "{problems}");
 }
 
-fn judged(lines: &str, build: &BuildFacts) -> (Mitigated, String, String) {
+fn judged(lines: &str, build: &BuildFacts) -> (MitigatedCommand, String, String) {
     let resolved = read(lines, &[]).unwrap();
     let (mut problems, mut warnings) = (Vec::new(), Vec::new());
     let command = Judge::default().judge("a", &resolved.mitigations[0], build, &mut problems, &mut warnings);

@@ -31,26 +31,26 @@ use warden_policies::server_flags::FlagList;
 use warden_policies::{MemoryLimit, ModelName, Names, ServerFacts, defaults, is_pattern, loading};
 use warden_supervisor::private_dir::ADMIN_SOCKET;
 use warden_supervisor::spec::{
-    AdmissionSpec, Command, Fallback, FleetConfig, ModelSpec, SharedBudgets, SharedSpec, Watch,
+    AdmissionSpec, Command, FallbackSpec, FleetConfig, ModelSpec, SharedBudgets, SharedSpec, Watch,
 };
 
 use self::binary::Choice;
 use self::dirs::Dirs;
-use self::judge::with_ours;
-use self::mitigations::{Mitigated, Mitigations};
+use self::judge::with_access_variables;
+use self::mitigations::{MitigatedCommand, Mitigations};
 use self::own_sets::OwnSets;
 use self::server_facts::Unmeasured;
 use self::telemetry::Collector;
 use crate::advice::{Server, Servers};
 use crate::arguments;
 use crate::machine::Machine;
-use crate::problem::{Place, Problem, Problems, quoted};
+use crate::problem::{ConfigProblem, ConfigProblems, Place, quoted};
 use crate::settings::Model;
 use crate::source::layers::Loaded;
 
 /// Resolved settings for the parts of the program.
 #[derive(Clone, Debug)]
-pub struct Resolved {
+pub struct ResolvedConfig {
     /// Public listener.
     pub server: defaults::Server,
     /// Connection to a backend.
@@ -112,12 +112,12 @@ pub struct Resolved {
     /// Cancellation mode for disconnected clients, in the order of the models.
     pub cancel: Vec<Cancel>,
     /// Settings that are allowed but probably unintended.
-    pub warnings: Vec<Problem>,
+    pub warnings: Vec<ConfigProblem>,
     /// The configuration as written, if it is kept for display.
     pub written: Option<Arc<Loaded>>,
 }
 
-impl Resolved {
+impl ResolvedConfig {
     /// Models whose configuration names a build or a program.
     pub fn bound(&self) -> Vec<String> {
         let all = self.choices.iter().zip(&self.fleet.models);
@@ -139,7 +139,7 @@ impl Resolved {
 }
 
 /// Start settings of a model's server, as far as they are known without running anything.
-pub struct Launch {
+pub struct LaunchSettings {
     /// Words of the command line.
     pub args: Vec<String>,
     /// Variables to set.
@@ -157,12 +157,17 @@ impl Loaded {
     ///
     /// # Errors
     /// A value of the model is wrong.
-    pub fn launch(&self, machine: &Machine, name: &str, model: &Model) -> Result<Launch, Problems> {
-        let mut resolver = Resolver::new(self, machine);
+    pub fn launch(
+        &self,
+        machine: &Machine,
+        name: &str,
+        model: &Model,
+    ) -> Result<LaunchSettings, ConfigProblems> {
+        let mut resolver = ConfigResolver::new(self, machine);
         let mitigations = resolver.mitigations(name, model, model.args.clone());
         let (choice, _) = resolver.choice(name, model);
         if !resolver.problems.is_empty() {
-            return Err(Problems(resolver.problems));
+            return Err(ConfigProblems(resolver.problems));
         }
         let data = self.dirs(machine)?.data;
         let built = match &choice {
@@ -170,9 +175,9 @@ impl Loaded {
             Choice::Newest => store::find(&data, None),
             Choice::Path(_) | Choice::InPath(_) => Ok(None),
         };
-        let Mitigated { args, env, env_remove, .. } = mitigations.command(&[]);
+        let MitigatedCommand { args, env, env_remove, .. } = mitigations.command(&[]);
         // Ignore a damaged store, which only costs facts here; a start reports it.
-        Ok(Launch {
+        Ok(LaunchSettings {
             args,
             env,
             env_remove,
@@ -186,8 +191,8 @@ impl Loaded {
 ///
 /// # Errors
 /// Values are wrong, or contradict each other.
-pub fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<Resolved, Problems> {
-    let mut resolver = Resolver { any_name, ..Resolver::new(loaded, machine) };
+pub fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<ResolvedConfig, ConfigProblems> {
+    let mut resolver = ConfigResolver { any_name, ..ConfigResolver::new(loaded, machine) };
     let dirs = loaded.dirs(machine)?;
     let (mut models, mut choices, mut mitigations) = (Vec::new(), Vec::new(), Vec::new());
     let mut rules = Vec::new();
@@ -222,14 +227,14 @@ pub fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<Res
         let message = format!(
             "`{key}` replaces a number that is compiled in: it is for tests, and may change without notice"
         );
-        Problem::new(place.clone(), message).hint("leave it out")
+        ConfigProblem::new(place.clone(), message).hint("leave it out")
     }));
     resolver.warnings.extend(loaded.left_out.iter().map(|name| {
         let place = loaded.place(&["models".to_owned(), name.clone()]);
         let message = format!(
             "model `{name}` names no file, and the folders of models have none of that name: it is left out"
         );
-        Problem::new(place, message).hint("it comes when its file does; or name one with `model`")
+        ConfigProblem::new(place, message).hint("it comes when its file does; or name one with `model`")
     }));
     let admin_address = resolver.admin_address();
     let probe_address = resolver.probe_address("address", &settings.probe.address);
@@ -254,11 +259,11 @@ pub fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<Res
         state_dir: dirs.state.clone(),
         watch: Watch { sensors: settings.sensors, child: settings.child },
     };
-    let Resolver { problems, warnings, .. } = resolver;
+    let ConfigResolver { problems, warnings, .. } = resolver;
     if !problems.is_empty() {
-        return Err(Problems(problems));
+        return Err(ConfigProblems(problems));
     }
-    Ok(Resolved {
+    Ok(ResolvedConfig {
         server,
         upstream: settings.upstream.clone(),
         log: settings.log.clone(),
@@ -299,16 +304,16 @@ pub fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<Res
 }
 
 /// State of a resolution.
-pub(crate) struct Resolver<'a> {
+pub(crate) struct ConfigResolver<'a> {
     pub(crate) loaded: &'a Loaded,
     pub(crate) machine: &'a Machine,
     pub(crate) any_name: bool,
-    pub(crate) problems: Vec<Problem>,
-    pub(crate) warnings: Vec<Problem>,
+    pub(crate) problems: Vec<ConfigProblem>,
+    pub(crate) warnings: Vec<ConfigProblem>,
     own: OwnSets,
 }
 
-impl<'a> Resolver<'a> {
+impl<'a> ConfigResolver<'a> {
     /// Creates a resolver without findings.
     pub(crate) fn new(loaded: &'a Loaded, machine: &'a Machine) -> Self {
         Self {
@@ -322,7 +327,7 @@ impl<'a> Resolver<'a> {
     }
 }
 
-impl Resolver<'_> {
+impl ConfigResolver<'_> {
     pub(crate) fn place(&self, path: &[&str]) -> Place {
         let path: Vec<String> = path.iter().map(|&key| key.to_owned()).collect();
         self.loaded.place(&path)
@@ -336,7 +341,8 @@ impl Resolver<'_> {
         let text = self.loaded.settings.admin.address.as_deref()?;
         let place = self.place(&["admin", "address"]);
         let Some(address) = text.to_socket_addrs().ok().and_then(|mut all| all.next()) else {
-            let problem = Problem::new(place, format!("`admin.address`: `{text}` is no address with a port"));
+            let problem =
+                ConfigProblem::new(place, format!("`admin.address`: `{text}` is no address with a port"));
             self.problems.push(problem.hint("write it like `127.0.0.1:9090`"));
             return None;
         };
@@ -344,8 +350,9 @@ impl Resolver<'_> {
             let message = format!(
                 "`admin.address`: `{text}` can be reached from other machines, and admin routes ask for no key"
             );
-            self.problems
-                .push(Problem::new(place, message).hint("use a loopback address like `127.0.0.1:9090`"));
+            self.problems.push(
+                ConfigProblem::new(place, message).hint("use a loopback address like `127.0.0.1:9090`"),
+            );
         }
         Some(address)
     }
@@ -355,7 +362,7 @@ impl Resolver<'_> {
         let address = text.to_socket_addrs().ok().and_then(|mut all| all.next());
         if address.is_none() && !text.is_empty() {
             let message = format!("`probe.{key}`: `{text}` is no address with a port");
-            let problem = Problem::new(self.place(&["probe", key]), message);
+            let problem = ConfigProblem::new(self.place(&["probe", key]), message);
             self.problems.push(problem.hint("write it like `0.0.0.0:8081`"));
         }
         address
@@ -375,7 +382,7 @@ impl Resolver<'_> {
     fn log_level(&mut self) {
         if let Err(problem) = crate::log_filter::log_filter(&self.loaded.settings.log.level) {
             let place = self.place(&["log", "level"]);
-            self.problems.push(Problem::new(place, format!("`log.level`: {problem}")));
+            self.problems.push(ConfigProblem::new(place, format!("`log.level`: {problem}")));
         }
     }
 
@@ -392,7 +399,7 @@ impl Resolver<'_> {
                     if is_alias { self.place(&[table, name, "aliases"]) } else { self.place(&[table, name]) };
                 if key.is_empty() {
                     self.problems
-                        .push(Problem::new(place, format!("model `{name}`: a name must not be empty")));
+                        .push(ConfigProblem::new(place, format!("model `{name}`: a name must not be empty")));
                 } else if is_pattern(key) {
                     let message = format!("model `{name}`: `{key}` is a pattern, and a model has names");
                     let hint = format!(
@@ -400,7 +407,7 @@ impl Resolver<'_> {
                         quoted(key),
                         toml::Value::from(name.as_str())
                     );
-                    self.problems.push(Problem::new(place, message).hint(hint));
+                    self.problems.push(ConfigProblem::new(place, message).hint(hint));
                 } else if let Some(other) = owners.insert(key, (table, name)) {
                     let who = if other == (table, name) {
                         "twice by this model".to_owned()
@@ -408,7 +415,7 @@ impl Resolver<'_> {
                         format!("by model `{}`, too", other.1)
                     };
                     let problem =
-                        Problem::new(place, format!("model `{name}`: the name `{key}` is used {who}"));
+                        ConfigProblem::new(place, format!("model `{name}`: the name `{key}` is used {who}"));
                     self.problems.push(problem.hint("every name and alias must be unique"));
                 }
             }
@@ -420,7 +427,7 @@ impl Resolver<'_> {
         if let Some(file) = &model.model {
             if arguments::model(&args).is_some() {
                 let place = self.place(&["models", name, "model"]);
-                let problem = Problem::new(
+                let problem = ConfigProblem::new(
                     place,
                     format!("model `{name}`: the file is given in `model` and again in `args`"),
                 );
@@ -430,10 +437,11 @@ impl Resolver<'_> {
         }
         let mitigations = self.mitigations(name, model, args);
         // Includes effects that the build may not support; [`binary`] removes them.
-        let Mitigated { args, env, env_remove, .. } = mitigations.command(&[]);
+        let MitigatedCommand { args, env, env_remove, .. } = mitigations.command(&[]);
         if model.wrapper.first().is_some_and(String::is_empty) {
             let place = self.place(&["models", name, "wrapper"]);
-            let problem = Problem::new(place, format!("model `{name}`: `wrapper` begins with an empty word"));
+            let problem =
+                ConfigProblem::new(place, format!("model `{name}`: `wrapper` begins with an empty word"));
             self.problems
                 .push(problem.hint("begin it with a program: `wrapper = [\"nice\", \"-n\", \"5\"]`"));
         }
@@ -452,7 +460,7 @@ impl Resolver<'_> {
                 binary: PathBuf::new(),
                 args,
                 env,
-                env_remove: with_ours(env_remove, self.any_name),
+                env_remove: with_access_variables(env_remove, self.any_name),
                 directory,
             },
             run: model.run,
@@ -460,14 +468,14 @@ impl Resolver<'_> {
             max_in_flight: model.max_in_flight,
             ttl: model.ttl,
             // Memory needs and exclusions are filled in later: they require the command and all models.
-            loading: loading::Spec {
+            loading: loading::LoadSpec {
                 gpus: model.gpus.clone(),
                 pin: model.run.pin,
                 never_with: Vec::new(),
-                ..loading::Spec::default()
+                ..loading::LoadSpec::default()
             },
             fallback: (!model.fallback.is_empty())
-                .then(|| Fallback { args: model.fallback.clone(), needs: None }),
+                .then(|| FallbackSpec { args: model.fallback.clone(), needs: None }),
             // Filled in with the binary.
             start_switches: Vec::new(),
             choose_gpus: false,
@@ -485,7 +493,7 @@ impl Resolver<'_> {
         match (&model.binary, &model.build) {
             (Some(_), Some(_)) => {
                 let place = self.place(&["models", name, "build"]);
-                let problem = Problem::new(
+                let problem = ConfigProblem::new(
                     place.clone(),
                     format!("model `{name}`: both `binary` and `build` say what to run"),
                 );

@@ -9,12 +9,12 @@ use warden_patches::Catalogue as Sets;
 use warden_patches::mitigation::{Catalogue, ProvenanceFacts};
 use warden_patches::set::Origin;
 
-use super::Resolver;
+use super::ConfigResolver;
 use super::binary::Choice;
 use super::mitigations::catalogue;
 use super::store;
 use crate::machine::Machine;
-use crate::problem::{Place, Problem};
+use crate::problem::{ConfigProblem, Place};
 use crate::settings::Model;
 use crate::source::layers::Loaded;
 
@@ -30,12 +30,12 @@ impl Loaded {
     ///
     /// # Errors
     /// A set is broken, or its name is taken; the problem names file and line.
-    pub fn patch_sets(&self, machine: &Machine) -> Result<Sets, Problem> {
+    pub fn patch_sets(&self, machine: &Machine) -> Result<Sets, ConfigProblem> {
         let broken = |error: &warden_patches::Error| {
             let path = ["paths".to_owned(), "patches".to_owned()];
             let place =
                 if self.settings.paths.patches.is_empty() { Place::Nowhere } else { self.place(&path) };
-            Problem::new(place, format!("a patch set of `paths.patches`: {error}"))
+            ConfigProblem::new(place, format!("a patch set of `paths.patches`: {error}"))
                 .hint("`llama-warden patches list` tells when it is well; docs/patches.md explains sets of your own")
         };
         let mut all = Sets::embedded().map_err(|error| broken(&error))?;
@@ -67,13 +67,13 @@ pub fn with_folders(mut list: Catalogue, sets: &Sets) -> Result<Catalogue, warde
     Ok(list)
 }
 
-impl Resolver<'_> {
+impl ConfigResolver<'_> {
     /// The list of mitigations for a model, with the fixes recorded in its build and those of
     /// `paths.patches`.
     ///
     /// # Errors
     /// The compiled-in list is broken.
-    pub(super) fn list_for(&mut self, name: &str, model: &Model) -> Result<Arc<Catalogue>, String> {
+    pub(super) fn mitigations_for(&mut self, name: &str, model: &Model) -> Result<Arc<Catalogue>, String> {
         let curated = catalogue()?;
         // Drop problems of the choice: the resolution of the model reports them.
         let known = self.problems.len();
@@ -85,7 +85,7 @@ impl Resolver<'_> {
         let mut list = Catalogue::clone(&curated);
         if let Some(build) = self.built(&choice).filter(|build| !build.own.is_empty()) {
             list = with_build(list, &build).unwrap_or_else(|error| {
-                let problem = Problem::new(place, format!("model `{name}`: {error}"));
+                let problem = ConfigProblem::new(place, format!("model `{name}`: {error}"));
                 self.warnings.push(problem.hint("build it again, with the fix under another name"));
                 Catalogue::clone(&curated)
             });
@@ -94,7 +94,7 @@ impl Resolver<'_> {
             let without = list.clone();
             list = with_folders(list, &sets).unwrap_or_else(|error| {
                 let place = self.place(&["paths", "patches"]);
-                self.problems.push(Problem::new(place, format!("model `{name}`: {error}")));
+                self.problems.push(ConfigProblem::new(place, format!("model `{name}`: {error}")));
                 without
             });
         }

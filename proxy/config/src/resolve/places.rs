@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use warden_supervisor::SharedSpec;
 
 use crate::arguments;
-use crate::problem::Problem;
-use crate::resolve::Resolver;
+use crate::problem::ConfigProblem;
+use crate::resolve::ConfigResolver;
 use crate::resolve::dirs::Dirs;
 
-impl Resolver<'_> {
+impl ConfigResolver<'_> {
     /// Refuses an unsuitable `paths.runtime_dir`.
     pub(crate) fn check_runtime_dir(&mut self, dirs: &Dirs, models: &[SharedSpec]) {
         if self.loaded.settings.paths.runtime_dir.is_none() {
@@ -19,7 +19,7 @@ impl Resolver<'_> {
         let base = real(&dirs.runtime_base);
         let Some(what) = self.purpose(&base, dirs, models) else { return };
         let message = format!("`paths.runtime_dir`: {} is {what}", dirs.runtime_base.display());
-        let problem = Problem::new(self.place(&["paths", "runtime_dir"]), message);
+        let problem = ConfigProblem::new(self.place(&["paths", "runtime_dir"]), message);
         self.problems.push(problem.hint("name a directory for sockets alone, like `/run/llama-warden`"));
     }
 
@@ -41,7 +41,7 @@ impl Resolver<'_> {
                 "`paths.{key}`: {} is in the machine's memory (tmpfs), and a restart of it takes {what} away",
                 dir.display()
             );
-            let problem = Problem::new(self.place(&["paths", key]), message);
+            let problem = ConfigProblem::new(self.place(&["paths", key]), message);
             self.warnings.push(
                 problem.hint(format!("name a directory on a disk, like `/var/lib/llama-warden` (`{key}`)")),
             );

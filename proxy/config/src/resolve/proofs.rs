@@ -7,20 +7,20 @@ use std::path::{Path, PathBuf};
 use warden_patches::prove::Proofs;
 
 use crate::machine::Machine;
-use crate::problem::{Place, Problem};
+use crate::problem::{ConfigProblem, Place};
 use crate::source::layers::Loaded;
 
 /// Name of the file.
-const NAME: &str = "verified.toml";
+const PROOFS_FILE: &str = "verified.toml";
 
 /// Path of the file: in the folder of the configuration file, else in `$XDG_CONFIG_HOME/llama-warden`.
 ///
 /// # Errors
 /// There is neither a configuration file nor a home directory.
-pub fn file(loaded: &Loaded, machine: &Machine) -> Result<PathBuf, Problem> {
+pub fn file(loaded: &Loaded, machine: &Machine) -> Result<PathBuf, ConfigProblem> {
     let beside = loaded.file.as_deref().map(|file| loaded_folder(machine, file));
-    beside.or_else(|| machine.config_dir()).map(|folder| folder.join(NAME)).ok_or_else(|| {
-        Problem::new(Place::Nowhere, "there is no place to record it in: HOME is not set")
+    beside.or_else(|| machine.config_dir()).map(|folder| folder.join(PROOFS_FILE)).ok_or_else(|| {
+        ConfigProblem::new(Place::Nowhere, "there is no place to record it in: HOME is not set")
             .hint("name a configuration file with --config: the record lies beside it")
     })
 }
@@ -34,7 +34,7 @@ fn loaded_folder(machine: &Machine, file: &Path) -> PathBuf {
 ///
 /// # Errors
 /// The file exists and cannot be read or parsed.
-pub fn known(loaded: &Loaded, machine: &Machine) -> Result<Proofs, Problem> {
+pub fn known(loaded: &Loaded, machine: &Machine) -> Result<Proofs, ConfigProblem> {
     file(loaded, machine).map_or_else(|_| Ok(Proofs::default()), |file| read(&file))
 }
 
@@ -42,15 +42,15 @@ pub fn known(loaded: &Loaded, machine: &Machine) -> Result<Proofs, Problem> {
 ///
 /// # Errors
 /// The file exists and cannot be read or parsed. It stays unchanged.
-pub fn read(file: &Path) -> Result<Proofs, Problem> {
+pub fn read(file: &Path) -> Result<Proofs, ConfigProblem> {
     let place = || Place::File { path: file.to_owned(), line: 0 };
     let hint = "mend it, or move it away: then nothing counts as locally verified until `llama-warden patches prove` shows it again";
     match std::fs::read_to_string(file) {
         Ok(text) => Proofs::parse(&text).map_err(|why| {
-            Problem::new(place(), format!("this is no record of `patches prove`: {why}")).hint(hint)
+            ConfigProblem::new(place(), format!("this is no record of `patches prove`: {why}")).hint(hint)
         }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Proofs::default()),
-        Err(error) => Err(Problem::new(place(), format!("cannot be read: {error}")).hint(hint)),
+        Err(error) => Err(ConfigProblem::new(place(), format!("cannot be read: {error}")).hint(hint)),
     }
 }
 
@@ -58,10 +58,13 @@ pub fn read(file: &Path) -> Result<Proofs, Problem> {
 ///
 /// # Errors
 /// The file cannot be written; the old one stays.
-pub fn write(file: &Path, proofs: &Proofs) -> Result<(), Problem> {
+pub fn write(file: &Path, proofs: &Proofs) -> Result<(), ConfigProblem> {
     let trouble = |error: &dyn std::fmt::Display| {
-        Problem::new(Place::File { path: file.to_owned(), line: 0 }, format!("cannot be written: {error}"))
-            .hint("what was shown is not recorded; make the folder writable, or name another configuration")
+        ConfigProblem::new(
+            Place::File { path: file.to_owned(), line: 0 },
+            format!("cannot be written: {error}"),
+        )
+        .hint("what was shown is not recorded; make the folder writable, or name another configuration")
     };
     let text = proofs.to_toml().map_err(|error| trouble(&error))?;
     let folder = file.parent().unwrap_or_else(|| Path::new("."));
@@ -81,7 +84,7 @@ mod tests {
     #[test]
     fn what_cannot_be_understood_is_told_and_stays() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("deeper").join(NAME);
+        let file = folder.path().join("deeper").join(PROOFS_FILE);
         assert_eq!(read(&file).unwrap(), Proofs::default());
         write(&file, &Proofs::default()).unwrap();
         assert_eq!(read(&file).unwrap(), Proofs::default());

@@ -82,7 +82,7 @@ pub fn of(measured: Measured, command: &Command, cores: usize) -> ServerFacts {
         unix_sockets: measured.unix_sockets,
         http_threads: measured.http_threads.map(|threads| match threads {
             HttpThreads::OnDemand => ServerFacts::THREADS_ON_DEMAND,
-            HttpThreads::Fixed => fixed(command, cores),
+            HttpThreads::Fixed => fixed_http_threads(command, cores),
         }),
         // Not measured: `--help` decides.
         slot_files: None,
@@ -92,7 +92,7 @@ pub fn of(measured: Measured, command: &Command, cores: usize) -> ServerFacts {
 
 /// Number of HTTP threads of a server with a fixed number: the configured one, else by the common rule: two
 /// more than slots, and at least processors minus one. Slots chosen by the server count as one.
-fn fixed(command: &Command, cores: usize) -> u32 {
+fn fixed_http_threads(command: &Command, cores: usize) -> u32 {
     let variable = |name: &str| {
         let set = command.env.iter().rev().find(|(own, _)| own == name).map(|(_, value)| value.as_str());
         set.and_then(|value| value.parse::<u32>().ok())

@@ -11,7 +11,7 @@ use crate::arguments;
 /// Layer count above that of the largest models; a count from here on means all layers.
 const ALL_LAYERS: u64 = 99;
 /// Types of the V cache that need no flash attention.
-const PLAIN_CACHES: [&str; 3] = ["f16", "f32", "bf16"];
+const UNQUANTISED_CACHE_TYPES: [&str; 3] = ["f16", "f32", "bf16"];
 
 /// Finds the switches. `flags` are those of the binary; without them no flag is offered. `typed` means that
 /// the model is llama-server's own command line.
@@ -36,14 +36,14 @@ pub(super) fn find(
         let line = configuration_line(model, &switch.item, configured, overruled, &words, typed);
         Some(StartSwitch { line, ..switch })
     };
-    let mut switches: Vec<StartSwitch> = items(&list, args).into_iter().filter_map(offer).collect();
+    let mut switches: Vec<StartSwitch> = candidate_items(&list, args).into_iter().filter_map(offer).collect();
     // Free the spare capacity: the list is kept per model, most have one entry, and a vector reserves four.
     switches.shrink_to_fit();
     switches
 }
 
 /// Items of the list. Offers half of the GPU layers before none, if their number is given.
-fn items(list: &Catalogue, args: &[String]) -> Vec<String> {
+fn candidate_items(list: &Catalogue, args: &[String]) -> Vec<String> {
     let half = |item: &String| {
         let names = ["--gpu-layers", "--n-gpu-layers", "-ngl"].map(str::to_owned);
         let (given, _) = arguments::given(args, &names, &[]).filter(|_| item == "gpu-layers=0")?;
@@ -118,7 +118,9 @@ fn offer(
 fn has_quantised_v_cache(args: &[String]) -> bool {
     let names = ["--cache-type-v", "-ctv"].map(str::to_owned);
     let given = arguments::given(args, &names, &[]);
-    given.is_some_and(|(words, _)| words.split(' ').nth(1).is_some_and(|kind| !PLAIN_CACHES.contains(&kind)))
+    given.is_some_and(|(words, _)| {
+        words.split(' ').nth(1).is_some_and(|kind| !UNQUANTISED_CACHE_TYPES.contains(&kind))
+    })
 }
 
 #[cfg(test)]

@@ -6,14 +6,14 @@ use warden_builder::{Error, Store};
 
 use super::binary::{self, StoreBuild};
 use crate::machine::Machine;
-use crate::problem::Problems;
-use crate::resolve::Resolved;
+use crate::problem::ConfigProblems;
+use crate::resolve::ResolvedConfig;
 
 /// Finds and checks the binaries of all models, including builds of the store.
 ///
 /// # Errors
 /// The errors of [`binary::fill`].
-pub async fn fill(resolved: &mut Resolved, machine: &Machine) -> Result<(), Problems> {
+pub async fn fill(resolved: &mut ResolvedConfig, machine: &Machine) -> Result<(), ConfigProblems> {
     let (data, other) = (resolved.dirs.data.clone(), resolved.other_store.clone());
     let look = |id: Option<&str>| match (find(&data, id)?, &other) {
         (None, Some(other)) if id.is_some() => find(other, id),

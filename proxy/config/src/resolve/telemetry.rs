@@ -9,17 +9,17 @@ use warden_gateway::percent_decoded;
 use warden_policies::{defaults, secrets};
 use warden_supervisor::Origin;
 
-use super::Resolver;
-use crate::problem::Problem;
+use super::ConfigResolver;
+use crate::problem::ConfigProblem;
 
 /// Maximum bytes of a file of headers. A larger file is not one.
-const HEADERS_BYTES: u64 = 64 << 10;
+const MAX_HEADERS_BYTES: u64 = 64 << 10;
 
 /// Path added to an endpoint that is configured for all signals.
-const TRACES: &str = "/v1/traces";
+const TRACES_PATH: &str = "/v1/traces";
 
 /// Default `service.name`.
-const SERVICE: &str = "llama-warden";
+const DEFAULT_SERVICE_NAME: &str = "llama-warden";
 
 /// An OpenTelemetry collector.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,33 +36,34 @@ pub struct Collector {
     pub numbers: defaults::Telemetry,
 }
 
-impl Resolver<'_> {
+impl ConfigResolver<'_> {
     /// Resolves the collector, if one is configured.
     pub(super) fn collector(&mut self) -> Option<Collector> {
         let numbers = self.loaded.settings.telemetry.clone();
         let written = numbers.endpoint.clone();
         let (origin, path) = if written.is_empty() {
-            self.of_variables()?
+            self.endpoint_from_variables()?
         } else {
             let place = self.place(&["telemetry", "endpoint"]);
             match endpoint(&written, true) {
                 Ok(found) => found,
                 Err(why) => {
                     let message = format!("`telemetry.endpoint`: `{}`: {why}", secrets::text(&written));
-                    self.problems
-                        .push(Problem::new(place, message).hint("write it like `http://127.0.0.1:4318`"));
+                    self.problems.push(
+                        ConfigProblem::new(place, message).hint("write it like `http://127.0.0.1:4318`"),
+                    );
                     return None;
                 }
             }
         };
         let headers = match self.file(&numbers.headers) {
-            Some(file) => self.headers_of(&file)?,
-            None => self.headers_of_variables(),
+            Some(file) => self.read_headers(&file)?,
+            None => self.headers_from_variables(),
         };
         if !headers.is_empty() && !origin.is_encrypted() && !origin.is_near() {
             let place = self.place(&["telemetry", "headers"]);
             let message = "`telemetry`: the collector's headers go over the network for anybody to read";
-            self.warnings.push(Problem::new(place, message).hint("use an `https://` endpoint"));
+            self.warnings.push(ConfigProblem::new(place, message).hint("use an `https://` endpoint"));
         }
         Some(Collector { origin, path, headers, resource: self.resource(), numbers })
     }
@@ -80,10 +81,10 @@ impl Resolver<'_> {
     /// Reports a faulty variable as a warning, because it may be set for other programs.
     fn unusable(&mut self, message: String, hint: &str) {
         let place = self.place(&["telemetry"]);
-        self.warnings.push(Problem::new(place, message).hint(hint));
+        self.warnings.push(ConfigProblem::new(place, message).hint(hint));
     }
 
-    fn of_variables(&mut self) -> Option<(Origin, String)> {
+    fn endpoint_from_variables(&mut self) -> Option<(Origin, String)> {
         let of_traces = self.variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
         let is_for_all = of_traces.is_none();
         let written = of_traces.or_else(|| self.variable("OTEL_EXPORTER_OTLP_ENDPOINT"))?;
@@ -115,11 +116,11 @@ impl Resolver<'_> {
     }
 
     /// Reads the file of headers. Reports an unusable file and returns `None`.
-    fn headers_of(&mut self, file: &Path) -> Option<HeaderMap> {
+    fn read_headers(&mut self, file: &Path) -> Option<HeaderMap> {
         use std::os::unix::fs::PermissionsExt as _;
         let read = || {
             let about = std::fs::metadata(file).map_err(|error| format!("cannot be read: {error}"))?;
-            if !about.is_file() || about.len() > HEADERS_BYTES {
+            if !about.is_file() || about.len() > MAX_HEADERS_BYTES {
                 return Err("is no small file".to_owned());
             }
             let text = std::fs::read_to_string(file).map_err(|error| format!("cannot be read: {error}"))?;
@@ -133,23 +134,23 @@ impl Resolver<'_> {
                         "`telemetry.headers`: every user of this machine can read {}",
                         file.display()
                     );
-                    self.warnings.push(Problem::new(place, message).hint("`chmod 600` it"));
+                    self.warnings.push(ConfigProblem::new(place, message).hint("`chmod 600` it"));
                 }
                 Some(headers)
             }
             Err(why) => {
                 let message = format!("`telemetry.headers`: {} {why}", file.display());
                 let hint = "write one header on a line, like `Authorization: Bearer …`";
-                self.problems.push(Problem::new(place, message).hint(hint));
+                self.problems.push(ConfigProblem::new(place, message).hint(hint));
                 None
             }
         }
     }
 
-    fn headers_of_variables(&mut self) -> HeaderMap {
+    fn headers_from_variables(&mut self) -> HeaderMap {
         let mut all = HeaderMap::new();
         let mut bad = 0;
-        for (name, value) in pairs(&self.either("HEADERS").unwrap_or_default()) {
+        for (name, value) in parse_pairs(&self.either("HEADERS").unwrap_or_default()) {
             match header(&name, &value) {
                 Some((name, value)) => drop(all.insert(name, value)),
                 None => bad += 1,
@@ -165,13 +166,13 @@ impl Resolver<'_> {
 
     /// Resource attributes. Those of variables have priority.
     fn resource(&self) -> Vec<(String, String)> {
-        let mut all = pairs(&self.variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default());
+        let mut all = parse_pairs(&self.variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default());
         if let Some(name) = self.variable("OTEL_SERVICE_NAME") {
             all.retain(|(key, _)| key != "service.name");
             all.push(("service.name".to_owned(), name));
         }
         if !all.iter().any(|(key, _)| key == "service.name") {
-            all.push(("service.name".to_owned(), SERVICE.to_owned()));
+            all.push(("service.name".to_owned(), DEFAULT_SERVICE_NAME.to_owned()));
         }
         all
     }
@@ -188,7 +189,7 @@ fn endpoint(text: &str, adds: bool) -> Result<(Origin, String), String> {
     };
     let origin = Origin::parse(&format!("{scheme}://{authority}"), None)?;
     let path = match (adds, uri.path()) {
-        (true, path) => format!("{}{TRACES}", path.trim_end_matches('/')),
+        (true, path) => format!("{}{TRACES_PATH}", path.trim_end_matches('/')),
         (false, path) => path.to_owned(),
     };
     Ok((origin, path))
@@ -222,7 +223,7 @@ fn header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
 }
 
 /// Parses `key=value,key=value` with percent-encoded values.
-fn pairs(text: &str) -> Vec<(String, String)> {
+fn parse_pairs(text: &str) -> Vec<(String, String)> {
     let all = text.split(',').filter_map(|pair| pair.split_once('='));
     all.map(|(key, value)| {
         let value = value.trim();

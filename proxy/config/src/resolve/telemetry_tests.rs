@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::machine::Machine;
-use crate::problem::Problems;
-use crate::resolve::{Resolved, resolve};
+use crate::problem::ConfigProblems;
+use crate::resolve::{ResolvedConfig, resolve};
 use crate::source::layers::{Sources, load};
 
 /// Resolves this `[telemetry]`, a file of headers next to it, and these variables.
-fn read(text: &str, file: &str, variables: &[(&str, &str)]) -> Result<Resolved, String> {
+fn read(text: &str, file: &str, variables: &[(&str, &str)]) -> Result<ResolvedConfig, String> {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
     let headers = dir.path().join("headers");
@@ -16,7 +16,7 @@ fn read(text: &str, file: &str, variables: &[(&str, &str)]) -> Result<Resolved, 
     let path = dir.path().join("w.toml");
     std::fs::write(&path, format!("[telemetry]\n{text}\n[remotes.x]\nurl = \"http://127.0.0.1:1\"\n"))
         .unwrap();
-    let told = |problems: Problems| problems.lines().join("\n");
+    let told = |problems: ConfigProblems| problems.lines().join("\n");
     let loaded = load(Sources { file: Some(path), ..Sources::default() }).map_err(told)?;
     let mut machine = Machine::read();
     machine.env.retain(|(name, _)| !name.to_string_lossy().starts_with("OTEL_"));

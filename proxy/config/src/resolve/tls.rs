@@ -5,10 +5,10 @@ use std::path::Path;
 use warden_gateway::{Tls, TlsFiles};
 use warden_policies::defaults;
 
-use crate::problem::{Place, Problem};
-use crate::resolve::Resolver;
+use crate::problem::{ConfigProblem, Place};
+use crate::resolve::ConfigResolver;
 
-impl Resolver<'_> {
+impl ConfigResolver<'_> {
     /// The section `[server]` with absolute paths. Reports unusable files as problems.
     pub(crate) fn server(&mut self) -> defaults::Server {
         let mut server = self.loaded.settings.server.clone();
@@ -30,7 +30,7 @@ impl Resolver<'_> {
         };
         if readable_by_all(&files.key) {
             let message = format!("the TLS key {} can be read by everybody here", files.key.display());
-            let problem = Problem::new(place(self, "tls_key"), message);
+            let problem = ConfigProblem::new(place(self, "tls_key"), message);
             self.warnings.push(problem.hint(format!("run `chmod o-r {}`", files.key.display())));
         }
         if let Err(error) = Tls::load(files, h2) {
@@ -38,7 +38,7 @@ impl Resolver<'_> {
                 self,
                 if self.loaded.settings.server.tls_cert.is_empty() { "tls_key" } else { "tls_cert" },
             );
-            let problem = Problem::new(place, error.to_string());
+            let problem = ConfigProblem::new(place, error.to_string());
             let hint = "`server.tls_cert` and `server.tls_key` are PEM files that llama-warden can read; without both, it speaks HTTP";
             self.problems.push(problem.hint(hint));
         }

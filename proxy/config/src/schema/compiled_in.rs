@@ -17,9 +17,9 @@ use std::sync::LazyLock;
 use serde_json::{Value, json};
 use warden_policies::defaults::{self, Key, Section};
 
-use crate::problem::{Place, Problem, dotted};
+use crate::problem::{ConfigProblem, Place, dotted};
 use crate::schema;
-use crate::source::tree::{Kind, Node};
+use crate::source::tree::{ConfigNode, Kind};
 
 /// The table in which compiled-in numbers can be set.
 pub(crate) const INTERNAL: &str = "internal";
@@ -113,7 +113,7 @@ pub(crate) fn is_section(path: &[String], key: &str) -> bool {
 }
 
 /// The problem of a compiled-in number that is set outside of `[internal]`.
-pub(crate) fn refusal(place: Place, path: &[String], key: &str, bare: bool) -> Option<Problem> {
+pub(crate) fn refusal(place: Place, path: &[String], key: &str, bare: bool) -> Option<ConfigProblem> {
     let part = section_of(path, key, bare)?;
     let full: Vec<String> = path.iter().cloned().chain([key.to_owned()]).collect();
     let value = schema::default_text(part.name, key).map(|value| format!(", `{value}`,")).unwrap_or_default();
@@ -130,7 +130,7 @@ pub(crate) fn refusal(place: Place, path: &[String], key: &str, bare: bool) -> O
         None => ("", why.to_owned()),
     };
     let message = format!("`{}` is no key{since}: its value{value} is compiled in", dotted(&full));
-    Some(Problem::new(place, message).hint(hint))
+    Some(ConfigProblem::new(place, message).hint(hint))
 }
 
 pub(crate) fn internal() -> &'static Value {
@@ -145,7 +145,7 @@ pub(crate) fn internal() -> &'static Value {
 }
 
 /// Moves the values of `[internal]` to their sections. Returns their names, each with its byte offset.
-pub(crate) fn take(tree: &mut Node) -> Vec<(String, Option<usize>)> {
+pub(crate) fn take(tree: &mut ConfigNode) -> Vec<(String, Option<usize>)> {
     let mut taken = Vec::new();
     let Some(internal) = tree.take(INTERNAL) else { return taken };
     let Kind::Table(sections) = internal.value.kind else { return taken };

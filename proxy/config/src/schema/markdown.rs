@@ -7,7 +7,7 @@ use super::values::accepts;
 use crate::schema::{DEFAULT, format, root};
 
 /// Sections with a table, each with its path in the schema; `*` stands for any name.
-const TABLES: [(&str, &[&str]); 27] = [
+const DOCUMENTED_SECTIONS: [(&str, &[&str]); 27] = [
     ("server", &["server"]),
     ("admin", &["admin"]),
     ("paths", &["paths"]),
@@ -42,7 +42,7 @@ pub const END: &str = "<!-- end -->\n";
 
 /// Prints all tables.
 pub fn tables() -> String {
-    TABLES.iter().map(|(section, path)| table(section, path)).collect::<Vec<_>>().join("\n")
+    DOCUMENTED_SECTIONS.iter().map(|(section, path)| table(section, path)).collect::<Vec<_>>().join("\n")
 }
 
 fn table(section: &str, path: &[&str]) -> String {
@@ -91,7 +91,7 @@ fn row(key: &str, schema: &Value) -> String {
     let reason = if reason.is_empty() { String::new() } else { format!("*{reason}*") };
     let cells = [
         format!("`{key}`"),
-        takes(schema),
+        value_text(schema),
         default,
         format!("{} {reason}", meaning.trim()).trim().to_owned(),
     ];
@@ -99,7 +99,7 @@ fn row(key: &str, schema: &Value) -> String {
 }
 
 /// Describes the values of a key, in terms that the page explains.
-fn takes(schema: &Value) -> String {
+fn value_text(schema: &Value) -> String {
     if let Some(words) = schema["enum"].as_array() {
         return words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
     }
@@ -132,13 +132,13 @@ mod tests {
     /// With `WARDEN_RENEW_DOCS=1`, writes the page instead.
     #[test]
     fn the_tables_of_the_documentation_are_those_that_are_printed() {
-        let tables = TABLES.iter().map(|(section, path)| (start(section), table(section, path)));
+        let tables = DOCUMENTED_SECTIONS.iter().map(|(section, path)| (start(section), table(section, path)));
         check_page("configuration.md", tables).unwrap();
     }
 
     #[test]
     fn every_key_is_in_one_table_and_there_are_not_too_many() {
-        let mut listed: Vec<String> = TABLES
+        let mut listed: Vec<String> = DOCUMENTED_SECTIONS
             .iter()
             .flat_map(|(section, path)| {
                 keys(at(path), "").into_iter().map(move |(key, _)| format!("{section}.{key}"))

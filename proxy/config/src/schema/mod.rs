@@ -172,15 +172,15 @@ impl<T: JsonSchema> JsonSchema for One<T> {
         true
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        closed(T::json_schema(generator), &[])
+        close_schema(T::json_schema(generator), &[])
     }
 }
 
 /// Keys that only a single model can have.
-pub const OF_ONE_MODEL: [&str; 6] =
+pub const SINGLE_MODEL_KEYS: [&str; 6] =
     ["model", "aliases", "listing", "record_requests", "upstream_model", "with"];
 
-/// Schema of the settings for all models: those of a model without [`OF_ONE_MODEL`].
+/// Schema of the settings for all models: those of a model without [`SINGLE_MODEL_KEYS`].
 pub struct AllModels;
 
 impl JsonSchema for AllModels {
@@ -191,11 +191,11 @@ impl JsonSchema for AllModels {
         true
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        closed(Model::json_schema(generator), &OF_ONE_MODEL)
+        close_schema(Model::json_schema(generator), &SINGLE_MODEL_KEYS)
     }
 }
 
-fn closed(mut schema: Schema, without: &[&str]) -> Schema {
+fn close_schema(mut schema: Schema, without: &[&str]) -> Schema {
     if let Some(Value::Object(properties)) = schema.get_mut("properties") {
         properties.retain(|key, _| !without.contains(&key.as_str()));
     }
@@ -213,7 +213,7 @@ pub(crate) fn section<'a>(name: &str, keys: impl Iterator<Item = &'a Key>) -> Sc
         };
         let meaning = key.meaning.trim();
         if let Some(names) = item.as_table().filter(|_| key.takes == Takes::Sources) {
-            properties.insert(key.name.to_owned(), named(names, meaning));
+            properties.insert(key.name.to_owned(), extensible_table(names, meaning));
             continue;
         }
         let Some(value) = item.as_value() else { continue };
@@ -238,7 +238,7 @@ pub(crate) fn default_text(section: &str, key: &str) -> Option<String> {
 }
 
 /// A table of the defaults that operators extend with names of their own.
-fn named(table: &toml_edit::Table, meaning: &str) -> Value {
+fn extensible_table(table: &toml_edit::Table, meaning: &str) -> Value {
     let known = table.iter().filter_map(|(key, item)| {
         let value = item.as_value()?;
         let reason = table.key(key).map(reason).unwrap_or_default();
@@ -271,7 +271,7 @@ fn reason(key: &toml_edit::Key) -> String {
 
 fn value_schema(takes: Takes, default: &toml_edit::Value) -> Map<String, Value> {
     let schema = match takes {
-        Takes::Usual | Takes::Sources => usual(default),
+        Takes::Usual | Takes::Sources => schema_of_default(default),
         Takes::Path => json!({ "type": "string", "format": format::PATH }),
         Takes::OneOf(words) => json!({ "type": "string", "enum": words }),
         Takes::Whole(least, i64::MAX) => json!({ "type": "integer", "minimum": least }),
@@ -299,7 +299,7 @@ fn value_schema(takes: Takes, default: &toml_edit::Value) -> Map<String, Value> 
 }
 
 /// The schema of a key that takes any value of its default's type.
-fn usual(default: &toml_edit::Value) -> Value {
+fn schema_of_default(default: &toml_edit::Value) -> Value {
     match default {
         toml_edit::Value::Integer(_) => json!({ "type": "integer", "minimum": 0 }),
         toml_edit::Value::Float(_) => json!({ "type": "number", "minimum": 0 }),

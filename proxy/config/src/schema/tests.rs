@@ -34,7 +34,7 @@ fn what_only_one_model_can_have_is_no_default() {
     assert!(model["properties"]["lifecycle"]["properties"]["start_timeout"].is_object());
     assert!(at(&["defaults", "lifecycle", "start_timeout"]).is_object());
     assert!(model["properties"]["policy"]["properties"]["host"]["properties"]["soft"].is_object());
-    for key in OF_ONE_MODEL {
+    for key in SINGLE_MODEL_KEYS {
         assert!(model["properties"][key].is_object() && at(&["defaults", key]).is_null(), "{key}");
     }
 }

@@ -8,32 +8,32 @@ use serde_json::Value;
 
 use super::compiled_in;
 use super::values::{accepts, check_value, typed};
-use crate::problem::{Place, Problem, alike, dotted};
+use crate::problem::{ConfigProblem, Place, alike, dotted};
 use crate::schema::root;
-use crate::source::tree::{Entry, Kind, Node};
+use crate::source::tree::{ConfigNode, Entry, Kind};
 
 /// Returns the place of a byte offset.
-pub type Locate<'a> = &'a dyn Fn(Option<usize>) -> Place;
+pub type PlaceOfByte<'a> = &'a dyn Fn(Option<usize>) -> Place;
 
 /// Validates a whole tree, and types raw text.
-pub fn validate(tree: &mut Node, locate: Locate<'_>) -> Vec<Problem> {
+pub fn validate(tree: &mut ConfigNode, locate: PlaceOfByte<'_>) -> Vec<ConfigProblem> {
     validate_as(tree, root(), locate)
 }
 
 /// Validates a part of a configuration against this part of the schema.
-pub fn validate_as(tree: &mut Node, schema: &Value, locate: Locate<'_>) -> Vec<Problem> {
-    let mut walk = Walk { locate, problems: Vec::new() };
+pub fn validate_as(tree: &mut ConfigNode, schema: &Value, locate: PlaceOfByte<'_>) -> Vec<ConfigProblem> {
+    let mut walk = TreeValidator { locate, problems: Vec::new() };
     walk.check(tree, schema, &mut Vec::new());
     walk.problems
 }
 
-struct Walk<'a> {
-    locate: Locate<'a>,
-    problems: Vec<Problem>,
+struct TreeValidator<'a> {
+    locate: PlaceOfByte<'a>,
+    problems: Vec<ConfigProblem>,
 }
 
-impl Walk<'_> {
-    fn check(&mut self, node: &mut Node, schema: &Value, path: &mut Vec<String>) {
+impl TreeValidator<'_> {
+    fn check(&mut self, node: &mut ConfigNode, schema: &Value, path: &mut Vec<String>) {
         if let Kind::Raw(text) = &node.kind {
             node.kind = typed(text, schema);
         }
@@ -50,12 +50,12 @@ impl Walk<'_> {
         }
     }
 
-    fn tell(&mut self, node: &Node, path: &[String], message: &str) {
+    fn tell(&mut self, node: &ConfigNode, path: &[String], message: &str) {
         let place = (self.locate)(node.span.as_ref().map(|span| span.start));
-        self.problems.push(Problem::new(place, format!("`{}`: {message}", dotted(path))));
+        self.problems.push(ConfigProblem::new(place, format!("`{}`: {message}", dotted(path))));
     }
 
-    fn check_list(&mut self, node: &mut Node, schema: &Value, path: &mut Vec<String>) {
+    fn check_list(&mut self, node: &mut ConfigNode, schema: &Value, path: &mut Vec<String>) {
         let noun = node.noun();
         let Kind::List(items) = &mut node.kind else {
             return self.tell(
@@ -69,7 +69,7 @@ impl Walk<'_> {
         }
     }
 
-    fn check_table(&mut self, node: &mut Node, schema: &Value, path: &mut Vec<String>) {
+    fn check_table(&mut self, node: &mut ConfigNode, schema: &Value, path: &mut Vec<String>) {
         let noun = node.noun();
         let Kind::Table(entries) = &mut node.kind else {
             let message = format!("this is {noun}; a table is needed, like `[{}]`", dotted(path));
@@ -110,25 +110,25 @@ impl Walk<'_> {
             }
             Kind::Table(_) if compiled_in::is_section(path, &entry.key) => {
                 let message = format!("nothing in `[{}]` is a key: its numbers are compiled in", entry.key);
-                self.problems.push(Problem::new(place, message).hint("leave the section out"));
+                self.problems.push(ConfigProblem::new(place, message).hint("leave the section out"));
             }
             _ => self.problems.push(unknown(place, &entry.key, path, schema)),
         }
     }
 }
 
-fn unknown(place: Place, key: &str, path: &[String], schema: &Value) -> Problem {
+fn unknown(place: Place, key: &str, path: &[String], schema: &Value) -> ConfigProblem {
     if let Some(compiled_in) = compiled_in::refusal(place.clone(), path, key, !std::ptr::eq(schema, root())) {
         return compiled_in;
     }
     let section =
         if path.is_empty() { "at the top level".to_owned() } else { format!("in [{}]", dotted(path)) };
-    let problem = Problem::new(place, format!("unknown key `{key}` {section}"));
+    let problem = ConfigProblem::new(place, format!("unknown key `{key}` {section}"));
     let near = schema["properties"].as_object().and_then(|known| {
         let scored = known.keys().map(|known| (alike(key, known), known));
         scored.max_by(|a, b| a.0.total_cmp(&b.0))
     });
-    let elsewhere = home_of(key, root(), &mut Vec::new());
+    let elsewhere = section_of_key(key, root(), &mut Vec::new());
     match (near, elsewhere) {
         (Some((score, known)), _) if score >= 0.8 => {
             problem.hint(format!("the nearest valid key is `{known}`"))
@@ -140,7 +140,7 @@ fn unknown(place: Place, key: &str, path: &[String], schema: &Value) -> Problem 
 }
 
 /// The section in which a key of this name exists.
-fn home_of(key: &str, schema: &Value, path: &mut Vec<String>) -> Option<String> {
+fn section_of_key(key: &str, schema: &Value, path: &mut Vec<String>) -> Option<String> {
     let known = schema["properties"].as_object();
     if !path.is_empty() && known.is_some_and(|known| known.contains_key(key)) {
         return Some(path.join("."));
@@ -150,7 +150,7 @@ fn home_of(key: &str, schema: &Value, path: &mut Vec<String>) -> Option<String> 
     let inner = known.into_iter().flatten().map(|(name, inner)| (name.as_str(), inner));
     for (name, inner) in inner.chain(any_name) {
         path.push(name.to_owned());
-        let found = home_of(key, inner, path);
+        let found = section_of_key(key, inner, path);
         path.pop();
         if found.is_some() {
             return found;
@@ -163,9 +163,9 @@ fn home_of(key: &str, schema: &Value, path: &mut Vec<String>) -> Option<String> 
 mod tests {
     use super::*;
 
-    fn problems(text: &str) -> Vec<Problem> {
+    fn problems(text: &str) -> Vec<ConfigProblem> {
         let document = toml_edit::Document::parse(text).unwrap();
-        let mut tree = Node::from(document.as_item());
+        let mut tree = ConfigNode::from(document.as_item());
         let locate = |byte| Place::in_file("w.toml".as_ref(), text, byte);
         validate(&mut tree, &locate)
     }

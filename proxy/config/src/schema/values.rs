@@ -13,18 +13,18 @@ use warden_policies::units::{SizeError, span};
 use warden_policies::{ByteSize, MemoryLimit, Names, Origins};
 
 use crate::schema::format;
-use crate::source::tree::{Kind, Node};
+use crate::source::tree::{ConfigNode, Kind};
 
 /// Checks a value that is neither a table nor a list of values.
-pub(crate) fn check_value(node: &Node, schema: &Value) -> Option<String> {
+pub(crate) fn check_value(node: &ConfigNode, schema: &Value) -> Option<String> {
     match schema["format"].as_str() {
         Some(format::DURATION | format::LIMIT_OF_WORK) => check_duration(node, schema),
         Some(format::SIZE) => {
             check_size(node, |text| text.parse::<ByteSize>().map(drop).map_err(|e| e.to_string()))
         }
-        Some(format::LIMIT | format::BUDGET) if node.kind == Kind::Int(0) => Some(always_passed("0")),
+        Some(format::LIMIT | format::BUDGET) if node.kind == Kind::Int(0) => Some(always_exceeded("0")),
         Some(format::LIMIT) => check_size(node, |text| match text.parse() {
-            Ok(MemoryLimit::Bytes(ByteSize(0))) => Err(always_passed(text)),
+            Ok(MemoryLimit::Bytes(ByteSize(0))) => Err(always_exceeded(text)),
             Ok(MemoryLimit::Auto) => Err(
                 "`auto` is for the budgets of one model; a size or a share is needed, like `12GiB` or `80%`"
                     .to_owned(),
@@ -33,7 +33,7 @@ pub(crate) fn check_value(node: &Node, schema: &Value) -> Option<String> {
             Err(error) => Err(error.to_string()),
         }),
         Some(format::BUDGET) => check_size(node, |text| match text.parse() {
-            Ok(MemoryLimit::Bytes(ByteSize(0))) => Err(always_passed(text)),
+            Ok(MemoryLimit::Bytes(ByteSize(0))) => Err(always_exceeded(text)),
             other => other.map(drop).map_err(|error: SizeError| error.to_string()),
         }),
         Some(format::WINDOWS) => check_windows(node),
@@ -56,7 +56,7 @@ pub(crate) fn accepts(schema: &Value, kind: &str) -> bool {
 
 /// Converts raw text to the type of the schema. Text that does not fit stays text, and the check reports it.
 pub(crate) fn typed(text: &str, schema: &Value) -> Kind {
-    let parsed = || text.trim().parse::<toml_edit::Value>().ok().map(|value| Node::from(&value).kind);
+    let parsed = || text.trim().parse::<toml_edit::Value>().ok().map(|value| ConfigNode::from(&value).kind);
     let wants_text = accepts(schema, "string");
     match parsed() {
         Some(kind @ (Kind::List(_) | Kind::Table(_))) if !wants_text => kind,
@@ -67,12 +67,12 @@ pub(crate) fn typed(text: &str, schema: &Value) -> Kind {
     }
 }
 
-fn always_passed(text: &str) -> String {
+fn always_exceeded(text: &str) -> String {
     format!("`{text}` is always passed; for no budget leave the key out")
 }
 
 /// Checks a duration, with the bounds of the schema.
-fn check_duration(node: &Node, schema: &Value) -> Option<String> {
+fn check_duration(node: &ConfigNode, schema: &Value) -> Option<String> {
     let bound = |key: &str| schema[key].as_str().and_then(|text| parse_duration(text).ok());
     let (least, most) = (bound(format::LEAST), bound(format::MOST));
     match &node.kind {
@@ -98,7 +98,7 @@ fn check_duration(node: &Node, schema: &Value) -> Option<String> {
     }
 }
 
-fn check_size(node: &Node, parse: impl Fn(&str) -> Result<(), String>) -> Option<String> {
+fn check_size(node: &ConfigNode, parse: impl Fn(&str) -> Result<(), String>) -> Option<String> {
     match &node.kind {
         Kind::Text(text) => parse(text).err(),
         Kind::Int(number) if *number >= 0 => None,
@@ -108,8 +108,8 @@ fn check_size(node: &Node, parse: impl Fn(&str) -> Result<(), String>) -> Option
 }
 
 /// Checks a time window, or a list of windows.
-fn check_windows(node: &Node) -> Option<String> {
-    let one = |node: &Node| match &node.kind {
+fn check_windows(node: &ConfigNode) -> Option<String> {
+    let one = |node: &ConfigNode| match &node.kind {
         Kind::Text(text) => text.parse::<Windows>().err().map(|error| error.to_string()),
         _ => Some(format!(
             "this is {}; a time of day from when to when is needed, like `\"02:00-05:00\"`",
@@ -123,7 +123,7 @@ fn check_windows(node: &Node) -> Option<String> {
 }
 
 /// Checks a word, or a list of origins.
-fn check_origins(node: &Node) -> Option<String> {
+fn check_origins(node: &ConfigNode) -> Option<String> {
     let wrong = || format!("this is {}; `\"mirror\"`, `\"off\"` or a list of origins is needed", node.noun());
     match &node.kind {
         Kind::Text(text) => Origins::parse(&[text]).err().map(|error| error.to_string()),
@@ -136,7 +136,7 @@ fn check_origins(node: &Node) -> Option<String> {
 }
 
 /// Checks a word, or a list of host names.
-fn check_names(node: &Node) -> Option<String> {
+fn check_names(node: &ConfigNode) -> Option<String> {
     let wrong =
         || format!("this is {}; `\"auto\"`, `\"any\"` or a list of host names is needed", node.noun());
     match &node.kind {
@@ -150,7 +150,7 @@ fn check_names(node: &Node) -> Option<String> {
 }
 
 /// Checks a JSON value: JSON has no dates and no infinite numbers.
-fn check_json(node: &Node) -> Option<String> {
+fn check_json(node: &ConfigNode) -> Option<String> {
     match &node.kind {
         Kind::Date => Some("this is a date, which JSON does not have; put it in quotes".to_owned()),
         Kind::Float(number) if !number.is_finite() => Some(format!("`{number}` is no number that JSON has")),
@@ -160,7 +160,7 @@ fn check_json(node: &Node) -> Option<String> {
     }
 }
 
-fn check_git(node: &Node) -> Option<String> {
+fn check_git(node: &ConfigNode) -> Option<String> {
     let Kind::Text(text) = &node.kind else {
         return Some(format!("this is {}; a URL or a path in quotes is needed", node.noun()));
     };
@@ -175,7 +175,7 @@ fn check_git(node: &Node) -> Option<String> {
     }
 }
 
-fn check_choice(node: &Node, schema: &Value) -> Option<String> {
+fn check_choice(node: &ConfigNode, schema: &Value) -> Option<String> {
     let choices: Vec<&str> = schema["enum"].as_array()?.iter().filter_map(Value::as_str).collect();
     let listed = choices.iter().map(|choice| format!("`{choice}`")).collect::<Vec<_>>().join(", ");
     match &node.kind {
@@ -186,7 +186,7 @@ fn check_choice(node: &Node, schema: &Value) -> Option<String> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a comparison with the small bounds of the schema")]
-fn check_scalar(node: &Node, schema: &Value) -> Option<String> {
+fn check_scalar(node: &ConfigNode, schema: &Value) -> Option<String> {
     let wanted = if accepts(schema, "string") {
         "text in quotes"
     } else if accepts(schema, "boolean") {
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn what_would_always_be_due_is_refused_with_the_least_that_is_not() {
-        let node = |kind: Kind| Node::new(kind);
+        let node = |kind: Kind| ConfigNode::new(kind);
         let text = |text: &str| Kind::Text(text.to_owned());
         let age = serde_json::json!({ "type": "string", "format": format::DURATION, format::LEAST: "1s" });
         assert_eq!(check_value(&node(text("1s")), &age), None);

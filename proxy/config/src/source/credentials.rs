@@ -5,10 +5,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::tree::{Kind, Node};
-use crate::problem::Problem;
+use super::tree::{ConfigNode, Kind};
+use crate::problem::ConfigProblem;
 use crate::schema::format;
-use crate::schema::validate::Locate;
+use crate::schema::validate::PlaceOfByte;
 
 /// Prefix of a value that names a credential.
 const PREFIX: &str = "credential:";
@@ -17,20 +17,20 @@ pub(super) const VARIABLE: &str = "CREDENTIALS_DIRECTORY";
 
 /// Replaces names of credentials by paths, in values that are paths by the schema.
 pub(super) fn fill(
-    tree: &mut Node,
+    tree: &mut ConfigNode,
     schema: &Value,
     directory: Option<&str>,
-    locate: Locate<'_>,
-) -> Vec<Problem> {
+    locate: PlaceOfByte<'_>,
+) -> Vec<ConfigProblem> {
     let mut problems = Vec::new();
-    walk(tree, schema, &mut |node| {
+    visit_paths(tree, schema, &mut |node| {
         let Kind::Text(text) = &node.kind else { return };
         let Some(name) = text.strip_prefix(PREFIX) else { return };
         match path(name, directory) {
             Ok(path) => node.kind = Kind::Text(path),
             Err((message, hint)) => {
                 let place = locate(node.span.as_ref().map(|span| span.start));
-                problems.push(Problem::new(place, format!("`{text}`: {message}")).hint(hint));
+                problems.push(ConfigProblem::new(place, format!("`{text}`: {message}")).hint(hint));
             }
         }
     });
@@ -53,7 +53,7 @@ fn path(name: &str, directory: Option<&str>) -> Result<String, (&'static str, St
     Ok(Path::new(directory).join(name).to_string_lossy().into_owned())
 }
 
-fn walk(node: &mut Node, schema: &Value, see: &mut impl FnMut(&mut Node)) {
+fn visit_paths(node: &mut ConfigNode, schema: &Value, see: &mut impl FnMut(&mut ConfigNode)) {
     match &mut node.kind {
         Kind::Table(entries) => {
             for entry in entries {
@@ -61,12 +61,12 @@ fn walk(node: &mut Node, schema: &Value, see: &mut impl FnMut(&mut Node)) {
                     Value::Null => &schema["additionalProperties"],
                     inner => inner,
                 };
-                walk(&mut entry.value, inner, see);
+                visit_paths(&mut entry.value, inner, see);
             }
         }
         Kind::List(items) => {
             for item in items {
-                walk(item, &schema["items"], see);
+                visit_paths(item, &schema["items"], see);
             }
         }
         _ if schema["format"] == format::PATH => see(node),

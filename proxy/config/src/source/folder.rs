@@ -17,11 +17,11 @@ use crate::model_files::{self, ModelFile, Stamp};
 use crate::needs::{left_for_models, own_memory};
 
 /// Maximum nesting of folders. The cache of a model hub nests five levels.
-const DEPTH: usize = 8;
+const MAX_FOLDER_DEPTH: usize = 8;
 /// Maximum default context in tokens, for models trained for more. `args` may set a larger one.
-const CONTEXT: u64 = 32_768;
+const MAX_DEFAULT_CONTEXT: u64 = 32_768;
 /// Minimum default context in tokens; a smaller one is of no use.
-const LEAST_CONTEXT: u64 = 2_048;
+const MIN_DEFAULT_CONTEXT: u64 = 2_048;
 
 /// A model file of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,18 +40,22 @@ pub(crate) struct Found {
 pub fn files(dirs: &[PathBuf]) -> Result<BTreeMap<PathBuf, Stamp>, (PathBuf, io::Error)> {
     let mut found = BTreeMap::new();
     for dir in dirs {
-        walk(dir, DEPTH, &mut found)?;
+        walk_folder(dir, MAX_FOLDER_DEPTH, &mut found)?;
     }
     Ok(found)
 }
 
-fn walk(dir: &Path, depth: usize, found: &mut BTreeMap<PathBuf, Stamp>) -> Result<(), (PathBuf, io::Error)> {
+fn walk_folder(
+    dir: &Path,
+    depth: usize,
+    found: &mut BTreeMap<PathBuf, Stamp>,
+) -> Result<(), (PathBuf, io::Error)> {
     let failed = |error| (dir.to_owned(), error);
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         // Skip an unreadable subfolder: it may vanish at any time, or belong to another user.
         Err(error)
-            if depth < DEPTH
+            if depth < MAX_FOLDER_DEPTH
                 && matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) =>
         {
             return Ok(());
@@ -65,7 +69,7 @@ fn walk(dir: &Path, depth: usize, found: &mut BTreeMap<PathBuf, Stamp>) -> Resul
         match entry.file_type() {
             // Do not follow links to folders, which may form cycles. Follow links to files, which model
             // hubs use in their caches.
-            Ok(kind) if kind.is_dir() && !hidden && depth > 0 => walk(&path, depth - 1, found)?,
+            Ok(kind) if kind.is_dir() && !hidden && depth > 0 => walk_folder(&path, depth - 1, found)?,
             Ok(kind) if !kind.is_dir() && !hidden && is_gguf(&path) => {
                 found.extend(model_files::stamp(&path).map(|stamp| (path, stamp)));
             }
@@ -124,7 +128,7 @@ pub(crate) fn scan(
         let free = |name: &String| !found.contains_key(name) && !taken.contains(name);
         let Some(name) = [short, long, whole].into_iter().find(free) else { continue };
         let alone = models.iter().filter(|(_, other, _)| other.parent() == file.parent()).count() == 1;
-        let projector = projector_of(file, alone, &projectors);
+        let projector = find_projector(file, alone, &projectors);
         let context = context(facts, projector.as_deref(), &room);
         drop(found.insert(name.clone(), Found { name, file: file.clone(), projector, context }));
     }
@@ -159,7 +163,7 @@ fn is_model(facts: &ModelFile) -> bool {
 
 /// The projector next to a model. If the model is alone in its folder, the only projector; else the one
 /// with the model's name apart from its quantisation.
-fn projector_of(model: &Path, alone: bool, projectors: &[PathBuf]) -> Option<PathBuf> {
+fn find_projector(model: &Path, alone: bool, projectors: &[PathBuf]) -> Option<PathBuf> {
     let beside: Vec<&PathBuf> =
         projectors.iter().filter(|projector| projector.parent() == model.parent()).collect();
     if let ([only], true) = (beside.as_slice(), alone) {
@@ -192,8 +196,8 @@ fn is_precision(word: &str) -> bool {
 fn context(facts: &ModelFile, projector: Option<&Path>, room: &Room) -> Option<u64> {
     let shape = facts.shape.as_ref().ok()?;
     let bytes = projector.and_then(|path| std::fs::metadata(path).ok()).map_or(0, |facts| facts.len());
-    let mut context = shape.context.min(CONTEXT);
-    while context > LEAST_CONTEXT {
+    let mut context = shape.context.min(MAX_DEFAULT_CONTEXT);
+    while context > MIN_DEFAULT_CONTEXT {
         let run = Run { context: Some(context), ..Run::default() };
         let needs = book::needs(shape, &run, ServerBuild::newest(!room.gpus.is_empty()), bytes);
         let one = Wanted { name: String::new(), needs, gpus: Vec::new(), may_split: true };
@@ -223,7 +227,7 @@ mod tests {
                 .map(PathBuf::from)
                 .to_vec();
         let of = |model: &str, alone| {
-            projector_of(path(model), alone, &projectors).map(|path| path.display().to_string())
+            find_projector(path(model), alone, &projectors).map(|path| path.display().to_string())
         };
         assert_eq!(of("d/gemma-3-4b-it-Q4_K_M.gguf", false).as_deref(), Some("d/mmproj-gemma-3-4b-f16.gguf"));
         assert_eq!(of("d/Qwen-VL-7B-Q8_0.gguf", false).as_deref(), Some("d/mmproj-Qwen-VL-BF16.gguf"));

@@ -11,10 +11,10 @@ use warden_policies::defaults::TEXT;
 
 use super::credentials;
 use super::folder::{self, Found};
-use super::tree::{Kind, Node};
+use super::tree::{ConfigNode, Kind};
 use super::variables;
 use crate::arguments;
-use crate::problem::{Place, Problem, Problems};
+use crate::problem::{ConfigProblem, ConfigProblems, Place};
 use crate::schema::validate::validate;
 use crate::schema::{compiled_in, root};
 use crate::settings::{Model, Settings};
@@ -43,7 +43,7 @@ pub struct FlagSetting {
     /// Path of the key.
     pub path: Vec<String>,
     /// Value of the key.
-    pub value: Node,
+    pub value: ConfigNode,
 }
 
 impl FlagSetting {
@@ -52,13 +52,13 @@ impl FlagSetting {
         Self {
             flag: format!("flag {flag}"),
             path: path.iter().map(|&key| key.to_owned()).collect(),
-            value: Node::new(Kind::Raw(value.into())),
+            value: ConfigNode::new(Kind::Raw(value.into())),
         }
     }
 }
 
 #[derive(Clone, Debug)]
-enum Origin {
+enum LayerOrigin {
     Default,
     /// A model file found in a folder.
     Found(PathBuf),
@@ -73,26 +73,26 @@ enum Origin {
 /// Settings from one source.
 #[derive(Clone, Debug)]
 pub(crate) struct Layer {
-    origin: Origin,
-    pub(crate) tree: Node,
+    origin: LayerOrigin,
+    pub(crate) tree: ConfigNode,
 }
 
 impl Layer {
     /// Creates the layer of one environment variable.
     pub(crate) fn of_variable(name: String, path: &[String], value: String) -> Self {
-        let mut tree = Node::table();
-        tree.set(path, Node::new(Kind::Raw(value)));
-        Self { origin: Origin::Env(name), tree }
+        let mut tree = ConfigNode::table();
+        tree.set(path, ConfigNode::new(Kind::Raw(value)));
+        Self { origin: LayerOrigin::Env(name), tree }
     }
 
     /// The place of a byte offset.
     pub(crate) fn place(&self, byte: Option<usize>) -> Place {
         match &self.origin {
-            Origin::Default => Place::Default,
-            Origin::Found(path) => Place::File { path: path.clone(), line: 0 },
-            Origin::File { path, text } => Place::in_file(path, text, byte),
-            Origin::Env(name) => Place::Env(name.clone()),
-            Origin::Flag(flag) => Place::Flag(flag.clone()),
+            LayerOrigin::Default => Place::Default,
+            LayerOrigin::Found(path) => Place::File { path: path.clone(), line: 0 },
+            LayerOrigin::File { path, text } => Place::in_file(path, text, byte),
+            LayerOrigin::Env(name) => Place::Env(name.clone()),
+            LayerOrigin::Flag(flag) => Place::Flag(flag.clone()),
         }
     }
 }
@@ -152,7 +152,7 @@ impl Loaded {
     /// stored tables would repeat all defaults 1,000 times (12 MiB).
     pub fn table(&self, model: &str) -> Dict {
         // Cannot fail: any dictionary can be read as a dictionary.
-        of_model(&self.settings.defaults, self.own(model)).extract().unwrap_or_default()
+        merge_model(&self.settings.defaults, self.own(model)).extract().unwrap_or_default()
     }
 
     /// Merges what the layers set for one model, without the defaults for all models.
@@ -211,7 +211,7 @@ pub(crate) fn written(layers: &[Layer], path: &[String]) -> Option<Place> {
 ///
 /// # Errors
 /// A layer cannot be read, or has a key or value that is wrong: all problems at once.
-pub fn load(sources: Sources) -> Result<Loaded, Problems> {
+pub fn load(sources: Sources) -> Result<Loaded, ConfigProblems> {
     let mut layers = vec![defaults_layer()?];
     if let Some(path) = &sources.file {
         layers.push(file_layer(path)?);
@@ -234,12 +234,12 @@ pub fn load(sources: Sources) -> Result<Loaded, Problems> {
         layer.tree = tree;
     }
     if !problems.is_empty() {
-        return Err(Problems(problems));
+        return Err(ConfigProblems(problems));
     }
     let dirs = folders(&layers, sources.file.as_deref())?;
     let found = folder::scan(&dirs, sources.memory, &aliases(&layers)).map_err(|(path, error)| {
         let place = written(&layers, &["paths".to_owned(), "models".to_owned()]).unwrap_or(Place::Nowhere);
-        Problem::new(place, format!("the folder of models {} cannot be read: {error}", path.display()))
+        ConfigProblem::new(place, format!("the folder of models {} cannot be read: {error}", path.display()))
             .hint("name a folder that exists and that we may read (`paths.models`)")
     })?;
     for (index, found) in found.into_iter().enumerate() {
@@ -255,7 +255,7 @@ pub fn load(sources: Sources) -> Result<Loaded, Problems> {
 }
 
 /// The absolute folders of models; those in the file are relative to it.
-fn folders(layers: &[Layer], file: Option<&Path>) -> Result<Vec<PathBuf>, Problems> {
+fn folders(layers: &[Layer], file: Option<&Path>) -> Result<Vec<PathBuf>, ConfigProblems> {
     let merged = layers.iter().fold(Figment::new(), |merged, layer| merged.merge(layer.clone()));
     let dirs: Vec<PathBuf> = match merged.extract_inner("paths.models") {
         Ok(dirs) => dirs,
@@ -301,10 +301,10 @@ fn aliases(layers: &[Layer]) -> Vec<String> {
 /// The settings for a model file of a folder.
 fn found_layer(found: Found) -> Layer {
     let Found { name, file, projector, context } = found;
-    let mut tree = Node::table();
+    let mut tree = ConfigNode::table();
     let mut set = |keys: &[&str], value: String| {
         let path = ["models", &name].into_iter().chain(keys.iter().copied()).map(str::to_owned);
-        tree.set(&path.collect::<Vec<_>>(), Node::new(Kind::Text(value)));
+        tree.set(&path.collect::<Vec<_>>(), ConfigNode::new(Kind::Text(value)));
     };
     set(&["model"], file.display().to_string());
     // Use variables, so that flags override them.
@@ -314,10 +314,10 @@ fn found_layer(found: Found) -> Layer {
     if let Some(projector) = projector {
         set(&["env", "LLAMA_ARG_MMPROJ"], projector.display().to_string());
     }
-    Layer { origin: Origin::Found(file), tree }
+    Layer { origin: LayerOrigin::Found(file), tree }
 }
 
-fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, Problems> {
+fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, ConfigProblems> {
     let merged = layers.iter().fold(Figment::new(), |merged, layer| merged.merge(layer.clone()));
     let problem = |error: figment::Error, under: &[&str]| problem(&layers, &error, under);
     let mut settings: Settings = merged.extract().map_err(|error| problem(error, &[]))?;
@@ -331,7 +331,7 @@ fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, Problems> 
     let mut models = Vec::with_capacity(names.len());
     for name in names {
         let own = written.remove(&name).unwrap_or_default();
-        let model = of_model(&settings.defaults, own).extract();
+        let model = merge_model(&settings.defaults, own).extract();
         let model = model.map_err(|error| problem(error, &["models", &name]))?;
         models.push((name, model));
     }
@@ -340,7 +340,7 @@ fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, Problems> 
 }
 
 /// Merges one model's own table over the defaults for all models.
-fn of_model(defaults: &Dict, own: Dict) -> Figment {
+fn merge_model(defaults: &Dict, own: Dict) -> Figment {
     let mut beneath = defaults.clone();
     for list in ["args", "mitigations"] {
         if own.contains_key(list) {
@@ -371,7 +371,7 @@ fn names_in_order(layers: &[Layer]) -> Vec<String> {
 }
 
 /// Reports a value that the schema accepts and the type does not, such as a number too large for its type.
-pub(crate) fn problem(layers: &[Layer], error: &figment::Error, under: &[&str]) -> Problems {
+pub(crate) fn problem(layers: &[Layer], error: &figment::Error, under: &[&str]) -> ConfigProblems {
     let path: Vec<String> = under.iter().map(|&key| key.to_owned()).chain(error.path.clone()).collect();
     let place = place(layers, &path).unwrap_or(Place::Nowhere);
     let what = match &error.kind {
@@ -383,17 +383,17 @@ pub(crate) fn problem(layers: &[Layer], error: &figment::Error, under: &[&str]) 
         }
         kind => kind.to_string(),
     };
-    Problem::new(place, format!("`{}`: {what}", crate::problem::dotted(&path))).into()
+    ConfigProblem::new(place, format!("`{}`: {what}", crate::problem::dotted(&path))).into()
 }
 
 /// The compiled-in defaults in the shape of a configuration file; sections about models go under
 /// `[defaults]`.
-fn defaults_layer() -> Result<Layer, Problems> {
+fn defaults_layer() -> Result<Layer, ConfigProblems> {
     let document = toml_edit::Document::parse(TEXT)
-        .map_err(|error| Problem::new(Place::Default, format!("the compiled-in defaults: {error}")))?;
-    let mut tree = Node::table();
-    let source = Node::from(document.as_item());
-    let Kind::Table(entries) = source.kind else { return Ok(Layer { origin: Origin::Default, tree }) };
+        .map_err(|error| ConfigProblem::new(Place::Default, format!("the compiled-in defaults: {error}")))?;
+    let mut tree = ConfigNode::table();
+    let source = ConfigNode::from(document.as_item());
+    let Kind::Table(entries) = source.kind else { return Ok(Layer { origin: LayerOrigin::Default, tree }) };
     for entry in entries {
         let (Some(home), Kind::Table(keys)) = (compiled_in::home(&entry.key), entry.value.kind) else {
             continue;
@@ -403,12 +403,12 @@ fn defaults_layer() -> Result<Layer, Problems> {
             tree.set(&path, key.value);
         }
     }
-    Ok(Layer { origin: Origin::Default, tree })
+    Ok(Layer { origin: LayerOrigin::Default, tree })
 }
 
-pub(crate) fn file_layer(path: &Path) -> Result<Layer, Problems> {
+pub(crate) fn file_layer(path: &Path) -> Result<Layer, ConfigProblems> {
     let text = std::fs::read_to_string(path).map_err(|error| {
-        Problem::new(
+        ConfigProblem::new(
             Place::File { path: path.to_owned(), line: 0 },
             format!("the configuration file cannot be read: {error}"),
         )
@@ -417,16 +417,16 @@ pub(crate) fn file_layer(path: &Path) -> Result<Layer, Problems> {
     let document = toml_edit::Document::parse(text.clone()).map_err(|error| {
         let byte = error.span().map(|span| span.start);
         let message = error.message().lines().collect::<Vec<_>>().join(", ");
-        Problem::new(Place::in_file(path, &text, byte), format!("this is not TOML: {message}"))
+        ConfigProblem::new(Place::in_file(path, &text, byte), format!("this is not TOML: {message}"))
     })?;
-    let tree = Node::from(document.as_item());
-    Ok(Layer { origin: Origin::File { path: path.to_owned(), text }, tree })
+    let tree = ConfigNode::from(document.as_item());
+    Ok(Layer { origin: LayerOrigin::File { path: path.to_owned(), text }, tree })
 }
 
 fn flag_layer(setting: FlagSetting) -> Layer {
-    let mut tree = Node::table();
+    let mut tree = ConfigNode::table();
     tree.set(&setting.path, setting.value);
-    Layer { origin: Origin::Flag(setting.flag), tree }
+    Layer { origin: LayerOrigin::Flag(setting.flag), tree }
 }
 
 #[cfg(test)]

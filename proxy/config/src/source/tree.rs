@@ -10,7 +10,7 @@ use figment::value::{Dict, Value};
 
 /// A value with its byte range in the file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Node {
+pub struct ConfigNode {
     /// Byte range in the file; `None` for other sources.
     pub span: Option<Range<usize>>,
     /// The value.
@@ -23,7 +23,7 @@ pub enum Kind {
     /// Keys and values, in the order they were written.
     Table(Vec<Entry>),
     /// Several values.
-    List(Vec<Node>),
+    List(Vec<ConfigNode>),
     /// Text in quotes.
     Text(String),
     /// A whole number.
@@ -46,10 +46,10 @@ pub struct Entry {
     /// Byte range of the key.
     pub key_span: Option<Range<usize>>,
     /// The value.
-    pub value: Node,
+    pub value: ConfigNode,
 }
 
-impl Node {
+impl ConfigNode {
     /// Creates a value without a place.
     pub fn new(kind: Kind) -> Self {
         Self { span: None, kind }
@@ -73,7 +73,7 @@ impl Node {
     }
 
     /// The value at a path, if it exists.
-    pub fn find(&self, path: &[String]) -> Option<&Node> {
+    pub fn find(&self, path: &[String]) -> Option<&ConfigNode> {
         let Some((first, rest)) = path.split_first() else { return Some(self) };
         self.entry(first).and_then(|entry| entry.value.find(rest))
     }
@@ -103,7 +103,7 @@ impl Node {
     }
 
     /// Sets the value at a path, and creates tables as needed. Replaces a value that is not a table.
-    pub fn set(&mut self, path: &[String], value: Node) {
+    pub fn set(&mut self, path: &[String], value: ConfigNode) {
         let Some((first, rest)) = path.split_first() else {
             *self = value;
             return;
@@ -143,19 +143,21 @@ impl Node {
     }
 }
 
-impl From<&toml_edit::Item> for Node {
+impl From<&toml_edit::Item> for ConfigNode {
     fn from(item: &toml_edit::Item) -> Self {
         let kind = match item {
             toml_edit::Item::None => Kind::Table(Vec::new()),
             toml_edit::Item::Value(value) => return value.into(),
             toml_edit::Item::Table(table) => return table.into(),
-            toml_edit::Item::ArrayOfTables(tables) => Kind::List(tables.iter().map(Node::from).collect()),
+            toml_edit::Item::ArrayOfTables(tables) => {
+                Kind::List(tables.iter().map(ConfigNode::from).collect())
+            }
         };
         Self { span: item.span(), kind }
     }
 }
 
-impl From<&toml_edit::Table> for Node {
+impl From<&toml_edit::Table> for ConfigNode {
     fn from(table: &toml_edit::Table) -> Self {
         let entries = table.iter().map(|(key, item)| Entry {
             key: key.to_owned(),
@@ -166,7 +168,7 @@ impl From<&toml_edit::Table> for Node {
     }
 }
 
-impl From<&toml_edit::Value> for Node {
+impl From<&toml_edit::Value> for ConfigNode {
     fn from(value: &toml_edit::Value) -> Self {
         let kind = match value {
             toml_edit::Value::String(text) => Kind::Text(text.value().clone()),
@@ -174,7 +176,7 @@ impl From<&toml_edit::Value> for Node {
             toml_edit::Value::Float(number) => Kind::Float(*number.value()),
             toml_edit::Value::Boolean(value) => Kind::Bool(*value.value()),
             toml_edit::Value::Datetime(_) => Kind::Date,
-            toml_edit::Value::Array(items) => Kind::List(items.iter().map(Node::from).collect()),
+            toml_edit::Value::Array(items) => Kind::List(items.iter().map(ConfigNode::from).collect()),
             toml_edit::Value::InlineTable(table) => {
                 let entries = table.iter().map(|(key, item)| Entry {
                     key: key.to_owned(),

@@ -10,16 +10,16 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::layers::{ENV_PREFIX, Layer};
-use super::tree::Node;
-use crate::problem::{Place, Problem, alike};
+use super::tree::ConfigNode;
+use crate::problem::{ConfigProblem, Place, alike};
 use crate::schema::{format, root};
 
 /// Returns the known names at a path of the configuration, such as those of the models.
-type Known<'a> = &'a dyn Fn(&[String]) -> Vec<String>;
+type KnownNames<'a> = &'a dyn Fn(&[String]) -> Vec<String>;
 
 /// A variable that fits several names.
 #[derive(Debug, PartialEq, Eq)]
-struct Ambiguous {
+struct AmbiguousVariable {
     written: String,
     /// The possible names.
     names: Vec<String>,
@@ -27,7 +27,7 @@ struct Ambiguous {
 
 /// The path that a variable sets, without the prefix. Unknown parts become small letters, and the
 /// validation reports them.
-fn path(key: &str, known: Known<'_>) -> Result<Vec<String>, Ambiguous> {
+fn path(key: &str, known: KnownNames<'_>) -> Result<Vec<String>, AmbiguousVariable> {
     let parts: Vec<&str> = key.split("__").collect();
     let (mut schema, mut path, mut rest): (&Value, Vec<String>, _) = (root(), Vec::new(), parts.as_slice());
     while let Some((first, more)) = rest.split_first() {
@@ -67,7 +67,7 @@ fn is_capitals(text: &str) -> bool {
 }
 
 /// Finds the name at the beginning of these parts, and their number: a name may contain two underscores, too.
-fn name(parts: &[&str], known: &[String]) -> Result<(String, usize), Ambiguous> {
+fn name(parts: &[&str], known: &[String]) -> Result<(String, usize), AmbiguousVariable> {
     let begins = |used: usize| parts.get(..used).unwrap_or_default().join("__");
     let longest_first = || (1..=parts.len()).rev().map(|used| (begins(used), used));
     if let Some(exact) = longest_first().find(|(text, _)| known.contains(text)) {
@@ -80,7 +80,10 @@ fn name(parts: &[&str], known: &[String]) -> Result<(String, usize), Ambiguous> 
             [] => {}
             [one] => return Ok(((*one).clone(), used)),
             several => {
-                return Err(Ambiguous { written: text, names: several.iter().copied().cloned().collect() });
+                return Err(AmbiguousVariable {
+                    written: text,
+                    names: several.iter().copied().cloned().collect(),
+                });
             }
         }
     }
@@ -89,29 +92,29 @@ fn name(parts: &[&str], known: &[String]) -> Result<(String, usize), Ambiguous> 
 
 /// The layers of the environment. `others` are all other layers, which contain the names. Ignores variables
 /// without `__`.
-pub(crate) fn layers(env: Vec<(String, String)>, others: &[&[Layer]]) -> (Vec<Layer>, Vec<Problem>) {
+pub(crate) fn layers(env: Vec<(String, String)>, others: &[&[Layer]]) -> (Vec<Layer>, Vec<ConfigProblem>) {
     let known = |path: &[String]| {
         let tables = others.iter().copied().flatten().filter_map(|layer| layer.tree.find(path));
-        tables.flat_map(Node::keys).map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
+        tables.flat_map(ConfigNode::keys).map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
     };
     let (mut layers, mut problems) = (Vec::new(), Vec::new());
     for (name, value) in env {
         let Some(key) = name.strip_prefix(ENV_PREFIX).filter(|key| key.contains("__")) else { continue };
         match path(key, &known) {
             Ok(path) => layers.push(Layer::of_variable(name, &path, value)),
-            Err(Ambiguous { written, names }) => {
+            Err(AmbiguousVariable { written, names }) => {
                 let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
-                let problem = Problem::new(Place::Env(name), format!("`{written}` may be {names}"));
+                let problem = ConfigProblem::new(Place::Env(name), format!("`{written}` may be {names}"));
                 problems.push(problem.hint("write the name in the variable exactly as it is"));
             }
         }
     }
-    problems.extend(phantoms(&layers, &known(&["models".to_owned()])));
+    problems.extend(unknown_models(&layers, &known(&["models".to_owned()])));
     (layers, problems)
 }
 
 /// Reports models that only variables mention and that name nothing to serve, which are likely misspelt.
-fn phantoms(layers: &[Layer], known: &[String]) -> Vec<Problem> {
+fn unknown_models(layers: &[Layer], known: &[String]) -> Vec<ConfigProblem> {
     let models = ["models".to_owned()];
     let of_layer =
         |layer: &Layer| -> Option<String> { layer.tree.find(&models)?.keys().next().map(str::to_owned) };
@@ -132,17 +135,17 @@ fn phantoms(layers: &[Layer], known: &[String]) -> Vec<Problem> {
                 .iter()
                 .filter_map(of_layer)
                 .filter(|other| layers.iter().any(|layer| makes(layer, other)));
-            let near = nearest(&model, known.iter().cloned().chain(others));
+            let near = nearest_name(&model, known.iter().cloned().chain(others));
             let hint = near.map_or_else(
                 || format!("`{ENV_PREFIX}MODELS__{model}__MODEL` would say which file it serves"),
                 |near| format!("the nearest is `{near}`"),
             );
-            Problem::new(layer.place(None), format!("there is no model `{model}`")).hint(hint)
+            ConfigProblem::new(layer.place(None), format!("there is no model `{model}`")).hint(hint)
         })
         .collect()
 }
 
-fn nearest(name: &str, all: impl Iterator<Item = String>) -> Option<String> {
+fn nearest_name(name: &str, all: impl Iterator<Item = String>) -> Option<String> {
     let small = name.to_lowercase();
     let scored = all.map(|one| (alike(&small, &one.to_lowercase()), one));
     scored.filter(|(score, _)| *score >= 0.7).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)
@@ -152,7 +155,7 @@ fn nearest(name: &str, all: impl Iterator<Item = String>) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn with(names: &[&str], key: &str) -> Result<String, Ambiguous> {
+    fn with(names: &[&str], key: &str) -> Result<String, AmbiguousVariable> {
         let known = |at: &[String]| {
             if at == ["models"] { names.iter().map(|&name| name.to_owned()).collect() } else { Vec::new() }
         };
@@ -191,8 +194,10 @@ mod tests {
         ] {
             assert_eq!(with(&names, key), Ok(wanted.to_owned()), "{key}");
         }
-        let both =
-            Ambiguous { written: "Small".to_owned(), names: vec!["small".to_owned(), "SMALL".to_owned()] };
+        let both = AmbiguousVariable {
+            written: "Small".to_owned(),
+            names: vec!["small".to_owned(), "SMALL".to_owned()],
+        };
         assert_eq!(with(&names, "MODELS__Small__REPLICAS"), Err(both));
     }
 }

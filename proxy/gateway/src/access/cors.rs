@@ -19,7 +19,7 @@ const REQUEST_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-cont
 const ALLOW_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-allow-private-network");
 
 /// Response headers of the CORS protocol.
-static ANSWERS: [HeaderName; 7] = [
+static CORS_HEADERS: [HeaderName; 7] = [
     ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_ALLOW_CREDENTIALS,
     ACCESS_CONTROL_ALLOW_METHODS,
@@ -30,15 +30,16 @@ static ANSWERS: [HeaderName; 7] = [
 ];
 
 /// Response headers that scripts may read, apart from the CORS-safelisted ones.
-const EXPOSED: HeaderValue = HeaderValue::from_static(
+const EXPOSED_HEADERS: HeaderValue = HeaderValue::from_static(
     "x-request-id, retry-after, retry-after-ms, x-warden-executed, x-warden-continued, x-warden-conversation",
 );
 /// llama-server's own value, if nothing else is configured.
 const PLAIN_METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
 /// Methods for which llama-server has routes.
-const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, DELETE");
+const ALLOWED_METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, DELETE");
 /// Request headers of usual clients, for a browser that does not name its own.
-const HEADERS: HeaderValue = HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
+const DEFAULT_ALLOWED_HEADERS: HeaderValue =
+    HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
 
 /// CORS settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,22 +80,23 @@ impl Cors {
         headers.append(VARY, HeaderValue::from_static("Origin"));
         if let Some(origin) = origin.filter(|origin| self.allows(origin)) {
             headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
-            headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+            headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS);
         }
     }
 
     /// Returns the answer to a preflight, before [`Self::mark`]. A page that may not call learns nothing
     /// from it.
-    pub(crate) fn preflight(&self, asked: &HeaderMap) -> HeaderMap {
+    pub(crate) fn preflight_headers(&self, asked: &HeaderMap) -> HeaderMap {
         let mut headers = HeaderMap::new();
         if self.is_plain() {
             headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
             headers.insert(ACCESS_CONTROL_ALLOW_METHODS, PLAIN_METHODS);
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*"));
         } else if asked.get(ORIGIN).is_some_and(|origin| self.allows(origin)) {
-            headers.insert(ACCESS_CONTROL_ALLOW_METHODS, METHODS);
+            headers.insert(ACCESS_CONTROL_ALLOW_METHODS, ALLOWED_METHODS);
             // `*` does not include Authorization.
-            let wanted = asked.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(HEADERS);
+            let wanted =
+                asked.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(DEFAULT_ALLOWED_HEADERS);
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, wanted);
             headers.append(VARY, HeaderValue::from_static("Access-Control-Request-Headers"));
             if matches!(self.origins, Origins::Only(_)) && asked.contains_key(REQUEST_PRIVATE_NETWORK) {
@@ -112,7 +114,7 @@ impl Cors {
 
 /// Removes a backend's CORS headers.
 pub(crate) fn strip(headers: &mut HeaderMap) {
-    headers::sweep(headers, |name| ANSWERS.contains(name));
+    headers::sweep(headers, |name| CORS_HEADERS.contains(name));
 }
 
 #[cfg(test)]
@@ -134,7 +136,7 @@ mod tests {
 
     fn answer(cors: &Cors, origin: &'static str) -> HeaderMap {
         let asked = asking(origin);
-        let mut headers = cors.preflight(&asked);
+        let mut headers = cors.preflight_headers(&asked);
         cors.mark(asked.get(ORIGIN), &mut headers);
         headers
     }

@@ -30,13 +30,13 @@ pub(crate) fn check(origins: &Origins, parts: &Parts) -> Result<(), Refusal> {
         || origin.and_then(|origin| origin.to_str().ok()).is_some_and(|origin| origins.allow(origin));
     let is_ours = match parts.headers.get(SEC_FETCH_SITE).map(HeaderValue::as_bytes) {
         Some(site) => matches!(site, b"same-origin" | b"none"),
-        None => origin.is_none_or(|origin| is_of_host(origin, parts)),
+        None => origin.is_none_or(|origin| is_same_host(origin, parts)),
     };
     if is_ours || is_known() { Ok(()) } else { Err(Refusal::Origin) }
 }
 
 /// Returns whether the page came from the host that the request is for.
-fn is_of_host(origin: &HeaderValue, parts: &Parts) -> bool {
+fn is_same_host(origin: &HeaderValue, parts: &Parts) -> bool {
     let host = host_check::named(parts);
     let page = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|page| page.1.as_bytes());
     page.zip(host).is_some_and(|(page, host)| page.eq_ignore_ascii_case(host))

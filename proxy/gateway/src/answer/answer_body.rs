@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 
-use crate::answer::flight::Flight;
+use crate::answer::flight::InFlightRequest;
 use crate::answer::interim::Interim;
 use crate::answer::relay::Relay;
 use crate::answer::unread::UnreadAnswer;
@@ -22,7 +22,7 @@ use crate::protocol::conn_state::{Busy, ConnState, ReadAhead};
 /// Frame size for the gateway's own bodies. The exchange counts as over once the last frame is handed out,
 /// and the idle timeout of the connection starts then. A large body in one frame would give a slow client
 /// too little time.
-const PORTION: usize = 64 * 1024;
+const FRAME_BYTES: usize = 64 * 1024;
 
 pub(crate) struct AnswerBody {
     kind: Kind,
@@ -30,19 +30,23 @@ pub(crate) struct AnswerBody {
 }
 
 enum Kind {
-    Fixed { bytes: Option<Bytes>, flight: Option<Box<Flight>>, outcome: Outcome },
-    Page { body: UnsyncBoxBody<Bytes, Infallible>, flight: Box<Flight> },
+    Fixed { bytes: Option<Bytes>, flight: Option<Box<InFlightRequest>>, outcome: Outcome },
+    Page { body: UnsyncBoxBody<Bytes, Infallible>, flight: Box<InFlightRequest> },
     Relay(Arc<UnreadAnswer>),
     Interim { interim: Arc<Mutex<Interim>>, conn: Arc<ConnState> },
 }
 
 impl AnswerBody {
-    pub(crate) fn fixed(bytes: Bytes, flight: Box<Flight>, outcome: Outcome, busy: Busy) -> Self {
+    pub(crate) fn fixed(bytes: Bytes, flight: Box<InFlightRequest>, outcome: Outcome, busy: Busy) -> Self {
         let bytes = (!bytes.is_empty()).then_some(bytes);
         Self { kind: Kind::Fixed { bytes, flight: Some(flight), outcome }, busy: Some(busy) }
     }
 
-    pub(crate) fn page(body: UnsyncBoxBody<Bytes, Infallible>, flight: Box<Flight>, busy: Busy) -> Self {
+    pub(crate) fn page(
+        body: UnsyncBoxBody<Bytes, Infallible>,
+        flight: Box<InFlightRequest>,
+        busy: Busy,
+    ) -> Self {
         Self { kind: Kind::Page { body, flight }, busy: Some(busy) }
     }
 
@@ -84,7 +88,7 @@ impl Body for AnswerBody {
                 // The answer is complete and the client reads it: take the cancel request here, so that a
                 // late one does not cut the body.
                 let _too_late = busy.as_ref().is_some_and(Busy::takes_cancel);
-                let portion = bytes.as_mut().map(|left| left.split_to(left.len().min(PORTION)));
+                let portion = bytes.as_mut().map(|left| left.split_to(left.len().min(FRAME_BYTES)));
                 if bytes.as_ref().is_some_and(Bytes::is_empty) {
                     *bytes = None;
                 }

@@ -13,8 +13,8 @@ use crate::access::keys::Pass;
 use crate::observe::{Gauges, Observer, Outcome, Record};
 use crate::requests::{Progress, Ticket};
 
-/// A request in flight. Dropping it without [`Flight::finish`] means that the client left.
-pub(crate) struct Flight {
+/// A request in flight. Dropping it without [`InFlightRequest::finish`] means that the client left.
+pub(crate) struct InFlightRequest {
     pub(crate) record: Record,
     /// The request's place in its key's concurrency limit.
     pub(crate) pass: Option<Pass>,
@@ -32,7 +32,7 @@ pub(crate) struct Flight {
     told: bool,
 }
 
-impl Flight {
+impl InFlightRequest {
     /// Boxed, because it is passed on from the request's head to the last byte of the answer; each move
     /// would copy it.
     pub(crate) fn begin(
@@ -145,7 +145,7 @@ impl Flight {
     }
 }
 
-impl Drop for Flight {
+impl Drop for InFlightRequest {
     fn drop(&mut self) {
         self.finish(Outcome::ClientGone);
     }

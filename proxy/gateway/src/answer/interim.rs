@@ -23,22 +23,22 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::answer_body::AnswerBody;
 use super::assemble::is_events;
-use super::teller::Teller;
+use super::teller::LoadingNotifier;
 use crate::backend::backends::BoxFuture;
 use crate::protocol::conn_state::ReadAhead;
-use crate::refusal::{Dialect, error_event};
+use crate::refusal::{ErrorDialect, error_event};
 
 /// Bytes of an error that are read. The client gets only the status of a longer one.
-const ERROR_BYTES: usize = 64 * 1024;
+const MAX_ERROR_BYTES: usize = 64 * 1024;
 
 pub(crate) struct Interim {
     state: State,
-    teller: Teller,
+    teller: LoadingNotifier,
     every: Duration,
     next_sign: Pin<Box<Sleep>>,
     /// Last text of the gateway before the model's own answer.
     last_words: Option<Bytes>,
-    dialect: Dialect,
+    dialect: ErrorDialect,
 }
 
 enum State {
@@ -52,9 +52,9 @@ impl Interim {
     /// Creates the body. The first keep-alive is sent with the head, further ones at the given interval.
     pub(crate) fn new(
         answer: BoxFuture<'static, Response<AnswerBody>>,
-        teller: Teller,
+        teller: LoadingNotifier,
         every: Duration,
-        dialect: Dialect,
+        dialect: ErrorDialect,
     ) -> Self {
         let next_sign = Box::pin(sleep_until(Instant::now()));
         Self { state: State::Waits(answer), teller, every, next_sign, last_words: None, dialect }
@@ -98,7 +98,7 @@ impl Interim {
                         return Poll::Ready(Some(Ok(Frame::data(Bytes::from(event)))));
                     };
                     let data = frame.into_data().unwrap_or_default();
-                    let room = ERROR_BYTES.saturating_sub(read.len());
+                    let room = MAX_ERROR_BYTES.saturating_sub(read.len());
                     read.extend_from_slice(&data[..data.len().min(room)]);
                 }
                 State::Over => return Poll::Ready(None),

@@ -18,12 +18,12 @@ use warden_supervisor::Outcome;
 
 use crate::trace::Trace;
 
-const NAMES: [&str; 4] = ["\"usage\"", "\"timings\"", "\"error\"", "\"prompt_progress\""];
+const OBJECT_NAMES: [&str; 4] = ["\"usage\"", "\"timings\"", "\"error\"", "\"prompt_progress\""];
 
 /// Finds all names in one pass, sixteen bytes at a time where the CPU supports it.
-static SEARCHER: LazyLock<Searcher> = LazyLock::new(|| {
-    let plain = || Config::new().only_rabin_karp(true).builder().extend(NAMES).build();
-    Searcher::new(NAMES).or_else(plain).unwrap_or_else(|| unreachable!("four short words"))
+static NAME_SEARCHER: LazyLock<Searcher> = LazyLock::new(|| {
+    let plain = || Config::new().only_rabin_karp(true).builder().extend(OBJECT_NAMES).build();
+    Searcher::new(OBJECT_NAMES).or_else(plain).unwrap_or_else(|| unreachable!("four short words"))
 });
 
 /// llama-server's messages for its own failures to compute, in lower case: results of `llama_decode`, and
@@ -33,16 +33,16 @@ const COMPUTE_ERRORS: [&str; 4] =
     ["compute error", "invalid input batch", "failed to decode", "failed to process mtmd chunk"];
 
 /// Length of the longest name, plus the byte before it.
-const SEAM: usize = 18;
+const NAME_SEAM_BYTES: usize = 18;
 
 #[derive(Debug, Default)]
-pub(crate) struct Meter {
+pub(crate) struct AnswerMeter {
     limit: usize,
     carry: Vec<u8>,
     /// The byte before the next one to search.
     before: Option<u8>,
-    usage: Usage,
-    timings: Timings,
+    usage: ReportedUsage,
+    timings: ReportedTimings,
     /// Prompt tokens evaluated at the last progress report: all, and the cached ones of them.
     evaluated: Option<(u64, u64)>,
     compute_error: bool,
@@ -50,25 +50,25 @@ pub(crate) struct Meter {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Usage {
+struct ReportedUsage {
     prompt_tokens: Option<u64>,
     completion_tokens: Option<u64>,
     input_tokens: Option<u64>,
     output_tokens: Option<u64>,
     cache_read_input_tokens: Option<u64>,
-    prompt_tokens_details: Option<Details>,
-    input_tokens_details: Option<Details>,
+    prompt_tokens_details: Option<TokenDetails>,
+    input_tokens_details: Option<TokenDetails>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
-struct Details {
+struct TokenDetails {
     cached_tokens: u64,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Timings {
+struct ReportedTimings {
     cache_n: Option<u64>,
     prompt_n: Option<u64>,
     prompt_ms: Option<f64>,
@@ -86,11 +86,11 @@ struct PromptProgress {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Failure {
+struct ReportedFailure {
     message: String,
 }
 
-impl Meter {
+impl AnswerMeter {
     /// Creates a meter that keeps at most `limit` bytes of an answer.
     pub(crate) fn new(limit: usize) -> Self {
         Self { limit, ..Self::default() }
@@ -98,7 +98,7 @@ impl Meter {
 
     pub(crate) fn feed(&mut self, piece: &[u8]) {
         let mut carry = std::mem::take(&mut self.carry);
-        let room = self.limit.saturating_sub(carry.len()).max(SEAM).min(piece.len());
+        let room = self.limit.saturating_sub(carry.len()).max(NAME_SEAM_BYTES).min(piece.len());
         if carry.is_empty() {
             let from = self.keep_from(piece);
             carry.extend_from_slice(&piece[from..]);
@@ -122,7 +122,7 @@ impl Meter {
     /// Reads `bytes` and returns the offset from which they are needed again: the beginning of an
     /// incomplete object, or else of a possible name.
     fn keep_from(&mut self, bytes: &[u8]) -> usize {
-        let seam = bytes.len().saturating_sub(SEAM);
+        let seam = bytes.len().saturating_sub(NAME_SEAM_BYTES);
         let from = match self.search(bytes) {
             Some(from) if bytes.len() - from <= self.limit => from.min(seam),
             _ => seam,
@@ -136,7 +136,8 @@ impl Meter {
     /// Returns the work that the answer reports. `events` is the number of events of a stream. If the
     /// stream was cut before its counters came, each event counts as one token, as llama-server sends them.
     pub(crate) fn work(&self, events: Option<u64>) -> Work {
-        let cached = |details: &Option<Details>| details.as_ref().map_or(0, |details| details.cached_tokens);
+        let cached =
+            |details: &Option<TokenDetails>| details.as_ref().map_or(0, |details| details.cached_tokens);
         let usage = &self.usage;
         let prompt = self
             .timings
@@ -162,7 +163,7 @@ impl Meter {
     }
 
     /// Returns whether the answer reports the size of its prompt, or how much of it was evaluated.
-    pub(crate) fn tells_prompt(&self) -> bool {
+    pub(crate) fn has_prompt_size(&self) -> bool {
         let told = [self.timings.prompt_n, self.usage.prompt_tokens, self.usage.input_tokens];
         self.evaluated.is_some() || told.iter().any(Option::is_some)
     }
@@ -196,7 +197,7 @@ impl Meter {
     /// Reads all complete objects in `bytes`; returns the offset of an incomplete one, if any.
     fn search(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut start = 0;
-        while let Some(found) = SEARCHER.find_in(bytes, Span { start, end: bytes.len() }) {
+        while let Some(found) = NAME_SEARCHER.find_in(bytes, Span { start, end: bytes.len() }) {
             let at = found.start();
             // In anything but JSON, the closing quote of a name may open another name. The search restarts
             // at that quote, so that the result does not depend on where pieces are cut.
@@ -225,14 +226,14 @@ impl Meter {
     /// Reads the object after a name; false if it is incomplete.
     fn read<T: DeserializeOwned>(&mut self, bytes: &[u8], note: impl FnOnce(&mut Self, &T)) -> bool {
         match object(bytes) {
-            Object::Whole(object) => note(self, &object),
-            Object::Incomplete => return false,
-            Object::None => {}
+            ParsedObject::Whole(object) => note(self, &object),
+            ParsedObject::Incomplete => return false,
+            ParsedObject::None => {}
         }
         true
     }
 
-    fn used(&mut self, new: &Usage) {
+    fn used(&mut self, new: &ReportedUsage) {
         let old = &mut self.usage;
         old.prompt_tokens = new.prompt_tokens.or(old.prompt_tokens);
         old.completion_tokens = new.completion_tokens.or(old.completion_tokens);
@@ -243,7 +244,7 @@ impl Meter {
         old.input_tokens_details = new.input_tokens_details.or(old.input_tokens_details);
     }
 
-    fn timed(&mut self, new: &Timings) {
+    fn timed(&mut self, new: &ReportedTimings) {
         let old = &mut self.timings;
         old.cache_n = new.cache_n.or(old.cache_n);
         old.prompt_n = new.prompt_n.or(old.prompt_n);
@@ -252,13 +253,13 @@ impl Meter {
         old.predicted_ms = new.predicted_ms.or(old.predicted_ms);
     }
 
-    fn failed(&mut self, failure: &Failure) {
+    fn failed(&mut self, failure: &ReportedFailure) {
         let message = failure.message.to_ascii_lowercase();
         self.compute_error |= COMPUTE_ERRORS.iter().any(|words| message.starts_with(words));
     }
 }
 
-enum Object<T> {
+enum ParsedObject<T> {
     Whole(T),
     Incomplete,
     /// No object, or an invalid one.
@@ -266,23 +267,23 @@ enum Object<T> {
 }
 
 /// Reads the object after a name: `: {...}`.
-fn object<T: DeserializeOwned>(bytes: &[u8]) -> Object<T> {
+fn object<T: DeserializeOwned>(bytes: &[u8]) -> ParsedObject<T> {
     let rest = bytes.trim_ascii_start();
     let rest = match rest.split_first() {
         Some((b':', rest)) => rest.trim_ascii_start(),
-        Some(_) => return Object::None,
-        None => return Object::Incomplete,
+        Some(_) => return ParsedObject::None,
+        None => return ParsedObject::Incomplete,
     };
     match rest.first() {
         Some(b'{') => {}
-        Some(_) => return Object::None,
-        None => return Object::Incomplete,
+        Some(_) => return ParsedObject::None,
+        None => return ParsedObject::Incomplete,
     }
     match Deserializer::from_slice(rest).into_iter().next() {
-        Some(Ok(object)) => Object::Whole(object),
+        Some(Ok(object)) => ParsedObject::Whole(object),
         // The parser may report a truncated number as a syntax error instead of an early end.
-        Some(Err(error)) if error.is_eof() || !is_whole(rest) => Object::Incomplete,
-        _ => Object::None,
+        Some(Err(error)) if error.is_eof() || !is_whole(rest) => ParsedObject::Incomplete,
+        _ => ParsedObject::None,
     }
 }
 
@@ -312,11 +313,11 @@ mod tests {
     use super::*;
 
     fn work(body: &str) -> (u64, u64) {
-        let mut whole = Meter::new(512);
+        let mut whole = AnswerMeter::new(512);
         whole.feed(body.as_bytes());
         let answer = whole.work(None);
         for size in [1, 2, 3, 7, 50] {
-            let mut meter = Meter::new(512);
+            let mut meter = AnswerMeter::new(512);
             for piece in body.as_bytes().chunks(size) {
                 meter.feed(piece);
                 assert!(meter.carry.len() <= 512);
@@ -415,7 +416,7 @@ mod tests {
             (r#"{"message":"Compute error."}"#, false),
         ] {
             for size in [1, 2, 5, 1000] {
-                let mut meter = Meter::new(512);
+                let mut meter = AnswerMeter::new(512);
                 body.as_bytes().chunks(size).for_each(|piece| meter.feed(piece));
                 assert_eq!(meter.outcome(500).compute_error, failed, "{body} in pieces of {size}");
                 assert!(!meter.outcome(400).compute_error, "{body}: a request that was refused");
@@ -446,7 +447,7 @@ mod tests {
             ),
             (r#"{"object":"list"}"#, None, None, None),
         ] {
-            let mut meter = Meter::new(512);
+            let mut meter = AnswerMeter::new(512);
             meter.feed(body.as_bytes());
             let wanted = Outcome { status: Some(200), compute_error: false, prompt, decode, prefill };
             assert_eq!(meter.outcome(200), wanted, "{body}");
@@ -455,7 +456,7 @@ mod tests {
 
     #[test]
     fn an_object_that_never_ends_is_given_up_and_later_ones_count() {
-        let mut meter = Meter::new(100);
+        let mut meter = AnswerMeter::new(100);
         meter.feed(br#"{"usage":{"#);
         for _ in 0..100 {
             meter.feed(&[b' '; 1000]);
@@ -467,6 +468,6 @@ mod tests {
 
     #[test]
     fn a_cut_stream_counts_its_events() {
-        assert_eq!(Meter::new(100).work(Some(12)).output_tokens, 12);
+        assert_eq!(AnswerMeter::new(100).work(Some(12)).output_tokens, 12);
     }
 }

@@ -5,14 +5,14 @@
 use bytes::Bytes;
 use warden_supervisor::{Outcome, Said, Turn};
 
-use crate::answer::continuation::Transcript;
-use crate::answer::meter::Meter;
+use crate::answer::continuation::AnswerTranscript;
+use crate::answer::meter::AnswerMeter;
 use crate::backend::backends::BackendLease;
 use crate::backend::message::Message;
 use crate::body::budget::Held;
 
 /// The parts of one exchange that are kept.
-pub(crate) struct Remember {
+pub(crate) struct TurnRecorder {
     path: String,
     /// Body as it was sent to the backend; `None` if it cannot be kept.
     body: Option<Held>,
@@ -22,7 +22,7 @@ pub(crate) struct Remember {
     limit: usize,
 }
 
-impl Remember {
+impl TurnRecorder {
     /// Starts to record a request to this path. `understood`: the supervisor can derive another request
     /// from it. At most `limit` bytes of its answer are held.
     pub(crate) fn of(message: &Message, path: &str, understood: bool, limit: usize) -> Self {
@@ -47,12 +47,12 @@ impl Remember {
     pub(super) fn note(
         self,
         lease: &dyn BackendLease,
-        meter: &Meter,
+        meter: &AnswerMeter,
         ended: &Outcome,
-        heard: Option<&Transcript>,
+        heard: Option<&AnswerTranscript>,
     ) {
         let Some(prompt) = ended.prompt else { return };
-        let said = match (heard.and_then(Transcript::all), self.said) {
+        let said = match (heard.and_then(AnswerTranscript::all), self.said) {
             (Some(text), _) => Said::Text(text.to_owned()),
             (None, Some(said)) if heard.is_none() && !said.is_empty() => Said::Whole(said.into()),
             _ => Said::Nothing,

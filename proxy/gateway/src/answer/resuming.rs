@@ -6,22 +6,22 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::answer::continuation::{Cut, Voice};
-use crate::backend::attempts::Relayed;
+use crate::answer::continuation::{Cut, EventTranslator};
+use crate::backend::attempts::RelayedAnswer;
 use crate::backend::backends::BoxFuture;
 use crate::observe::Record;
 
 /// Result of looking for another backend, with its cost. With a voice, that backend continues where the
 /// last one ended.
-pub(crate) type Found = (Record, Result<(Relayed, Option<Voice>), Cut>);
+pub(crate) type Found = (Record, Result<(RelayedAnswer, Option<EventTranslator>), Cut>);
 
-pub(crate) struct Resuming {
+pub(crate) struct ResumeSearch {
     looking: BoxFuture<'static, Found>,
     comment: Pin<Box<Sleep>>,
     interval: Duration,
 }
 
-impl Resuming {
+impl ResumeSearch {
     /// Looks for a backend and lets a comment be sent to the client every `interval`.
     pub(crate) fn new(looking: BoxFuture<'static, Found>, interval: Duration) -> Self {
         Self { looking, comment: Box::pin(sleep(interval)), interval }

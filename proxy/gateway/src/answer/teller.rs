@@ -12,11 +12,11 @@ use warden_supervisor::Coming;
 
 use crate::answer::life_sign::life_sign;
 use crate::backend::backends::Backends;
-use crate::refusal::Dialect;
+use crate::refusal::ErrorDialect;
 
 /// Form of the progress messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub(crate) enum LoadingNoticeForm {
     /// Comments and events that clients skip.
     Comments,
     /// Reasoning text, in chat chunks.
@@ -24,24 +24,24 @@ pub(crate) enum Manner {
 }
 
 /// Writes the progress messages of one stream.
-pub(crate) struct Teller {
+pub(crate) struct LoadingNotifier {
     backends: Arc<dyn Backends>,
     model: ModelName,
     request_id: String,
-    manner: Manner,
-    dialect: Dialect,
+    manner: LoadingNoticeForm,
+    dialect: ErrorDialect,
     began: Instant,
     /// Last message; it is not repeated.
     said: Option<String>,
 }
 
-impl Teller {
+impl LoadingNotifier {
     pub(crate) fn new(
         backends: Arc<dyn Backends>,
         model: ModelName,
         request_id: String,
-        manner: Manner,
-        dialect: Dialect,
+        manner: LoadingNoticeForm,
+        dialect: ErrorDialect,
         began: Instant,
     ) -> Self {
         Self { backends, model, request_id, manner, dialect, began, said: None }
@@ -52,13 +52,14 @@ impl Teller {
         let now = Instant::now();
         let coming = self.backends.coming(&self.model);
         match self.manner {
-            Manner::Comments => {
+            LoadingNoticeForm::Comments => {
                 let far = coming.map_or_else(|| "starts".to_owned(), |coming| stage(&coming, now));
                 let waited = now.saturating_duration_since(self.began).as_secs();
                 life_sign(self.dialect, false, &format!("the model {far}; waited for {waited} s"))
             }
-            Manner::Reasoning => {
-                let stage = coming.map_or_else(|| "starts".to_owned(), |coming| stage_at_first(&coming));
+            LoadingNoticeForm::Reasoning => {
+                let stage =
+                    coming.map_or_else(|| "starts".to_owned(), |coming| describe_first_stage(&coming));
                 let text = if self.said.as_ref() == Some(&stage) {
                     ".".to_owned()
                 } else {
@@ -91,7 +92,7 @@ impl Teller {
 
 /// Describes the progress and the remaining time.
 fn stage(coming: &Coming, now: Instant) -> String {
-    let mut words = verb(coming).to_owned();
+    let mut words = stage_verb(coming).to_owned();
     if let Some(left) =
         coming.left(now).filter(|left| *left >= Duration::from_secs(1) && coming.since.is_some())
     {
@@ -102,15 +103,15 @@ fn stage(coming: &Coming, now: Instant) -> String {
 }
 
 /// Describes the progress in words that stay the same during a load.
-fn stage_at_first(coming: &Coming) -> String {
-    let mut words = verb(coming).to_owned();
+fn describe_first_stage(coming: &Coming) -> String {
+    let mut words = stage_verb(coming).to_owned();
     if let Some(took) = coming.took.filter(|took| *took >= Duration::from_secs(1) && coming.since.is_some()) {
         let _written = write!(words, " (the last time it took {} s)", took.as_secs());
     }
     words
 }
 
-fn verb(coming: &Coming) -> &'static str {
+fn stage_verb(coming: &Coming) -> &'static str {
     match (coming.since, coming.waits_for_room) {
         (Some(_), _) => "is being loaded",
         (None, true) => "waits until others have made room for it",
@@ -131,7 +132,7 @@ mod tests {
         assert_eq!(stage(&room, now), "waits until others have made room for it");
         let loads = Coming { since: now.checked_sub(Duration::from_secs(15)), ..room };
         assert_eq!(stage(&loads, now), "is being loaded, some 25 s are left");
-        assert_eq!(stage_at_first(&loads), "is being loaded (the last time it took 40 s)");
+        assert_eq!(describe_first_stage(&loads), "is being loaded (the last time it took 40 s)");
         let late = Coming { since: now.checked_sub(Duration::from_secs(50)), ..room };
         assert_eq!(
             stage(&late, now),

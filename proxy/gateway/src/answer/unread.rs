@@ -20,12 +20,12 @@ use super::relay::Relay;
 use crate::body::budget::Held;
 use crate::protocol::conn_state::ReadAhead;
 
-type Polled = Poll<Option<Result<Frame<Bytes>, io::Error>>>;
+type PolledFrame = Poll<Option<Result<Frame<Bytes>, io::Error>>>;
 
 /// A backend's answer and the part of it that was read ahead.
-pub(super) struct UnreadAnswer(Mutex<ReadState>);
+pub(super) struct UnreadAnswer(Mutex<ReadAheadState>);
 
-struct ReadState {
+struct ReadAheadState {
     relay: Box<Relay>,
     held: Held,
     /// Bytes that may be held at a time.
@@ -39,20 +39,20 @@ struct ReadState {
 
 impl UnreadAnswer {
     pub(super) fn new(relay: Box<Relay>, held: Held, limit: u64) -> Self {
-        Self(Mutex::new(ReadState { relay, held, limit, is_full: false, failure: None }))
+        Self(Mutex::new(ReadAheadState { relay, held, limit, is_full: false, failure: None }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, ReadState> {
+    fn lock(&self) -> MutexGuard<'_, ReadAheadState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the next piece for the client.
-    pub(super) fn poll(&self, context: &mut Context<'_>) -> Polled {
+    pub(super) fn poll(&self, context: &mut Context<'_>) -> PolledFrame {
         self.lock().poll(context)
     }
 
     /// Ends the answer for an operator: see [`Relay::cancel`].
-    pub(super) fn cancel(&self, context: &Context<'_>) -> Option<Polled> {
+    pub(super) fn cancel(&self, context: &Context<'_>) -> Option<PolledFrame> {
         self.lock().relay.cancel(context)
     }
 
@@ -87,8 +87,8 @@ impl ReadAhead for UnreadAnswer {
     }
 }
 
-impl ReadState {
-    fn poll(&mut self, context: &mut Context<'_>) -> Polled {
+impl ReadAheadState {
+    fn poll(&mut self, context: &mut Context<'_>) -> PolledFrame {
         while let Some(piece) = self.held.pop() {
             self.is_full &= self.held.has_pieces();
             if !piece.is_empty() {

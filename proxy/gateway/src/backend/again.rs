@@ -8,11 +8,11 @@ use tokio::time::Instant;
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 
-use crate::backend::attempts::{Attempts, Relayed};
+use crate::backend::attempts::{Attempts, RelayedAnswer};
 use crate::backend::backends::BackendLease;
 use crate::backend::message::Message;
 use crate::backend::upstream::Upstream;
-use crate::body::limits::Limits;
+use crate::body::limits::BodyLimits;
 use crate::observe::Record;
 use crate::refusal::Refusal;
 use crate::requests::Progress;
@@ -32,7 +32,7 @@ pub(crate) struct Search {
     pub(crate) kind: LeaseKind,
     /// Prompt tokens, if admission needs them.
     pub(crate) tokens: Option<u64>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: BodyLimits,
     /// End of the whole exchange.
     pub(crate) deadline: Instant,
 }
@@ -48,7 +48,7 @@ impl Again {
         record: &mut Record,
         dead: Arc<dyn BackendLease>,
         died: Refusal,
-    ) -> Result<Relayed, Refusal> {
+    ) -> Result<RelayedAnswer, Refusal> {
         let Self { search: Search { upstream, progress, model, kind, tokens, limits, deadline }, message } =
             self;
         let mut attempts = Attempts {

@@ -40,24 +40,24 @@ use crate::backend::checkpoint::{Checkpoint, let_others_in_later};
 use crate::backend::message::Message;
 use crate::backend::pool::Pool;
 use crate::backend::request_body::RequestBody;
-use crate::backend::tried::{BROKE, Canary, STOPPED};
-use crate::backend::unread_body::end_connection_behind;
+use crate::backend::tried::{CANARY_BROKE, Canary, STOPPED};
+use crate::backend::unread_body::close_after_unread_body;
 use crate::backend::upstream::Upstream;
-use crate::backend::upstream_conn::{SendError, UpstreamConn};
-use crate::body::intake::Intake;
-use crate::body::limits::Limits;
+use crate::backend::upstream_conn::{UpstreamConn, UpstreamSendError};
+use crate::body::intake::BodyIntake;
+use crate::body::limits::BodyLimits;
 use crate::body::sent::Sent;
 use crate::observe::Record;
-use crate::refusal::{BodyFault, Refusal};
+use crate::refusal::{BodyError, Refusal};
 use crate::requests::Progress;
 use crate::trace::Peer;
 
 /// Number of lease requests to the supervisor within the connect timeout, while the supervisor has not yet
 /// noticed that a generation is gone.
-const ASKS: u32 = 50;
+const LEASE_RETRIES: u32 = 50;
 
 /// A backend's answer of which the head has arrived.
-pub(crate) struct Relayed {
+pub(crate) struct RelayedAnswer {
     pub(crate) response: Response<Incoming>,
     /// Pieces of its body that were read already.
     pub(crate) ahead: VecDeque<Bytes>,
@@ -94,7 +94,7 @@ pub(crate) struct Attempts<'a> {
     /// The request may load its model.
     pub(crate) loads: bool,
     /// Limits of its body.
-    pub(crate) limits: &'a Limits,
+    pub(crate) limits: &'a BodyLimits,
     /// Set once a server died that may have executed the request: the client's error if no answer follows.
     pub(crate) died: Option<Refusal>,
     /// Time that a canary gets for the beginning of its answer.
@@ -104,7 +104,7 @@ pub(crate) struct Attempts<'a> {
 impl Attempts<'_> {
     /// Waits for a lease. Reads the body ahead meanwhile, because only then is a client's leaving noticed.
     #[inline]
-    pub(crate) async fn lease(&mut self, intake: &mut Intake) -> Result<Arc<dyn BackendLease>, Refusal> {
+    pub(crate) async fn lease(&mut self, intake: &mut BodyIntake) -> Result<Arc<dyn BackendLease>, Refusal> {
         self.waits();
         let granted = tokio::select! {
             biased;
@@ -117,7 +117,7 @@ impl Attempts<'_> {
     /// Like [`Self::lease`], for a request that loads no model.
     pub(crate) async fn lease_loaded(
         &mut self,
-        intake: &mut Intake,
+        intake: &mut BodyIntake,
     ) -> Result<Arc<dyn BackendLease>, Refusal> {
         tokio::select! {
             biased;
@@ -187,7 +187,7 @@ impl Attempts<'_> {
         lease: Arc<dyn BackendLease>,
         message: Box<Message>,
         deadline: Instant,
-    ) -> Result<Relayed, Refusal> {
+    ) -> Result<RelayedAnswer, Refusal> {
         let relayed = {
             let searching = pin!(self.search(lease, message, deadline));
             searching.await
@@ -201,8 +201,8 @@ impl Attempts<'_> {
         dead: Arc<dyn BackendLease>,
         message: Box<Message>,
         deadline: Instant,
-    ) -> Result<Relayed, Refusal> {
-        match self.once_more(dead).await {
+    ) -> Result<RelayedAnswer, Refusal> {
+        match self.lease_once_more(dead).await {
             Ok(lease) => self.run(lease, message, deadline).await,
             Err(refusal) => Err(self.judged(refusal)),
         }
@@ -211,7 +211,7 @@ impl Attempts<'_> {
     /// Chooses the error to report: the first server's death, not the failed search for a second one.
     pub(crate) fn judged(&mut self, refusal: Refusal) -> Refusal {
         match self.died.take() {
-            Some(died) if !refusal.may_have_executed() => died.instead_of(refusal),
+            Some(died) if !refusal.may_have_executed() => died.merge_with(refusal),
             _ => refusal,
         }
     }
@@ -222,7 +222,7 @@ impl Attempts<'_> {
         mut lease: Arc<dyn BackendLease>,
         mut message: Box<Message>,
         deadline: Instant,
-    ) -> Result<Relayed, Refusal> {
+    ) -> Result<RelayedAnswer, Refusal> {
         let Self { upstream, model, limits, .. } = *self;
         let config = &upstream.config.upstream;
         let mut attempt = 1;
@@ -238,7 +238,7 @@ impl Attempts<'_> {
                 lease.reads();
             }
             if let Some(print) = message.sent().print() {
-                lease = self.make_way(lease, print, deadline).await?;
+                lease = self.wait_until_alone(lease, print, deadline).await?;
             }
             self.asks(&lease, &mut message);
             let mut revoked = lease.clone().revoked();
@@ -260,7 +260,7 @@ impl Attempts<'_> {
             };
             let Some(result) = result else {
                 self.failed("stopped");
-                if let Some(print) = message.sent().whole_print() {
+                if let Some(print) = message.sent().sent_fingerprint() {
                     lease.lost(print);
                     if lease.is_alone() {
                         // Once the process has ended, it is known whether this request killed it; see below.
@@ -270,13 +270,13 @@ impl Attempts<'_> {
                         return Err(upstream.quarantined(model, print, true));
                     }
                 }
-                let revoked_early = lease.taken_away(model);
+                let revoked_early = lease.revoked_refusal(model);
                 if !self.may_repeat(&message) {
                     return Err(revoked_early);
                 }
                 self.died = Some(revoked_early);
                 drop(revoked);
-                lease = Box::pin(self.once_more(lease)).await?;
+                lease = Box::pin(self.lease_once_more(lease)).await?;
                 continue;
             };
             let failed = match result {
@@ -288,7 +288,7 @@ impl Attempts<'_> {
                     let backend =
                         Box::new(Backend { lease, revoked, conn, pool, sent, deadline, begins_by: None });
                     let kept = message.streams() && self.may_repeat(&message);
-                    return Ok(Relayed {
+                    return Ok(RelayedAnswer {
                         response,
                         ahead: VecDeque::new(),
                         backend,
@@ -300,17 +300,17 @@ impl Attempts<'_> {
             self.failed(failed.as_str());
             let sent = message.sent();
             match (sent.fault(), sent.print()) {
-                (Some(BodyFault::Quarantined), Some(print)) => {
+                (Some(BodyError::Quarantined), Some(print)) => {
                     return Err(upstream.quarantined(model, print, false));
                 }
-                (Some(BodyFault::Stopped), _) => {
+                (Some(BodyError::Stopped), _) => {
                     return Err(Refusal::Unreachable { model: model.clone(), attempts: attempt });
                 }
                 (Some(fault), _) => return Err(limits.refusal(fault)),
                 (None, _) => {}
             }
             // A request that was not sent completely was not executed.
-            let print = sent.whole_print().filter(|_| failed.was_sent());
+            let print = sent.sent_fingerprint().filter(|_| failed.was_sent());
             if let Some(print) = print {
                 lease.broke(print);
             }
@@ -350,7 +350,7 @@ impl Attempts<'_> {
             if !proved {
                 self.died = Some(Refusal::Died { model: model.clone() });
                 drop(revoked);
-                lease = Box::pin(self.once_more(lease)).await?;
+                lease = Box::pin(self.lease_once_more(lease)).await?;
                 continue;
             }
             if attempt >= config.attempts {
@@ -374,14 +374,14 @@ impl Attempts<'_> {
     }
 
     /// Takes a lease for a request that a dead or dying server may have executed.
-    pub(crate) async fn once_more(
+    pub(crate) async fn lease_once_more(
         &mut self,
         dead: Arc<dyn BackendLease>,
     ) -> Result<Arc<dyn BackendLease>, Refusal> {
         self.record.continued = true;
         self.failed("died");
         if dead.is_canary() {
-            self.leave(if dead.was_stopped() { STOPPED } else { BROKE });
+            self.leave(if dead.was_stopped() { STOPPED } else { CANARY_BROKE });
         } else {
             self.record.retries += 1;
         }
@@ -390,7 +390,7 @@ impl Attempts<'_> {
 
     /// Waits until nothing else runs on the generation of a suspect. If the generation ends meanwhile, no
     /// attempt is counted, because nothing was sent.
-    async fn make_way(
+    async fn wait_until_alone(
         &mut self,
         mut lease: Arc<dyn BackendLease>,
         print: Fingerprint,
@@ -429,7 +429,7 @@ impl Attempts<'_> {
         failed: Arc<dyn BackendLease>,
         patience: Duration,
     ) -> Result<Arc<dyn BackendLease>, Refusal> {
-        self.progress.waits_again(self.record.continued);
+        self.progress.note_waiting_again(self.record.continued);
         if failed.is_canary() {
             // The failed lease was another model's: do not wait for its end.
             drop(failed);
@@ -455,7 +455,7 @@ impl Attempts<'_> {
                 return Ok(lease);
             }
             drop(lease);
-            sleep(patience / ASKS).await;
+            sleep(patience / LEASE_RETRIES).await;
         }
     }
 
@@ -474,9 +474,9 @@ impl Attempts<'_> {
             lease.note_asked(message.sent(), message.streams());
             match conn.send(sending).await {
                 Ok(response) => return Ok((response, conn, pool)),
-                Err(SendError::Sent(error)) => return Err(Failed::sent(&error)),
-                Err(SendError::Begun(error)) => return Err(Failed::begun(&error)),
-                Err(SendError::Unsent(unsent)) => request = Some(*unsent),
+                Err(UpstreamSendError::Sent(error)) => return Err(Failed::sent(&error)),
+                Err(UpstreamSendError::Begun(error)) => return Err(Failed::begun(&error)),
+                Err(UpstreamSendError::Unsent(unsent)) => request = Some(*unsent),
             }
         }
         let mut conn = match connect(&**lease, &pool).await {
@@ -493,9 +493,9 @@ impl Attempts<'_> {
         lease.note_asked(message.sent(), message.streams());
         match conn.send(request).await {
             Ok(response) => Ok((response, conn, pool)),
-            Err(SendError::Sent(error)) => Err(Failed::sent(&error)),
-            Err(SendError::Begun(error)) => Err(Failed::begun(&error)),
-            Err(SendError::Unsent(request)) => {
+            Err(UpstreamSendError::Sent(error)) => Err(Failed::sent(&error)),
+            Err(UpstreamSendError::Begun(error)) => Err(Failed::begun(&error)),
+            Err(UpstreamSendError::Unsent(request)) => {
                 message.put_back(*request);
                 Err(Failed::Unsent)
             }
@@ -515,8 +515,8 @@ impl Attempts<'_> {
             // Cannot happen: address and key were checked at configuration, and the path was parsed.
             tracing::error!(%error, "a request cannot be addressed");
         }
-        end_connection_behind(&mut request, lease.facts());
-        request.body_mut().stop_at(|| Checkpoint::new(lease, upstream.tasks.clone()));
+        close_after_unread_body(&mut request, lease.facts());
+        request.body_mut().set_checkpoint(|| Checkpoint::new(lease, upstream.tasks.clone()));
         request
     }
 }

@@ -159,7 +159,7 @@ impl dyn BackendLease {
     }
 
     /// Returns the error for a request whose lease was revoked and that is not sent again.
-    pub(crate) fn taken_away(&self, model: &ModelName) -> Refusal {
+    pub(crate) fn revoked_refusal(&self, model: &ModelName) -> Refusal {
         let model = model.clone();
         if self.was_stopped() { Refusal::Revoked { model } } else { Refusal::Died { model } }
     }

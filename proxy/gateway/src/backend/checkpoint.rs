@@ -15,7 +15,7 @@ use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_supervisor::Alone;
 
 use crate::backend::backends::{BackendLease, BoxFuture};
-use crate::refusal::BodyFault;
+use crate::refusal::BodyError;
 
 pub(crate) struct Checkpoint {
     /// Weak: a body must not keep a lease longer than its exchange does.
@@ -34,12 +34,12 @@ impl Checkpoint {
         &mut self,
         print: Fingerprint,
         context: &mut Context<'_>,
-    ) -> Poll<Result<(), BodyFault>> {
+    ) -> Poll<Result<(), BodyError>> {
         if self.waiting.is_none() {
-            let Some(lease) = self.lease.upgrade() else { return Poll::Ready(Err(BodyFault::Stopped)) };
+            let Some(lease) = self.lease.upgrade() else { return Poll::Ready(Err(BodyError::Stopped)) };
             match lease.standing(print) {
                 Standing::Clear => return Poll::Ready(Ok(())),
-                Standing::Refused { .. } => return Poll::Ready(Err(BodyFault::Quarantined)),
+                Standing::Refused { .. } => return Poll::Ready(Err(BodyError::Quarantined)),
                 Standing::Suspect => self.waiting = Some(lease.alone(print)),
             }
         }
@@ -54,8 +54,8 @@ impl Checkpoint {
                 Ok(())
             }
             Alone::InCompany => Ok(()),
-            Alone::Refused(_) => Err(BodyFault::Quarantined),
-            Alone::Gone => Err(BodyFault::Stopped),
+            Alone::Refused(_) => Err(BodyError::Quarantined),
+            Alone::Gone => Err(BodyError::Stopped),
         })
     }
 }

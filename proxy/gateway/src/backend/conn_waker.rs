@@ -63,7 +63,7 @@ impl ConnWaker {
     }
 
     /// Marks the connection as driven, with no task to wake afterwards.
-    pub(crate) fn enter_alone(&self) {
+    pub(crate) fn start_driving_alone(&self) {
         let known = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(known);
         self.driven.store(true, Ordering::SeqCst);
@@ -131,7 +131,7 @@ mod tests {
         assert!(conn_waker.take());
         waker.wake_by_ref();
         assert_eq!(woken(), 1, "it is away");
-        conn_waker.enter_alone();
+        conn_waker.start_driving_alone();
         assert!(conn_waker.take() && !conn_waker.leave());
         waker.wake();
         assert_eq!((woken(), conn_waker.is_due()), (1, true), "nobody waits");

@@ -12,12 +12,12 @@ const TARGET_BYTES: usize = 8192;
 /// Bytes of a header line, including its end (`CPPHTTPLIB_HEADER_MAX_LENGTH`).
 const LINE_BYTES: usize = 8192;
 /// Header fields (`CPPHTTPLIB_HEADER_MAX_COUNT`).
-const FIELDS: usize = 100;
+const MAX_FIELDS: usize = 100;
 /// Fields added later, at most: the body length, `Connection`, the trace context, the key of an endpoint.
-const ADDED: usize = 4;
+const ADDED_FIELDS: usize = 4;
 
 /// Checks that llama-server accepts a request line with this target.
-pub(crate) fn fits_line(parts: &Parts) -> Result<(), Refusal> {
+pub(crate) fn check_request_line(parts: &Parts) -> Result<(), Refusal> {
     // A target that begins with its query gets a slash in front.
     let target = parts.uri.path_and_query().map_or(1, |target| {
         let text = target.as_str();
@@ -30,15 +30,15 @@ pub(crate) fn fits_line(parts: &Parts) -> Result<(), Refusal> {
 }
 
 /// Checks all lines of a head, as it will be sent to the backend.
-pub(crate) fn fits_lines(parts: &Parts) -> Result<(), Refusal> {
-    fits_line(parts)?;
+pub(crate) fn check_lines(parts: &Parts) -> Result<(), Refusal> {
+    check_request_line(parts)?;
     // `name: value` and the line end.
     let longest = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).max();
     if longest.is_some_and(|longest| longest > LINE_BYTES) {
         return Err(Refusal::LineTooLong { limit: LINE_BYTES });
     }
-    if parts.headers.len() + ADDED > FIELDS {
-        return Err(Refusal::TooManyFields { limit: FIELDS });
+    if parts.headers.len() + ADDED_FIELDS > MAX_FIELDS {
+        return Err(Refusal::TooManyFields { limit: MAX_FIELDS });
     }
     Ok(())
 }
@@ -60,13 +60,13 @@ mod tests {
     #[test]
     fn a_head_that_llama_server_cannot_read_is_refused_with_the_limit_that_it_passes() {
         let long = |length: usize| format!("/{}", "a".repeat(length - 1));
-        assert!(fits_lines(&parts(&long(8192), 1, 1)).is_ok());
-        let refused = |parts: &Parts| fits_lines(parts).unwrap_err();
+        assert!(check_lines(&parts(&long(8192), 1, 1)).is_ok());
+        let refused = |parts: &Parts| check_lines(parts).unwrap_err();
         assert!(matches!(refused(&parts(&long(8193), 1, 1)), Refusal::TargetTooLong { limit: 8192 }));
         // `x-0: ` and the line end.
-        assert!(fits_lines(&parts("/", 1, 8192 - 7)).is_ok());
+        assert!(check_lines(&parts("/", 1, 8192 - 7)).is_ok());
         assert!(matches!(refused(&parts("/", 1, 8192 - 6)), Refusal::LineTooLong { limit: 8192 }));
-        assert!(fits_lines(&parts("/", 96, 1)).is_ok());
+        assert!(check_lines(&parts("/", 96, 1)).is_ok());
         assert!(matches!(refused(&parts("/", 97, 1)), Refusal::TooManyFields { limit: 100 }));
     }
 }

@@ -9,7 +9,7 @@ use http::{Method, Request, Uri};
 
 use crate::backend::request_body::RequestBody;
 use crate::body::budget::Held;
-use crate::body::intake::Intake;
+use crate::body::intake::BodyIntake;
 use crate::body::sent::Sent;
 use crate::protocol::headers::CONVERSATION_ID;
 use crate::refusal::Refusal;
@@ -19,7 +19,7 @@ use crate::trace;
 /// A request to a backend.
 pub(crate) struct Message {
     head: Request<()>,
-    body: Outgoing,
+    body: OutgoingBody,
     /// The request asks for a stream.
     streams: bool,
     /// The answer is a generated stream: its head may show whether execution began.
@@ -30,7 +30,7 @@ pub(crate) struct Message {
 
 /// Properties that decide about sending a request again.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Repeating {
+pub(crate) struct RepeatPolicy {
     /// The request generates text, as a stream if its body asks for one.
     pub(crate) generates: bool,
     /// The request may be executed again if its server dies.
@@ -41,9 +41,9 @@ pub(crate) struct Repeating {
     pub(crate) most_bytes: usize,
 }
 
-enum Outgoing {
+enum OutgoingBody {
     /// May be sent again, even after it was received: each attempt sends a copy that shares the bytes.
-    Again(Box<Intake>),
+    Again(Box<BodyIntake>),
     /// Sent once, unless a connection hands it back unsent.
     Once(Option<RequestBody>, Arc<Sent>),
     /// A request of our own on behalf of a client's request, which is blamed for its effects.
@@ -51,7 +51,7 @@ enum Outgoing {
 }
 
 /// RFC 9110 section 9.2.1. The gateway answers the other safe methods itself.
-fn executes_nothing(method: &Method) -> bool {
+fn is_safe_method(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
 }
 
@@ -59,14 +59,14 @@ impl Message {
     /// Creates a request with its body, as far as that was read. Boxed, because it is moved often.
     pub(crate) fn new(
         parts: Box<Parts>,
-        intake: Box<Intake>,
-        repeating: Repeating,
+        intake: Box<BodyIntake>,
+        repeating: RepeatPolicy,
     ) -> Result<Box<Self>, Refusal> {
-        let Repeating { generates, repeats, remembers, most_bytes } = repeating;
+        let RepeatPolicy { generates, repeats, remembers, most_bytes } = repeating;
         let parts = *parts;
         let mut head = Request::new(());
         *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| Refusal::Host)?;
-        let is_safe = executes_nothing(&parts.method);
+        let is_safe = is_safe_method(&parts.method);
         // The meaning of a missing head is decided after a failure: each attempt may use another build.
         let streams = intake.is_stream();
         let generates_stream = generates && streams;
@@ -78,10 +78,10 @@ impl Message {
         }
         *head.method_mut() = parts.method;
         let body = if kept && intake.is_whole() && intake.len() <= most_bytes as u64 {
-            Outgoing::Again(intake)
+            OutgoingBody::Again(intake)
         } else {
             let sent = intake.sent.clone();
-            Outgoing::Once(Some(RequestBody::once(intake)), sent)
+            OutgoingBody::Once(Some(RequestBody::once(intake)), sent)
         };
         Ok(Box::new(Self { head, body, streams, generates_stream, repeats }))
     }
@@ -94,15 +94,15 @@ impl Message {
     /// Returns the request to send. A request that is sent only once is handed out by the first call.
     pub(super) fn request(&mut self) -> Request<RequestBody> {
         let (headers, body) = match &mut self.body {
-            Outgoing::Again(intake) => {
+            OutgoingBody::Again(intake) => {
                 let (pieces, sent) = intake.again();
                 (self.head.headers().clone(), RequestBody::again(pieces, sent))
             }
-            Outgoing::Beside(held, sent) => {
+            OutgoingBody::Beside(held, sent) => {
                 *sent = Arc::new(Sent::again(sent));
                 (self.head.headers().clone(), RequestBody::again(held.again(), sent.clone()))
             }
-            Outgoing::Once(body, sent) => {
+            OutgoingBody::Once(body, sent) => {
                 let body = body.take().unwrap_or_else(|| RequestBody::nothing(sent.clone()));
                 (std::mem::take(self.head.headers_mut()), body)
             }
@@ -116,7 +116,7 @@ impl Message {
 
     /// Takes back a request that was not sent.
     pub(super) fn put_back(&mut self, request: Request<RequestBody>) {
-        if let Outgoing::Once(kept, _) = &mut self.body {
+        if let OutgoingBody::Once(kept, _) = &mut self.body {
             let (parts, body) = request.into_parts();
             *self.head.headers_mut() = parts.headers;
             *kept = Some(body);
@@ -124,12 +124,12 @@ impl Message {
     }
 
     pub(super) fn is_safe(&self) -> bool {
-        executes_nothing(self.head.method())
+        is_safe_method(self.head.method())
     }
 
     /// Returns whether all of its body is held, to be sent again.
     pub(super) fn is_held(&self) -> bool {
-        matches!(self.body, Outgoing::Again(_))
+        matches!(self.body, OutgoingBody::Again(_))
     }
 
     /// Returns whether it may be executed again if its server dies.
@@ -149,16 +149,16 @@ impl Message {
 
     pub(crate) fn sent(&self) -> Arc<Sent> {
         match &self.body {
-            Outgoing::Again(intake) => intake.sent.clone(),
-            Outgoing::Once(_, sent) | Outgoing::Beside(_, sent) => sent.clone(),
+            OutgoingBody::Again(intake) => intake.sent.clone(),
+            OutgoingBody::Once(_, sent) | OutgoingBody::Beside(_, sent) => sent.clone(),
         }
     }
 
     /// Returns the whole JSON body, if it is held.
     pub(crate) fn json(&self) -> Option<Bytes> {
         match &self.body {
-            Outgoing::Again(intake) => intake.json(),
-            Outgoing::Once(..) | Outgoing::Beside(..) => None,
+            OutgoingBody::Again(intake) => intake.json(),
+            OutgoingBody::Once(..) | OutgoingBody::Beside(..) => None,
         }
     }
 
@@ -166,16 +166,16 @@ impl Message {
     /// bodies, and it has no images or audio.
     pub(crate) fn may_stay(&self) -> bool {
         match &self.body {
-            Outgoing::Again(intake) => intake.may_stay(),
-            Outgoing::Once(..) | Outgoing::Beside(..) => false,
+            OutgoingBody::Again(intake) => intake.may_stay(),
+            OutgoingBody::Once(..) | OutgoingBody::Beside(..) => false,
         }
     }
 
     /// Counts its images and recordings, before it is sent.
     pub(crate) fn media(&self) -> (u64, u64) {
         match &self.body {
-            Outgoing::Again(intake) => intake.media(),
-            Outgoing::Once(..) | Outgoing::Beside(..) => self.sent().media(),
+            OutgoingBody::Again(intake) => intake.media(),
+            OutgoingBody::Once(..) | OutgoingBody::Beside(..) => self.sent().media(),
         }
     }
 
@@ -183,7 +183,7 @@ impl Message {
     /// that long.
     pub(crate) fn remembered(&self) -> Option<Held> {
         match &self.body {
-            Outgoing::Again(intake) if intake.may_stay() => intake.remembered(),
+            OutgoingBody::Again(intake) if intake.may_stay() => intake.remembered(),
             _ => None,
         }
     }
@@ -191,7 +191,7 @@ impl Message {
     /// Builds another request with the head of this one, to `path` if given. `None` if no more bytes may be
     /// held now.
     pub(crate) fn beside(&self, path: Option<&'static str>, body: Bytes, streams: bool) -> Option<Self> {
-        let Outgoing::Again(intake) = &self.body else { return None };
+        let OutgoingBody::Again(intake) = &self.body else { return None };
         let mut head = Request::new(());
         *head.method_mut() = self.head.method().clone();
         *head.uri_mut() = path.map_or_else(|| self.head.uri().clone(), Uri::from_static);
@@ -199,7 +199,7 @@ impl Message {
         // llama-server records the events of the client's own request under this id.
         head.headers_mut().remove(CONVERSATION_ID);
         let sent = Arc::new(Sent::again(&intake.sent));
-        let body = Outgoing::Beside(intake.beside(body)?, sent);
+        let body = OutgoingBody::Beside(intake.beside(body)?, sent);
         Some(Self { head, body, streams, generates_stream: false, repeats: false })
     }
 }

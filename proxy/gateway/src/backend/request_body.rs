@@ -15,10 +15,10 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::backend::checkpoint::Checkpoint;
 use crate::body::fingerprint::parts;
-use crate::body::intake::{Intake, Passing};
+use crate::body::intake::{BodyIntake, PassingBody};
 use crate::body::request_stream::RequestStream;
 use crate::body::sent::Sent;
-use crate::refusal::BodyFault;
+use crate::refusal::BodyError;
 
 pub(crate) struct RequestBody {
     from: From,
@@ -32,7 +32,7 @@ enum From {
 }
 
 struct Live {
-    body: Passing,
+    body: PassingBody,
     /// Start of the wait for the client, and its time limit.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
     checkpoint: Option<Checkpoint>,
@@ -51,14 +51,14 @@ impl RequestBody {
     }
 
     /// Creates a body from the pieces that are here, then the rest as it arrives.
-    pub(crate) fn once(intake: Box<Intake>) -> Self {
+    pub(crate) fn once(intake: Box<BodyIntake>) -> Self {
         let sent = intake.sent.clone();
         let live = |body| Box::new(Live { body, waiting: None, checkpoint: None, last: None });
         Self::new(intake.pass().map_or(From::Nothing, |body| From::Live(live(body))), sent)
     }
 
     /// Sets a checkpoint for the end of the body, if that is still to come.
-    pub(crate) fn stop_at(&mut self, checkpoint: impl FnOnce() -> Checkpoint) {
+    pub(crate) fn set_checkpoint(&mut self, checkpoint: impl FnOnce() -> Checkpoint) {
         if let From::Live(live) = &mut self.from
             && live.body.rest.is_some()
         {
@@ -99,12 +99,12 @@ impl RequestBody {
 
 impl Body for RequestBody {
     type Data = Bytes;
-    type Error = BodyFault;
+    type Error = BodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyFault>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
         let item = match &mut this.from {
             From::Nothing => None,
@@ -167,7 +167,7 @@ impl Live {
         &mut self,
         context: &mut Context<'_>,
         sent: &Sent,
-    ) -> Poll<Option<Result<Bytes, BodyFault>>> {
+    ) -> Poll<Option<Result<Bytes, BodyError>>> {
         if self.last.is_some() {
             return self.poll_last(context, sent);
         }
@@ -180,7 +180,7 @@ impl Live {
                     let start = || (Instant::now(), Box::pin(sleep(left)));
                     let (_, until) = self.waiting.get_or_insert_with(start);
                     ready!(until.as_mut().poll(context));
-                    return Poll::Ready(Some(Err(BodyFault::TooSlow)));
+                    return Poll::Ready(Some(Err(BodyError::TooSlow)));
                 }
             };
             let waited = self.waiting.take().map_or(Duration::ZERO, |(since, _)| since.elapsed());
@@ -200,7 +200,7 @@ impl Live {
             self.body.limits.rate.came(waited, piece.len());
             let total = sent.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed) + piece.len() as u64;
             if total > self.body.limits.bytes {
-                return Poll::Ready(Some(Err(BodyFault::TooLarge)));
+                return Poll::Ready(Some(Err(BodyError::TooLarge)));
             }
             for part in parts(&piece) {
                 if let Some(scanner) = &mut self.body.scanner {
@@ -210,7 +210,7 @@ impl Live {
             }
             if let Some(scanner) = &self.body.scanner {
                 if self.body.one_model && scanner.models() > 1 {
-                    return Poll::Ready(Some(Err(BodyFault::TwoModels)));
+                    return Poll::Ready(Some(Err(BodyError::TwoModels)));
                 }
                 sent.note_media(scanner.images(), scanner.audio());
             }
@@ -228,7 +228,7 @@ impl Live {
         &mut self,
         context: &mut Context<'_>,
         sent: &Sent,
-    ) -> Poll<Option<Result<Bytes, BodyFault>>> {
+    ) -> Poll<Option<Result<Bytes, BodyError>>> {
         let print = self.body.printer.finish();
         if sent.bytes.load(Ordering::Relaxed) > 0 {
             sent.seal(print);

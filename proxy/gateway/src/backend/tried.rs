@@ -11,11 +11,11 @@ use http::Response;
 use hyper::body::{Body as _, Incoming};
 use tokio::time::{Instant, timeout_at};
 
-use crate::backend::attempts::{Attempts, Backend, Failed, Relayed};
+use crate::backend::attempts::{Attempts, Backend, Failed, RelayedAnswer};
 use crate::backend::backends::BackendLease;
 use crate::backend::message::Message;
 use crate::protocol::{headers, wire};
-use crate::refusal::{BodyFault, Refusal};
+use crate::refusal::{BodyError, Refusal};
 
 impl Attempts<'_> {
     /// Makes one attempt by a canary. Without a sound answer, returns a lease of the model's own build.
@@ -41,17 +41,27 @@ impl Attempts<'_> {
             Some(Ok(Ok((response, conn, pool)))) => {
                 let (sent, begins_by) = (message.sent(), Some(until));
                 let backend = Box::new(Backend { lease, revoked, conn, pool, sent, deadline, begins_by });
-                match sound(response, backend, upstream.config.upstream.continue_bytes.in_memory(), until)
-                    .await
+                match check_canary_answer(
+                    response,
+                    backend,
+                    upstream.config.upstream.continue_bytes.in_memory(),
+                    until,
+                )
+                .await
                 {
                     Ok((response, ahead, backend)) => {
                         let kept = message.streams() && self.may_repeat(&message);
                         let kept = kept.then_some(message);
-                        return Ok(Canary::Answers(Box::new(Relayed { response, ahead, backend, kept })));
+                        return Ok(Canary::Answers(Box::new(RelayedAnswer {
+                            response,
+                            ahead,
+                            backend,
+                            kept,
+                        })));
                     }
                     Err((backend, why)) => {
                         let Backend { lease, sent, .. } = *backend;
-                        if let Some(print) = sent.whole_print().filter(|_| why == BROKE) {
+                        if let Some(print) = sent.sent_fingerprint().filter(|_| why == CANARY_BROKE) {
                             lease.broke(print);
                             lease.doubt();
                         }
@@ -61,29 +71,29 @@ impl Attempts<'_> {
                 }
             }
             None => {
-                if let Some(print) = message.sent().whole_print() {
+                if let Some(print) = message.sent().sent_fingerprint() {
                     lease.lost(print);
                 }
-                if lease.was_stopped() { STOPPED } else { BROKE }
+                if lease.was_stopped() { STOPPED } else { CANARY_BROKE }
             }
             Some(Err(_)) => "it did not answer in time",
             Some(Ok(Err(failed))) => {
                 let sent = message.sent();
                 // A body that the client did not send completely, or may not send, is no fault of the canary.
                 match (sent.fault(), sent.print()) {
-                    (Some(BodyFault::Quarantined), Some(print)) => {
+                    (Some(BodyError::Quarantined), Some(print)) => {
                         return Err(upstream.quarantined(model, print, false));
                     }
                     (Some(fault), _) => return Err(limits.refusal(fault)),
                     (None, _) => {}
                 }
-                if let Some(print) = sent.whole_print().filter(|_| failed.was_sent()) {
+                if let Some(print) = sent.sent_fingerprint().filter(|_| failed.was_sent()) {
                     lease.broke(print);
                 }
                 if failed != Failed::Starved {
                     lease.doubt();
                 }
-                if failed == Failed::Garbled { GARBLED } else { BROKE }
+                if failed == Failed::Garbled { ANSWER_GARBLED } else { CANARY_BROKE }
             }
         };
         drop(revoked);
@@ -108,7 +118,7 @@ impl Attempts<'_> {
         self.record.retries += 1;
         match &mut self.record.tried {
             // Neither a deliberate stop nor a large answer is the canary's fault.
-            tried if why == STOPPED || why == LARGE => *tried = None,
+            tried if why == STOPPED || why == ANSWER_TOO_LARGE => *tried = None,
             Some(tried) => tried.left = Some(why),
             None => {}
         }
@@ -117,22 +127,22 @@ impl Attempts<'_> {
 
 /// Result of a request that was sent to a canary.
 pub(super) enum Canary {
-    Answers(Box<Relayed>),
+    Answers(Box<RelayedAnswer>),
     /// The canary failed: a lease of the model's own build, and the request.
     Left(Arc<dyn BackendLease>, Box<Message>),
 }
 
 /// Reasons why a canary was abandoned.
-pub(super) const BROKE: &str = "its process ended, or its connection broke";
+pub(super) const CANARY_BROKE: &str = "its process ended, or its connection broke";
 pub(super) const STOPPED: &str = "it was stopped";
 /// An answer larger than the limit could not be replaced once it has begun; no fault of the canary.
-const LARGE: &str = "its answer is larger than is held";
-const GARBLED: &str = "what it answered cannot be read";
+const ANSWER_TOO_LARGE: &str = "its answer is larger than is held";
+const ANSWER_GARBLED: &str = "what it answered cannot be read";
 
 /// Checks whether a canary's answer can be passed on. A non-streaming answer is read before its head
 /// passes, up to `most` bytes, because it could not be replaced afterwards.
 /// could be mended behind that.
-async fn sound(
+async fn check_canary_answer(
     mut response: Response<Incoming>,
     mut backend: Box<Backend>,
     most: usize,
@@ -143,7 +153,7 @@ async fn sound(
         return Err((backend, "it answered with an error"));
     }
     if wire::check_answer(response.status(), response.headers()).is_err() {
-        return Err((backend, GARBLED));
+        return Err((backend, ANSWER_GARBLED));
     }
     let mut ahead = VecDeque::new();
     if headers::is_events(response.headers()) {
@@ -157,7 +167,7 @@ async fn sound(
             biased;
             piece = timeout_at(until, next) => piece,
             () = &mut backend.revoked => {
-                let why = if backend.lease.was_stopped() { STOPPED } else { BROKE };
+                let why = if backend.lease.was_stopped() { STOPPED } else { CANARY_BROKE };
                 return Err((backend, why));
             }
         };
@@ -168,12 +178,12 @@ async fn sound(
                 read += piece.len();
                 ahead.push_back(piece);
             }
-            Ok(Some(Err(_))) => return Err((backend, BROKE)),
+            Ok(Some(Err(_))) => return Err((backend, CANARY_BROKE)),
             Err(_) => return Err((backend, "it did not answer in time")),
         }
     }
     if read > most {
-        return Err((backend, LARGE));
+        return Err((backend, ANSWER_TOO_LARGE));
     }
     Ok((response, ahead, backend))
 }

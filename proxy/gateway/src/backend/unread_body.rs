@@ -3,7 +3,7 @@
 //!
 //! | request | action |
 //! |---|---|
-//! | `GET`, `HEAD`, `OPTIONS` | sent without its body, which llama-server does not need |
+//! | `GET`, `HEAD`, `AMX_CMAKE_OPTIONS` | sent without its body, which llama-server does not need |
 //! | any other with a body, to a build known to discard unread bodies | sent as it is |
 //! | the same to any other build | sent with `Connection: close`, so that nothing is read after it |
 //!
@@ -16,24 +16,24 @@ use http_body::Body;
 use warden_policies::ServerFacts;
 
 /// Returns whether a request of this method is sent without its body.
-pub(crate) fn goes_without_body(method: &Method) -> bool {
+pub(crate) fn is_sent_without_body(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
 /// Makes a request the last one of its connection, if its backend may read an unread body as another request.
-pub(crate) fn end_connection_behind<B: Body>(request: &mut Request<B>, facts: ServerFacts) {
+pub(crate) fn close_after_unread_body<B: Body>(request: &mut Request<B>, facts: ServerFacts) {
     if facts.may_read_body_as_request() && !request.body().is_end_stream() {
-        request.headers_mut().insert(CONNECTION, CLOSE);
+        request.headers_mut().insert(CONNECTION, CONNECTION_CLOSE);
     }
 }
 
 /// Returns whether a request with these fields is the last one of its connection.
 pub(crate) fn ends_connection(headers: &HeaderMap) -> bool {
-    headers.get(CONNECTION).is_some_and(|value| *value == CLOSE)
+    headers.get(CONNECTION).is_some_and(|value| *value == CONNECTION_CLOSE)
 }
 
 /// cpp-httplib recognises the value in this spelling only.
-const CLOSE: HeaderValue = HeaderValue::from_static("close");
+const CONNECTION_CLOSE: HeaderValue = HeaderValue::from_static("close");
 
 #[cfg(test)]
 mod tests {
@@ -44,13 +44,13 @@ mod tests {
     fn only_a_build_that_is_known_to_discard_bodies_keeps_the_connection_of_one() {
         let ends = |discards_bodies, body: &'static str| {
             let mut request = Request::new(Full::new(bytes::Bytes::from_static(body.as_bytes())));
-            end_connection_behind(&mut request, ServerFacts { discards_bodies, ..ServerFacts::default() });
+            close_after_unread_body(&mut request, ServerFacts { discards_bodies, ..ServerFacts::default() });
             ends_connection(request.headers())
         };
         assert!(ends(None, "x") && ends(Some(false), "x") && !ends(Some(true), "x"));
         assert!(!ends(None, "") && !ends(Some(false), ""), "nothing is left where there is nothing");
         let mut request = Request::new(Empty::<bytes::Bytes>::new());
-        end_connection_behind(&mut request, ServerFacts::default());
+        close_after_unread_body(&mut request, ServerFacts::default());
         assert!(!ends_connection(request.headers()));
     }
 }

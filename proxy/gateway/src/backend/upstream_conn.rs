@@ -39,17 +39,17 @@ use crate::backend::unread_body::ends_connection;
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 
 /// Largest size up to which available frames of an answer are joined.
-const JOINED: usize = 64 * 1024;
+const JOINED_FRAME_BYTES: usize = 64 * 1024;
 
 /// Frames of at least this size are passed as they are: copying costs more than another hand-over.
-const LARGE: usize = 8 * 1024;
+const LARGE_FRAME_BYTES: usize = 8 * 1024;
 
 /// Number of times per turn that a connection is driven which keeps being due without an answer. Then other
 /// tasks get their turn.
-const LOOKS: usize = 3;
+const DRIVES_PER_TURN: usize = 3;
 
 /// Reasons why an answer is incomplete.
-pub(crate) enum Partial {
+pub(crate) enum IncompleteAnswer {
     /// The connection broke.
     Broken,
     /// The answer has more bytes than the limit.
@@ -76,7 +76,7 @@ impl std::fmt::Debug for UpstreamConn {
 }
 
 /// Reasons why a request has no answer.
-pub(crate) enum SendError {
+pub(crate) enum UpstreamSendError {
     /// The request was handed back: no byte of it was sent.
     Unsent(Box<Request<RequestBody>>),
     /// The backend may have received the request, and sent no byte of an answer.
@@ -88,7 +88,7 @@ pub(crate) enum SendError {
 impl UpstreamConn {
     /// Connects. `head`: largest response head, in bytes.
     pub(crate) async fn connect(address: &Address, head: usize) -> io::Result<Self> {
-        let stream = open(address).await?;
+        let stream = open_stream(address).await?;
         let conn_waker = ConnWaker::new();
         let socket = Socket { stream, conn_waker: conn_waker.clone() };
         let (sender, connection) = Builder::new()
@@ -106,14 +106,14 @@ impl UpstreamConn {
     pub(crate) async fn send(
         &mut self,
         request: Request<RequestBody>,
-    ) -> Result<Response<Incoming>, SendError> {
+    ) -> Result<Response<Incoming>, UpstreamSendError> {
         self.is_closing |= ends_connection(request.headers());
         self.conn_waker.listen();
         let mut answer = pin!(self.sender.try_send_request(request));
         let result = std::future::poll_fn(|context| {
             self.conn_waker.enter(context.waker());
             let mut result = Poll::Pending;
-            for _ in 0..LOOKS {
+            for _ in 0..DRIVES_PER_TURN {
                 let moved = self.drive();
                 // Only the connection answers. The waker is for the runtime, which may make us yield.
                 result = answer.as_mut().poll(&mut Context::from_waker(&self.waker));
@@ -127,9 +127,9 @@ impl UpstreamConn {
             result
         });
         result.await.map_err(|mut error| match error.take_message() {
-            Some(request) => SendError::Unsent(Box::new(request)),
-            None if self.conn_waker.has_heard() => SendError::Begun(error.into_error()),
-            None => SendError::Sent(error.into_error()),
+            Some(request) => UpstreamSendError::Unsent(Box::new(request)),
+            None if self.conn_waker.has_heard() => UpstreamSendError::Begun(error.into_error()),
+            None => UpstreamSendError::Sent(error.into_error()),
         })
     }
 
@@ -154,12 +154,16 @@ impl UpstreamConn {
     }
 
     /// Reads the whole body of an answer, up to `limit` bytes.
-    pub(crate) async fn all(&mut self, mut body: Incoming, limit: usize) -> Result<Vec<u8>, Partial> {
+    pub(crate) async fn all(
+        &mut self,
+        mut body: Incoming,
+        limit: usize,
+    ) -> Result<Vec<u8>, IncompleteAnswer> {
         let mut all = Vec::new();
         while let Some(piece) = std::future::poll_fn(|context| self.poll_piece(&mut body, context)).await {
-            let piece = piece.map_err(|_| Partial::Broken)?;
+            let piece = piece.map_err(|_| IncompleteAnswer::Broken)?;
             if all.len() + piece.len() > limit {
-                return Err(Partial::TooLong);
+                return Err(IncompleteAnswer::TooLong);
             }
             all.extend_from_slice(&piece);
         }
@@ -177,23 +181,23 @@ impl UpstreamConn {
                 Poll::Ready(Some(Ok(piece))) => {
                     match first.take() {
                         None if !joined.is_empty() => joined.extend_from_slice(&piece),
-                        None if piece.len() >= LARGE || body.is_end_stream() => {
+                        None if piece.len() >= LARGE_FRAME_BYTES || body.is_end_stream() => {
                             return Poll::Ready(Some(Ok(piece)));
                         }
                         None => first = Some(piece),
                         Some(first) => {
-                            joined.reserve((first.len() + piece.len()).max(LARGE / 2));
+                            joined.reserve((first.len() + piece.len()).max(LARGE_FRAME_BYTES / 2));
                             joined.extend_from_slice(&first);
                             joined.extend_from_slice(&piece);
                         }
                     }
-                    if joined.len() >= JOINED || body.is_end_stream() {
+                    if joined.len() >= JOINED_FRAME_BYTES || body.is_end_stream() {
                         break;
                     }
                 }
                 Poll::Pending => {
                     looks += 1;
-                    if looks >= LOOKS || !self.conn_waker.is_due() {
+                    if looks >= DRIVES_PER_TURN || !self.conn_waker.is_due() {
                         break;
                     }
                 }
@@ -233,8 +237,8 @@ impl UpstreamConn {
     /// Returns whether it can take another request: its last answer was read to its end, and it is open as
     /// far as known. No task is woken for it from now on.
     pub(crate) fn settle(&mut self) -> bool {
-        self.conn_waker.enter_alone();
-        for _ in 0..LOOKS {
+        self.conn_waker.start_driving_alone();
+        for _ in 0..DRIVES_PER_TURN {
             if !self.drive() {
                 break;
             }
@@ -272,7 +276,7 @@ fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<Option<Resu
 
 /// Connects. A Unix socket with a full backlog (llama-server's has 128 places) reports that at once instead
 /// of letting the caller wait; that is retried and is no refusal.
-async fn open(address: &Address) -> io::Result<Stream> {
+async fn open_stream(address: &Address) -> io::Result<UpstreamStream> {
     match address {
         Address::Process(Endpoint::Unix(path)) => loop {
             match UnixStream::connect(path).await {
@@ -281,7 +285,7 @@ async fn open(address: &Address) -> io::Result<Stream> {
                     let stream = done?;
                     let peer = stream.peer_cred().ok().map(|peer| peer.uid());
                     if private_dir::may_answer(path, peer) {
-                        return Ok(Stream::Unix(stream));
+                        return Ok(UpstreamStream::Unix(stream));
                     }
                     let why = "another user answers on the socket of this process; nothing was sent";
                     tracing::error!(socket = %path.display(), ?peer, "{why}");
@@ -293,14 +297,14 @@ async fn open(address: &Address) -> io::Result<Stream> {
             let stream = TcpStream::connect(address).await?;
             // With Nagle's algorithm, an answer to a small request waits 40 ms for an acknowledgement.
             stream.set_nodelay(true)?;
-            Ok(Stream::Tcp(stream))
+            Ok(UpstreamStream::Tcp(stream))
         }
         // Rare and large, so boxed: it would enlarge every request's future.
-        Address::Remote(origin) => Box::pin(origin.connect()).await.map(Stream::Remote),
+        Address::Remote(origin) => Box::pin(origin.connect()).await.map(UpstreamStream::Remote),
     }
 }
 
-enum Stream {
+enum UpstreamStream {
     Unix(UnixStream),
     Tcp(TcpStream),
     Remote(Wire),
@@ -308,7 +312,7 @@ enum Stream {
 
 /// A socket that records received bytes in the waker.
 struct Socket {
-    stream: Stream,
+    stream: UpstreamStream,
     conn_waker: Arc<ConnWaker>,
 }
 
@@ -316,9 +320,9 @@ struct Socket {
 macro_rules! either {
     ($socket:expr, $stream:ident => $call:expr) => {
         match &mut $socket.get_mut().stream {
-            Stream::Unix($stream) => $call,
-            Stream::Tcp($stream) => $call,
-            Stream::Remote($stream) => $call,
+            UpstreamStream::Unix($stream) => $call,
+            UpstreamStream::Tcp($stream) => $call,
+            UpstreamStream::Remote($stream) => $call,
         }
     };
 }

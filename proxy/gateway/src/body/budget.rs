@@ -17,14 +17,14 @@ use crate::observe::Gauges;
 
 /// Overhead of a held piece: its handle and a share of the buffer it is cut from. Without it, a body in
 /// pieces of one byte would take many times its budget.
-const PER_PIECE: usize = 64;
+const PIECE_OVERHEAD: usize = 64;
 
 /// Largest ratio between the bytes one client holds and the bytes left.
-const TIMES_LEFT: usize = 2;
+const MAX_SHARE_RATIO: usize = 2;
 
 /// Returns the most bytes of a budget of `all` that one client can hold, if no other client holds any.
 pub fn most_of_one_client(all: u64) -> u64 {
-    let times = TIMES_LEFT as u64;
+    let times = MAX_SHARE_RATIO as u64;
     all / (times + 1) * times
 }
 
@@ -60,7 +60,7 @@ impl Budget {
     }
 
     fn take(&self, bytes: usize) -> bool {
-        self.take_below(self.limit, TIMES_LEFT, bytes)
+        self.take_below(self.limit, MAX_SHARE_RATIO, bytes)
     }
 
     /// Reserves bytes if the total then is at most `limit`, and this client's share at most `times` the rest.
@@ -134,18 +134,18 @@ impl Held {
 
     /// Holds a piece; returns it as an error if the budget is used up.
     pub(crate) fn push(&mut self, piece: Bytes) -> Result<(), Bytes> {
-        self.push_below(self.budget.limit, TIMES_LEFT, piece)
+        self.push_below(self.budget.limit, MAX_SHARE_RATIO, piece)
     }
 
     /// Holds a piece that could as well stay in the socket. Returns it as an error if half of the budget is
     /// used up, or if the client would hold more than is left. The rest is reserved for requests that
     /// cannot proceed without it.
     pub(crate) fn push_ahead(&mut self, piece: Bytes) -> Result<(), Bytes> {
-        self.push_below(self.budget.limit / 2, TIMES_LEFT / 2, piece)
+        self.push_below(self.budget.limit / 2, MAX_SHARE_RATIO / 2, piece)
     }
 
     fn push_below(&mut self, limit: usize, times: usize, piece: Bytes) -> Result<(), Bytes> {
-        let cost = piece.len() + PER_PIECE;
+        let cost = piece.len() + PIECE_OVERHEAD;
         if !self.budget.take_below(limit, times, cost) {
             return Err(piece);
         }
@@ -164,7 +164,7 @@ impl Held {
     pub(crate) fn pop(&mut self) -> Option<Bytes> {
         let piece = self.pieces.pop_front()?;
         self.bytes -= piece.len() as u64;
-        let back = (piece.len() + PER_PIECE).min(self.reserved);
+        let back = (piece.len() + PIECE_OVERHEAD).min(self.reserved);
         self.reserved -= back;
         self.budget.give(back);
         Some(piece)
@@ -177,7 +177,7 @@ impl Held {
     /// Changes the bytes in place. Returns false and changes nothing if the budget has no room for the
     /// added bytes.
     pub(crate) fn edit(&mut self, edits: Vec<Edit>) -> bool {
-        let added: usize = edits.iter().map(|edit| edit.text.len() + 2 * PER_PIECE).sum();
+        let added: usize = edits.iter().map(|edit| edit.text.len() + 2 * PIECE_OVERHEAD).sum();
         if !self.budget.take(added) {
             return false;
         }
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!((one.len(), two.len()), (100, 100));
         assert_eq!(one.pop().unwrap().len(), 100);
         assert!(one.pop().is_none());
-        assert_eq!(gauges.held_bytes.load(Ordering::Relaxed), 50 + PER_PIECE);
+        assert_eq!(gauges.held_bytes.load(Ordering::Relaxed), 50 + PIECE_OVERHEAD);
         while two.pop().is_some() {}
         drop(one);
         assert_eq!(gauges.held_bytes.load(Ordering::Relaxed), 0);

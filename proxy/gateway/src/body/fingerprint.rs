@@ -18,28 +18,28 @@ use twox_hash::xxhash3_128::{DEFAULT_SECRET_LENGTH, RawHasher, SecretBuffer};
 use warden_policies::quarantine::Fingerprint;
 
 /// Bytes of a body that `HighwayHash` reads itself.
-const SHORT: usize = 64 * 1024;
+const DIRECT_BYTES: usize = 64 * 1024;
 
-type Secret = [u8; DEFAULT_SECRET_LENGTH];
+type XxhSecret = [u8; DEFAULT_SECRET_LENGTH];
 
-type Xxh3 = RawHasher<Secret>;
+type XxhHasher = RawHasher<XxhSecret>;
 
 /// Bytes that XXH3 reads before those of a body: it hashes fewer than 241 bytes without its secret.
-type Lead = [u8; 256];
+type XxhLead = [u8; 256];
 
 #[derive(Clone)]
-pub(crate) struct PrintKey {
+pub(crate) struct FingerprintKey {
     key: [u64; 4],
     /// XXH3 after its lead. Always `Some`: it may refuse the length of its secret, which is a constant.
-    xxh3: Option<Arc<Xxh3>>,
+    xxh3: Option<Arc<XxhHasher>>,
 }
 
-impl PrintKey {
+impl FingerprintKey {
     pub(crate) fn new() -> Self {
         Self::of(rand::random(), rand::random(), &rand::random())
     }
 
-    fn of(key: [u64; 4], secret: Secret, lead: &Lead) -> Self {
+    fn of(key: [u64; 4], secret: XxhSecret, lead: &XxhLead) -> Self {
         let behind_its_lead = |secret| {
             let mut xxh3 = RawHasher::new(secret);
             xxh3.write(lead);
@@ -49,61 +49,61 @@ impl PrintKey {
     }
 
     /// Starts the fingerprint of a request.
-    pub(crate) fn begin(&self, method: &Method, path: &str) -> Printer {
+    pub(crate) fn begin(&self, method: &Method, path: &str) -> FingerprintHasher {
         let mut highway = HighwayHasher::new(Key(self.key));
         highway.append(method.as_str().as_bytes());
         highway.append(path.as_bytes());
         // Neither method nor path has a zero byte, so no path can be taken for the beginning of a body.
         highway.append(&[0]);
-        Printer { highway, read: 0, rest: self.xxh3.clone().map_or(Rest::Refused, Rest::None) }
+        FingerprintHasher { highway, read: 0, rest: self.xxh3.clone().map_or(Rest::Refused, Rest::None) }
     }
 }
 
 /// Bytes that stay in the CPU cache while they are read twice.
-const CACHED: usize = 16 * 1024;
+const CACHE_BYTES: usize = 16 * 1024;
 
 /// Cuts a piece into parts that the scanner and then the printer read: a whole piece may be larger than the
 /// cache.
 pub(crate) fn parts(piece: &[u8]) -> impl Iterator<Item = &[u8]> {
-    piece.chunks(CACHED)
+    piece.chunks(CACHE_BYTES)
 }
 
 /// An unfinished fingerprint.
-pub(crate) struct Printer {
+pub(crate) struct FingerprintHasher {
     highway: HighwayHasher,
-    /// Bytes of the body that `highway` has read: at most `SHORT`, unless it reads all of them.
+    /// Bytes of the body that `highway` has read: at most `DIRECT_BYTES`, unless it reads all of them.
     read: usize,
     rest: Rest,
 }
 
-/// Hash of the bytes after the first `SHORT`.
+/// Hash of the bytes after the first `DIRECT_BYTES`.
 enum Rest {
     /// No such bytes so far.
-    None(Arc<Xxh3>),
+    None(Arc<XxhHasher>),
     /// XXH3. Boxed, because few bodies are that long.
-    Long(Box<Xxh3>),
+    Long(Box<XxhHasher>),
     /// XXH3 is unavailable: `HighwayHash` reads everything.
     Refused,
 }
 
-impl fmt::Debug for Printer {
+impl fmt::Debug for FingerprintHasher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The state would reveal the key.
         f.debug_struct("Printer").finish_non_exhaustive()
     }
 }
 
-impl Printer {
+impl FingerprintHasher {
     /// Adds the next piece of the body.
     pub(crate) fn add(&mut self, piece: &[u8]) {
-        let (first, behind) = piece.split_at(piece.len().min(SHORT.saturating_sub(self.read)));
+        let (first, behind) = piece.split_at(piece.len().min(DIRECT_BYTES.saturating_sub(self.read)));
         self.highway.append(first);
         self.read += first.len();
         if behind.is_empty() {
             return;
         }
         if let Rest::None(xxh3) = &self.rest {
-            self.rest = Rest::Long(Box::new(Xxh3::clone(xxh3)));
+            self.rest = Rest::Long(Box::new(XxhHasher::clone(xxh3)));
         }
         match &mut self.rest {
             Rest::Long(xxh3) => xxh3.write(behind),
@@ -127,13 +127,13 @@ impl Printer {
 mod tests {
     use super::*;
 
-    const SECRET: Secret = [7; DEFAULT_SECRET_LENGTH];
+    const SECRET: XxhSecret = [7; DEFAULT_SECRET_LENGTH];
 
-    fn key() -> PrintKey {
-        PrintKey::of([1, 2, 3, 4], SECRET, &[9; 256])
+    fn key() -> FingerprintKey {
+        FingerprintKey::of([1, 2, 3, 4], SECRET, &[9; 256])
     }
 
-    fn of(key: &PrintKey, method: &Method, path: &str, pieces: &[&[u8]]) -> Fingerprint {
+    fn of(key: &FingerprintKey, method: &Method, path: &str, pieces: &[&[u8]]) -> Fingerprint {
         let mut printer = key.begin(method, path);
         for piece in pieces {
             printer.add(piece);
@@ -154,7 +154,7 @@ mod tests {
         assert_ne!(post("/v1/completions", &[body]), whole);
         assert_ne!(post("/a", &[b"b"]), post("/ab", &[b""]));
         assert_ne!(of(&key, &Method::PUT, "/a", &[b"b"]), post("/a", &[b"b"]));
-        let other = PrintKey::of([1, 2, 3, 5], SECRET, &[9; 256]);
+        let other = FingerprintKey::of([1, 2, 3, 5], SECRET, &[9; 256]);
         assert_ne!(of(&other, &Method::POST, "/a", &[b"b"]), post("/a", &[b"b"]), "another key");
     }
 
@@ -163,27 +163,29 @@ mod tests {
         let key = key();
         assert!(key.xxh3.is_some(), "what lies behind the first bytes is read by XXH3");
         let post = |pieces: &[&[u8]]| of(&key, &Method::POST, "/", pieces);
-        let body: Vec<u8> = (0..=250).cycle().take(SHORT + 5000).collect();
+        let body: Vec<u8> = (0..=250).cycle().take(DIRECT_BYTES + 5000).collect();
         let whole = post(&[&body]);
-        for cut in [1, SHORT - 1, SHORT, SHORT + 1, SHORT + 240, SHORT + 4999] {
+        for cut in
+            [1, DIRECT_BYTES - 1, DIRECT_BYTES, DIRECT_BYTES + 1, DIRECT_BYTES + 240, DIRECT_BYTES + 4999]
+        {
             let (one, two) = body.split_at(cut);
             assert_eq!(post(&[one, two]), whole, "{cut}");
         }
-        for at in (0..body.len()).step_by(977).chain(SHORT - 2..SHORT + 300) {
+        for at in (0..body.len()).step_by(977).chain(DIRECT_BYTES - 2..DIRECT_BYTES + 300) {
             let mut other = body.clone();
             other[at] ^= 1;
             assert_ne!(post(&[&other]), whole, "{at}");
         }
-        for len in [SHORT - 1, SHORT, SHORT + 1, SHORT + 4999] {
+        for len in [DIRECT_BYTES - 1, DIRECT_BYTES, DIRECT_BYTES + 1, DIRECT_BYTES + 4999] {
             assert_ne!(post(&[&body[..len]]), whole, "{len}");
         }
-        let other = PrintKey::of([1, 2, 3, 4], [8; DEFAULT_SECRET_LENGTH], &[9; 256]);
+        let other = FingerprintKey::of([1, 2, 3, 4], [8; DEFAULT_SECRET_LENGTH], &[9; 256]);
         assert_ne!(of(&other, &Method::POST, "/", &[&body]), whole, "another secret");
     }
 
     #[test]
     fn two_keys_are_never_alike() {
-        let print = |key: PrintKey| of(&key, &Method::POST, "/", &[b"body"]);
-        assert_ne!(print(PrintKey::new()), print(PrintKey::new()));
+        let print = |key: FingerprintKey| of(&key, &Method::POST, "/", &[b"body"]);
+        assert_ne!(print(FingerprintKey::new()), print(FingerprintKey::new()));
     }
 }

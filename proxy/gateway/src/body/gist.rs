@@ -6,10 +6,10 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// Longest text that is kept: all words of the API are shorter.
-const WORD: usize = 32;
+const MAX_WORD_BYTES: usize = 32;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Gist {
+pub(crate) enum ValueGist {
     Null,
     Bool(bool),
     Number(f64),
@@ -20,12 +20,12 @@ pub(crate) enum Gist {
     },
     /// An object, with its members `type` and `format`.
     Object {
-        kind: Option<Box<Gist>>,
-        format: Option<Box<Gist>>,
+        kind: Option<Box<ValueGist>>,
+        format: Option<Box<ValueGist>>,
     },
 }
 
-impl Gist {
+impl ValueGist {
     /// Returns whether the value requests something: not `false`, null, zero or empty.
     pub(crate) fn is_on(&self) -> bool {
         match self {
@@ -62,45 +62,45 @@ impl Gist {
 struct Reader;
 
 impl<'de> Visitor<'de> for Reader {
-    type Value = Gist;
+    type Value = ValueGist;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("any value")
     }
 
-    fn visit_unit<E>(self) -> Result<Gist, E> {
-        Ok(Gist::Null)
+    fn visit_unit<E>(self) -> Result<ValueGist, E> {
+        Ok(ValueGist::Null)
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Gist, E> {
-        Ok(Gist::Bool(value))
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "only 0 and 1 are told apart from others")]
-    fn visit_u64<E>(self, value: u64) -> Result<Gist, E> {
-        Ok(Gist::Number(value as f64))
+    fn visit_bool<E>(self, value: bool) -> Result<ValueGist, E> {
+        Ok(ValueGist::Bool(value))
     }
 
     #[expect(clippy::cast_precision_loss, reason = "only 0 and 1 are told apart from others")]
-    fn visit_i64<E>(self, value: i64) -> Result<Gist, E> {
-        Ok(Gist::Number(value as f64))
+    fn visit_u64<E>(self, value: u64) -> Result<ValueGist, E> {
+        Ok(ValueGist::Number(value as f64))
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<Gist, E> {
-        Ok(Gist::Number(value))
+    #[expect(clippy::cast_precision_loss, reason = "only 0 and 1 are told apart from others")]
+    fn visit_i64<E>(self, value: i64) -> Result<ValueGist, E> {
+        Ok(ValueGist::Number(value as f64))
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Gist, E> {
-        Ok(Gist::Text((value.len() <= WORD).then(|| value.into())))
+    fn visit_f64<E>(self, value: f64) -> Result<ValueGist, E> {
+        Ok(ValueGist::Number(value))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Gist, A::Error> {
+    fn visit_str<E>(self, value: &str) -> Result<ValueGist, E> {
+        Ok(ValueGist::Text((value.len() <= MAX_WORD_BYTES).then(|| value.into())))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<ValueGist, A::Error> {
         let is_empty = items.next_element::<IgnoredAny>()?.is_none();
         while items.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Gist::List { is_empty })
+        Ok(ValueGist::List { is_empty })
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Gist, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<ValueGist, A::Error> {
         let (mut kind, mut format) = (None, None);
         while let Some(name) = members.next_key::<Word>()? {
             match name.0.as_deref() {
@@ -110,11 +110,11 @@ impl<'de> Visitor<'de> for Reader {
                 _ => drop(members.next_value::<IgnoredAny>()?),
             }
         }
-        Ok(Gist::Object { kind, format })
+        Ok(ValueGist::Object { kind, format })
     }
 }
 
-impl<'de> Deserialize<'de> for Gist {
+impl<'de> Deserialize<'de> for ValueGist {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_any(Reader)
     }
@@ -125,8 +125,8 @@ struct Word(Option<Box<str>>);
 
 impl<'de> Deserialize<'de> for Word {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        match Gist::deserialize(from)? {
-            Gist::Text(word) => Ok(Self(word)),
+        match ValueGist::deserialize(from)? {
+            ValueGist::Text(word) => Ok(Self(word)),
             _ => Ok(Self(None)),
         }
     }
@@ -225,7 +225,7 @@ impl<'de> Deserialize<'de> for Role {
 mod tests {
     use super::*;
 
-    fn gist(json: &str) -> Gist {
+    fn gist(json: &str) -> ValueGist {
         serde_json::from_str(json).unwrap()
     }
 
@@ -242,9 +242,12 @@ mod tests {
         let object =
             gist(r#"{"x":[{"type":1}],"type":"json_object","format":{"type":"text"},"t\u0079pe":"any"}"#);
         assert!(object.kind().is_some_and(|kind| kind.is_word("any")), "{object:?}");
-        assert!(object.format().and_then(Gist::kind).is_some_and(|kind| kind.is_word("text")), "{object:?}");
+        assert!(
+            object.format().and_then(ValueGist::kind).is_some_and(|kind| kind.is_word("text")),
+            "{object:?}"
+        );
         assert_eq!(gist("{}").kind(), None);
-        assert!(serde_json::from_str::<Gist>("[1,").is_err());
+        assert!(serde_json::from_str::<ValueGist>("[1,").is_err());
     }
 
     #[test]

@@ -27,49 +27,49 @@ use tokio::time::{Instant, timeout};
 use warden_policies::defaults::Server;
 
 use crate::body::budget::{Budget, Held};
-use crate::body::fingerprint::{Printer, parts};
-use crate::body::limits::Limits;
-use crate::body::multipart::Multipart;
+use crate::body::fingerprint::{FingerprintHasher, parts};
+use crate::body::limits::BodyLimits;
+use crate::body::multipart::MultipartScanner;
 use crate::body::request_copy::RequestCopy;
 use crate::body::request_stream::RequestStream;
-use crate::body::scan::{Model, Scanner};
+use crate::body::scan::{BodyScanner, Model};
 use crate::body::sent::Sent;
 use crate::body::splice::Edit;
 use crate::body::texts::Texts;
 use crate::config::GatewayConfig;
-use crate::refusal::{BodyFault, Refusal};
+use crate::refusal::{BodyError, Refusal};
 
 /// A body that is being read.
-pub(crate) struct Intake {
+pub(crate) struct BodyIntake {
     held: Held,
     rest: Option<RequestStream>,
     finder: Finder,
-    limits: Limits,
+    limits: BodyLimits,
     /// The backend must see no other model name than the inserted one.
     one_model: bool,
     pub(crate) sent: Arc<Sent>,
     /// Copy of the bytes still to come, if the request is recorded.
     copy: Option<RequestCopy>,
-    printer: Printer,
+    printer: FingerprintHasher,
 }
 
 /// A body that is sent once, as it passes: the held part, and the rest.
-pub(crate) struct Passing {
+pub(crate) struct PassingBody {
     pub(crate) held: Held,
     pub(crate) rest: Option<RequestStream>,
     /// Continues to count images and audio clips.
-    pub(crate) scanner: Option<Scanner>,
-    pub(crate) limits: Limits,
+    pub(crate) scanner: Option<BodyScanner>,
+    pub(crate) limits: BodyLimits,
     /// The model name was replaced, and the backend would use a later one.
     pub(crate) one_model: bool,
     /// Copy for the recorder; it already has the held pieces.
     pub(crate) copy: Option<RequestCopy>,
-    pub(crate) printer: Printer,
+    pub(crate) printer: FingerprintHasher,
 }
 
 enum Finder {
-    Json(Scanner),
-    Form(Multipart),
+    Json(BodyScanner),
+    Form(MultipartScanner),
 }
 
 /// Model name in the body.
@@ -84,7 +84,7 @@ pub(crate) enum Named {
     NotText,
 }
 
-impl Intake {
+impl BodyIntake {
     /// Starts with a request's body; fails if it declares more bytes than allowed. Reads nothing yet, so
     /// that a client which waits for `100 Continue` sends nothing before the limits were checked. Boxed,
     /// because it is moved often and each move would copy it.
@@ -92,18 +92,19 @@ impl Intake {
         headers: &mut HeaderMap,
         body: Incoming,
         budget: Budget,
-        limits: Limits,
-        printer: Printer,
+        limits: BodyLimits,
+        printer: FingerprintHasher,
     ) -> Result<Box<Self>, Refusal> {
         if body.size_hint().lower() > limits.bytes {
-            return Err(limits.refusal(BodyFault::TooLarge));
+            return Err(limits.refusal(BodyError::TooLarge));
         }
         let body = RequestStream::open(headers, body, &budget)?;
-        let form = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).and_then(Multipart::of);
+        let form =
+            headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).and_then(MultipartScanner::of);
         Ok(Box::new(Self {
             held: Held::new(budget),
             rest: (!body.is_end_stream()).then_some(body),
-            finder: form.map_or_else(|| Finder::Json(Scanner::new()), Finder::Form),
+            finder: form.map_or_else(|| Finder::Json(BodyScanner::new()), Finder::Form),
             limits,
             one_model: false,
             sent: Arc::default(),
@@ -125,7 +126,7 @@ impl Intake {
             if searching && self.held.len() >= config.server.model_scan_bytes.0 {
                 return Err(Refusal::ModelTooFar { limit: config.server.model_scan_bytes.in_memory() });
             }
-            let Some(piece) = self.timely().await? else { return Ok(()) };
+            let Some(piece) = self.next_in_time().await? else { return Ok(()) };
             if let Err(piece) = self.held.push(piece) {
                 if searching && !self.settled() {
                     return Err(Refusal::Busy);
@@ -141,7 +142,7 @@ impl Intake {
     /// of [`Self::hurry`].
     pub(crate) async fn take_rest(&mut self) -> Result<(), Refusal> {
         while self.rest.is_some() {
-            let Some(piece) = self.timely().await? else { break };
+            let Some(piece) = self.next_in_time().await? else { break };
             if let Err(piece) = self.held.push_ahead(piece) {
                 self.held.push_unreserved(piece);
                 break;
@@ -151,7 +152,7 @@ impl Intake {
     }
 
     /// Tightens the limits for the rest, because a slot waits for it. Returns the limits in force.
-    pub(crate) fn hurry(&mut self, config: &Server, limits: Limits) -> Limits {
+    pub(crate) fn hurry(&mut self, config: &Server, limits: BodyLimits) -> BodyLimits {
         if self.rest.is_none() {
             return limits;
         }
@@ -181,7 +182,7 @@ impl Intake {
     /// Reads the whole body, as long as the common budget has room. Returns false if it has not.
     pub(crate) async fn take_all(&mut self) -> Result<bool, Refusal> {
         while self.rest.is_some() {
-            let Some(piece) = self.timely().await? else { break };
+            let Some(piece) = self.next_in_time().await? else { break };
             if let Err(piece) = self.held.push(piece) {
                 self.held.push_unreserved(piece);
                 return Ok(self.rest.is_none());
@@ -193,14 +194,14 @@ impl Intake {
     /// Reads the whole body and drops it: the backend gets none.
     pub(crate) async fn discard(&mut self) -> Result<(), Refusal> {
         self.held = self.held.anew();
-        while self.timely().await?.is_some() {}
+        while self.next_in_time().await?.is_some() {}
         // The scan result belongs to the dropped body.
-        self.finder = Finder::Json(Scanner::new());
+        self.finder = Finder::Json(BodyScanner::new());
         Ok(())
     }
 
     /// Returns the next piece, if it comes in time.
-    async fn timely(&mut self) -> Result<Option<Bytes>, Refusal> {
+    async fn next_in_time(&mut self) -> Result<Option<Bytes>, Refusal> {
         let since = Instant::now();
         let piece = timeout(self.limits.rate.left(), self.next()).await;
         let piece = piece.map_err(|_| Refusal::BodyTooSlow)?;
@@ -236,7 +237,7 @@ impl Intake {
     }
 
     /// Returns the next piece; `None` at the end. Dropping the future loses nothing.
-    async fn next(&mut self) -> Result<Option<Bytes>, BodyFault> {
+    async fn next(&mut self) -> Result<Option<Bytes>, BodyError> {
         while let Some(rest) = &mut self.rest {
             let Some(frame) = rest.frame().await else {
                 self.rest = None;
@@ -247,7 +248,7 @@ impl Intake {
             let is_last = rest.is_end_stream();
             let total = self.sent.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed) + piece.len() as u64;
             if total > self.limits.bytes {
-                return Err(BodyFault::TooLarge);
+                return Err(BodyError::TooLarge);
             }
             for part in parts(&piece) {
                 match &mut self.finder {
@@ -300,7 +301,7 @@ impl Intake {
     }
 
     /// Returns whether exactly one `model` was seen, and it is a text.
-    pub(crate) fn names_once(&self) -> bool {
+    pub(crate) fn names_model_once(&self) -> bool {
         matches!(&self.finder, Finder::Json(scanner) if scanner.models() == 1 && scanner.model_value().is_some())
     }
 
@@ -350,7 +351,7 @@ impl Intake {
 
     /// Replaces the body that is sent. Returns false if the common budget has no room for it.
     pub(crate) fn replace(&mut self, body: &VecDeque<Bytes>) -> bool {
-        let mut scanner = Scanner::new();
+        let mut scanner = BodyScanner::new();
         let mut held = self.held.anew();
         for piece in body {
             scanner.feed(piece);
@@ -414,7 +415,7 @@ impl Intake {
     }
 
     /// Returns the body to send once; `None` if it is empty.
-    pub(crate) fn pass(self) -> Option<Passing> {
+    pub(crate) fn pass(self) -> Option<PassingBody> {
         self.count_media();
         if self.held.len() == 0 && self.rest.is_none() {
             return None;
@@ -424,7 +425,7 @@ impl Intake {
             Finder::Form(_) => None,
         };
         let Self { held, rest, limits, one_model, copy, printer, .. } = self;
-        Some(Passing { held, rest, scanner, limits, one_model, copy, printer })
+        Some(PassingBody { held, rest, scanner, limits, one_model, copy, printer })
     }
 
     fn count_media(&self) {

@@ -4,12 +4,12 @@ use warden_policies::defaults::Server;
 
 use crate::body::body_rate::BodyRate;
 use crate::config::GatewayConfig;
-use crate::refusal::{BodyFault, Refusal};
+use crate::refusal::{BodyError, Refusal};
 use crate::route::BodySize;
 
 /// Limits of a body or of its rest.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct BodyLimits {
     /// Size limit of the whole body, in bytes.
     pub(crate) bytes: u64,
     /// Name of the setting for that limit.
@@ -20,7 +20,7 @@ pub(crate) struct Limits {
     pub(crate) in_slot: bool,
 }
 
-impl Limits {
+impl BodyLimits {
     /// Returns the limits of a body of this class.
     pub(crate) fn of(config: &GatewayConfig, size: BodySize) -> Self {
         let (bytes, key) = match size {
@@ -44,17 +44,17 @@ impl Limits {
     }
 
     /// Returns the refusal of a body that failed.
-    pub(crate) fn refusal(self, fault: BodyFault) -> Refusal {
+    pub(crate) fn refusal(self, fault: BodyError) -> Refusal {
         match fault {
-            BodyFault::TooLarge => Refusal::BodyTooLarge { limit: self.bytes, key: self.key },
+            BodyError::TooLarge => Refusal::BodyTooLarge { limit: self.bytes, key: self.key },
             // With room to hold it, the body could have come as slowly as any other.
-            BodyFault::TooSlow if self.in_slot => Refusal::Busy,
-            BodyFault::TooSlow => Refusal::BodyTooSlow,
-            BodyFault::Undecodable => Refusal::BodyUndecodable,
-            BodyFault::TooDense => Refusal::BodyTooDense,
-            BodyFault::TwoModels => Refusal::TwoModels,
+            BodyError::TooSlow if self.in_slot => Refusal::Busy,
+            BodyError::TooSlow => Refusal::BodyTooSlow,
+            BodyError::Undecodable => Refusal::BodyUndecodable,
+            BodyError::TooDense => Refusal::BodyTooDense,
+            BodyError::TwoModels => Refusal::TwoModels,
             // The code that sends bodies reports the last two in more detail.
-            BodyFault::Broken | BodyFault::Quarantined | BodyFault::Stopped => Refusal::BodyBroken,
+            BodyError::Broken | BodyError::Quarantined | BodyError::Stopped => Refusal::BodyBroken,
         }
     }
 }

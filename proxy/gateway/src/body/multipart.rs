@@ -12,9 +12,9 @@ use std::ops::Range;
 use memchr::memmem;
 
 /// Longest head of a part. Usual ones have two short lines.
-const HEAD: usize = 8192;
+const MAX_PART_HEAD_BYTES: usize = 8192;
 /// Longest model name.
-const NAME: usize = 4096;
+const MAX_MODEL_BYTES: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
@@ -26,7 +26,7 @@ enum At {
 }
 
 #[derive(Debug)]
-pub(crate) struct Multipart {
+pub(crate) struct MultipartScanner {
     /// `\r\n--boundary`.
     delimiter: Vec<u8>,
     at: At,
@@ -37,7 +37,7 @@ pub(crate) struct Multipart {
     value: Option<Range<u64>>,
 }
 
-impl Multipart {
+impl MultipartScanner {
     /// Creates a scanner, if the content type is `multipart/form-data` with a boundary.
     pub(crate) fn of(content_type: &str) -> Option<Self> {
         let (kind, parameters) = content_type.split_once(';')?;
@@ -108,7 +108,7 @@ impl Multipart {
                     return None;
                 }
                 let Some(end) = memmem::find(rest, b"\r\n\r\n") else {
-                    if rest.len() > HEAD {
+                    if rest.len() > MAX_PART_HEAD_BYTES {
                         self.at = At::Done;
                     }
                     return None;
@@ -126,7 +126,7 @@ impl Multipart {
                     let start = self.gone + from as u64;
                     self.value = self.model.as_ref().map(|name| start..start + name.len() as u64);
                     self.at = At::Done;
-                } else if rest.len() > NAME + self.delimiter.len() {
+                } else if rest.len() > MAX_MODEL_BYTES + self.delimiter.len() {
                     self.at = At::Done;
                 }
                 None
@@ -154,7 +154,7 @@ mod tests {
 
     fn model_of(body: &str) -> Option<String> {
         let scan = |cut: usize| {
-            let mut scanner = Multipart::of("multipart/form-data; boundary=XX").unwrap();
+            let mut scanner = MultipartScanner::of("multipart/form-data; boundary=XX").unwrap();
             scanner.feed(&body.as_bytes()[..cut]);
             scanner.feed(&body.as_bytes()[cut..]);
             let model = scanner.model().map(str::to_owned);
@@ -168,7 +168,7 @@ mod tests {
         for cut in 1..=body.len() {
             assert_eq!(scan(cut), whole, "cut at {cut}");
         }
-        let mut bytewise = Multipart::of("multipart/form-data; boundary=XX").unwrap();
+        let mut bytewise = MultipartScanner::of("multipart/form-data; boundary=XX").unwrap();
         body.bytes().for_each(|byte| bytewise.feed(&[byte]));
         assert_eq!(bytewise.model(), whole.as_deref());
         whole
@@ -193,20 +193,20 @@ mod tests {
 
     #[test]
     fn only_form_data_with_a_boundary_is_scanned() {
-        assert!(Multipart::of("multipart/form-data; charset=x; boundary=\"a b\"").is_some());
+        assert!(MultipartScanner::of("multipart/form-data; charset=x; boundary=\"a b\"").is_some());
         for other in [
             "multipart/form-data",
             "multipart/mixed; boundary=x",
             "application/json",
             "multipart/form-data; boundary=",
         ] {
-            assert!(Multipart::of(other).is_none(), "{other}");
+            assert!(MultipartScanner::of(other).is_none(), "{other}");
         }
     }
 
     #[test]
     fn a_large_file_is_not_held() {
-        let mut scanner = Multipart::of("multipart/form-data; boundary=XX").unwrap();
+        let mut scanner = MultipartScanner::of("multipart/form-data; boundary=XX").unwrap();
         scanner.feed(b"--XX\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\n");
         for _ in 0..100 {
             scanner.feed(&[b'x'; 10_000]);

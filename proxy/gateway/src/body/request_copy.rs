@@ -17,7 +17,7 @@ pub trait Recorder: Debug + Send + Sync {
 }
 
 /// Overhead in bytes for holding a piece.
-const PIECE: usize = 64;
+const PIECE_OVERHEAD: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct RequestCopy {
@@ -46,7 +46,7 @@ impl RequestCopy {
     /// Adds a passing piece; false if the body has become too large to be recorded.
     pub(crate) fn add(&mut self, piece: &Bytes) -> bool {
         // Without the overhead, pieces of one byte would take a hundred times the counted bytes.
-        let cost = piece.len().saturating_add(PIECE);
+        let cost = piece.len().saturating_add(PIECE_OVERHEAD);
         let fits = cost <= self.left;
         if fits {
             self.left -= cost;

@@ -23,13 +23,13 @@ use tokio::io::AsyncRead;
 use tokio_util::io::{StreamReader, poll_read_buf};
 
 use crate::body::budget::{Budget, Held};
-use crate::refusal::{BodyFault, MAX_DECODED_RATIO, Refusal};
+use crate::refusal::{BodyError, MAX_DECODED_RATIO, Refusal};
 
 /// Decoded bytes up to which the ratio is not checked.
-const RATIO_FROM: u64 = 1 << 20;
+const RATIO_FREE_BYTES: u64 = 1 << 20;
 
 /// Bytes that are decoded at a time.
-const PIECE: usize = 16 << 10;
+const DECODE_BYTES: usize = 16 << 10;
 
 /// The largest window of a zstd frame, as a power of two: the 8 MiB that RFC 9659 allows over HTTP.
 const ZSTD_WINDOW_LOG: u32 = 23;
@@ -126,28 +126,28 @@ fn coding(headers: &HeaderMap) -> Result<Coding, Refusal> {
 }
 
 impl DecodedStream {
-    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyFault>>> {
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
         if self.is_over {
             return Poll::Ready(None);
         }
-        let mut piece = BytesMut::with_capacity(PIECE);
+        let mut piece = BytesMut::with_capacity(DECODE_BYTES);
         let read = ready!(poll_read_buf(self.decoder.as_mut(), context, &mut piece));
         let fault = match read {
             Ok(0) => None,
             Ok(bytes) => {
                 self.decoded = self.decoded.saturating_add(bytes as u64);
                 let most = self.sent.load(Ordering::Relaxed).saturating_mul(MAX_DECODED_RATIO);
-                if self.decoded <= most.max(RATIO_FROM) {
+                if self.decoded <= most.max(RATIO_FREE_BYTES) {
                     return Poll::Ready(Some(Ok(piece.freeze())));
                 }
-                Some(BodyFault::TooDense)
+                Some(BodyError::TooDense)
             }
             Err(error)
                 if error.get_ref().and_then(|inner| inner.downcast_ref::<hyper::Error>()).is_some() =>
             {
-                Some(BodyFault::Broken)
+                Some(BodyError::Broken)
             }
-            Err(_) => Some(BodyFault::Undecodable),
+            Err(_) => Some(BodyError::Undecodable),
         };
         self.is_over = true;
         Poll::Ready(fault.map(Err))
@@ -156,14 +156,14 @@ impl DecodedStream {
 
 impl Body for RequestStream {
     type Data = Bytes;
-    type Error = BodyFault;
+    type Error = BodyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyFault>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match self.get_mut() {
-            Self::Plain(body) => Pin::new(body).poll_frame(context).map_err(|_| BodyFault::Broken),
+            Self::Plain(body) => Pin::new(body).poll_frame(context).map_err(|_| BodyError::Broken),
             Self::Decoded(body) => body.poll_piece(context).map_ok(Frame::data),
         }
     }

@@ -13,16 +13,16 @@
 
 use std::ops::Range;
 
-use crate::body::spelling::Spelling;
+use crate::body::spelling::StringSpelling;
 
 /// Longest raw spelling of a compared word: `input_image` with every letter escaped takes 66 bytes.
-const SPELLING: usize = 72;
+const MAX_SPELLING_BYTES: usize = 72;
 /// Longest raw model name that is read. File systems and registries have shorter limits.
 const NAME: usize = 4096;
 
 /// Returns the first byte that can begin or end a value inside another value, as far as needed here.
 /// Compares many bytes at a time without branches, so that the compiler uses vector instructions.
-fn structural(bytes: &[u8]) -> Option<usize> {
+fn find_structural(bytes: &[u8]) -> Option<usize> {
     const AT_A_TIME: usize = 32;
     // `[` and `]` differ from `{` and `}` in one bit.
     let is_one = |byte: u8| byte == b'"' || byte | 0x20 == b'{' || byte | 0x20 == b'}';
@@ -47,13 +47,13 @@ pub(crate) enum Model {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lex {
+enum ScanState {
     Between,
     Text,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
+enum ScanSlot {
     Key,
     Colon,
     Value,
@@ -67,13 +67,13 @@ enum Key {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TypeKey {
+enum TypeKeyState {
     No,
     Seen,
     Colon,
 }
 
-impl TypeKey {
+impl TypeKeyState {
     /// Returns the state after a colon.
     fn colon(self) -> Self {
         if self == Self::Seen { Self::Colon } else { Self::No }
@@ -82,14 +82,14 @@ impl TypeKey {
 
 /// The scanner of one body, to be fed in order.
 #[derive(Debug)]
-pub(crate) struct Scanner {
-    lex: Lex,
+pub(crate) struct BodyScanner {
+    lex: ScanState,
     depth: u32,
-    slot: Slot,
+    slot: ScanSlot,
     key: Key,
-    type_key: TypeKey,
-    data_key: TypeKey,
-    raw: Spelling,
+    type_key: TypeKeyState,
+    data_key: TypeKeyState,
+    raw: StringSpelling,
     object: Option<bool>,
     closed: bool,
     model: Model,
@@ -106,16 +106,16 @@ pub(crate) struct Scanner {
     model_value: Range<u64>,
 }
 
-impl Scanner {
+impl BodyScanner {
     pub(crate) fn new() -> Self {
         Self {
-            lex: Lex::Between,
+            lex: ScanState::Between,
             depth: 0,
-            slot: Slot::Key,
+            slot: ScanSlot::Key,
             key: Key::Other,
-            type_key: TypeKey::No,
-            data_key: TypeKey::No,
-            raw: Spelling::new(),
+            type_key: TypeKeyState::No,
+            data_key: TypeKeyState::No,
+            raw: StringSpelling::new(),
             object: None,
             closed: false,
             model: Model::Absent,
@@ -179,24 +179,24 @@ impl Scanner {
         let mut at = 0;
         while at < piece.len() && !self.closed && self.object != Some(false) {
             at = match self.lex {
-                Lex::Text => {
+                ScanState::Text => {
                     let (at, ended) = self.raw.read(piece, at);
                     if ended {
-                        self.lex = Lex::Between;
+                        self.lex = ScanState::Between;
                         self.text_ends(self.before + at as u64);
                     }
                     at
                 }
-                Lex::Between => self.between(piece, at),
+                ScanState::Between => self.between(piece, at),
             };
         }
         self.before += piece.len() as u64;
     }
 
     fn between(&mut self, piece: &[u8], mut at: usize) -> usize {
-        if self.depth > 1 && self.type_key == TypeKey::No && self.data_key == TypeKey::No {
+        if self.depth > 1 && self.type_key == TypeKeyState::No && self.data_key == TypeKeyState::No {
             // Skip numbers, literals and commas.
-            match structural(&piece[at..]) {
+            match find_structural(&piece[at..]) {
                 Some(skipped) => at += skipped,
                 None => return piece.len(),
             }
@@ -218,13 +218,13 @@ impl Scanner {
         }
         match byte {
             b'"' => {
-                let is_name = self.depth == 1 && self.slot == Slot::Value && self.key == Key::Model;
-                self.raw.begin(if is_name { NAME } else { SPELLING });
-                self.lex = Lex::Text;
+                let is_name = self.depth == 1 && self.slot == ScanSlot::Value && self.key == Key::Model;
+                self.raw.begin(if is_name { NAME } else { MAX_SPELLING_BYTES });
+                self.lex = ScanState::Text;
                 return at + 1;
             }
             b'{' | b'[' => {
-                self.value_begins(false);
+                self.begin_value(false);
                 self.depth += 1;
             }
             b'}' | b']' => {
@@ -232,8 +232,8 @@ impl Scanner {
                 self.closed = self.depth == 0;
             }
             b':' => {
-                if self.depth == 1 && self.slot == Slot::Colon {
-                    self.slot = Slot::Value;
+                if self.depth == 1 && self.slot == ScanSlot::Colon {
+                    self.slot = ScanSlot::Value;
                 }
                 self.type_key = self.type_key.colon();
                 self.data_key = self.data_key.colon();
@@ -241,21 +241,21 @@ impl Scanner {
             }
             b',' => {
                 if self.depth == 1 {
-                    self.slot = Slot::Key;
+                    self.slot = ScanSlot::Key;
                     self.key = Key::Other;
                 }
             }
-            first => self.value_begins(first == b't'),
+            first => self.begin_value(first == b't'),
         }
-        self.type_key = TypeKey::No;
-        self.data_key = TypeKey::No;
+        self.type_key = TypeKeyState::No;
+        self.data_key = TypeKeyState::No;
         at + 1
     }
 
     /// Handles the beginning of a value in the outermost object that is not a string. Later bytes of it are
     /// ignored.
-    fn value_begins(&mut self, is_true: bool) {
-        if self.depth == 1 && self.slot == Slot::Value {
+    fn begin_value(&mut self, is_true: bool) {
+        if self.depth == 1 && self.slot == ScanSlot::Value {
             match self.key {
                 Key::Model if self.model == Model::Absent => self.model = Model::NotText,
                 Key::Stream => {
@@ -269,12 +269,12 @@ impl Scanner {
     }
 
     fn text_ends(&mut self, end: u64) {
-        let of_type = std::mem::replace(&mut self.type_key, TypeKey::No) == TypeKey::Colon;
-        let of_data = std::mem::replace(&mut self.data_key, TypeKey::No) == TypeKey::Colon;
+        let of_type = std::mem::replace(&mut self.type_key, TypeKeyState::No) == TypeKeyState::Colon;
+        let of_data = std::mem::replace(&mut self.data_key, TypeKeyState::No) == TypeKeyState::Colon;
         if of_data || self.raw.is_media() {
             self.media_bytes = self.media_bytes.saturating_add(self.raw.length());
         }
-        if self.depth == 1 && self.slot == Slot::Value {
+        if self.depth == 1 && self.slot == ScanSlot::Value {
             match self.key {
                 Key::Model if self.model == Model::Absent => {
                     self.model = match self.raw.decoded() {
@@ -303,12 +303,12 @@ impl Scanner {
             return;
         }
         if self.raw.spells("type") {
-            self.type_key = TypeKey::Seen;
+            self.type_key = TypeKeyState::Seen;
         } else if self.raw.spells("data") {
-            self.data_key = TypeKey::Seen;
+            self.data_key = TypeKeyState::Seen;
         }
-        if self.depth == 1 && self.slot == Slot::Key {
-            self.slot = Slot::Colon;
+        if self.depth == 1 && self.slot == ScanSlot::Key {
+            self.slot = ScanSlot::Colon;
             self.key = if self.raw.spells("model") {
                 self.models = self.models.saturating_add(1);
                 Key::Model

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use warden_policies::quarantine::Fingerprint;
 
-use crate::refusal::BodyFault;
+use crate::refusal::BodyError;
 
 /// State of a request body, shared with the connection that sends it.
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ impl Sent {
     }
 
     /// Records why the body ends early.
-    pub(crate) fn note_fault(&self, fault: BodyFault) {
+    pub(crate) fn note_fault(&self, fault: BodyError) {
         self.fault.store(fault as u8, Ordering::Release);
     }
 
@@ -70,21 +70,21 @@ impl Sent {
 
     /// Returns the fingerprint, if the connection took the whole body: only then can the backend be working
     /// on it.
-    pub(crate) fn whole_print(&self) -> Option<Fingerprint> {
+    pub(crate) fn sent_fingerprint(&self) -> Option<Fingerprint> {
         self.print().filter(|_| self.is_whole())
     }
 
     /// Returns why the body ended early, if it did.
-    pub(crate) fn fault(&self) -> Option<BodyFault> {
+    pub(crate) fn fault(&self) -> Option<BodyError> {
         match self.fault.load(Ordering::Acquire) {
-            1 => Some(BodyFault::TooLarge),
-            2 => Some(BodyFault::TooSlow),
-            3 => Some(BodyFault::Broken),
-            4 => Some(BodyFault::TwoModels),
-            5 => Some(BodyFault::Quarantined),
-            6 => Some(BodyFault::Stopped),
-            7 => Some(BodyFault::Undecodable),
-            8 => Some(BodyFault::TooDense),
+            1 => Some(BodyError::TooLarge),
+            2 => Some(BodyError::TooSlow),
+            3 => Some(BodyError::Broken),
+            4 => Some(BodyError::TwoModels),
+            5 => Some(BodyError::Quarantined),
+            6 => Some(BodyError::Stopped),
+            7 => Some(BodyError::Undecodable),
+            8 => Some(BodyError::TooDense),
             _ => None,
         }
     }

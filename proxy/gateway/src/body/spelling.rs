@@ -5,7 +5,7 @@ use memchr::memchr;
 
 /// The current string, or the last one.
 #[derive(Debug)]
-pub(crate) struct Spelling {
+pub(crate) struct StringSpelling {
     bytes: Vec<u8>,
     limit: usize,
     over: bool,
@@ -14,7 +14,7 @@ pub(crate) struct Spelling {
     length: u64,
 }
 
-impl Spelling {
+impl StringSpelling {
     pub(crate) fn new() -> Self {
         Self { bytes: Vec::new(), limit: 0, over: false, cut: false, length: 0 }
     }
@@ -33,20 +33,20 @@ impl Spelling {
         let text = &piece[start..];
         let mut from = 0;
         while let Some(quote) = memchr(b'"', &text[from..]).map(|n| from + n) {
-            if !self.escapes(&text[..quote]) {
+            if !self.is_next_escaped(&text[..quote]) {
                 self.keep(&text[..quote]);
                 return (start + quote + 1, true);
             }
             from = quote + 1;
         }
-        self.cut = self.escapes(text);
+        self.cut = self.is_next_escaped(text);
         self.keep(text);
         (piece.len(), false)
     }
 
     /// Returns whether the byte after `text` is escaped: an odd number of backslashes precedes it. `text`
     /// continues the previous piece.
-    fn escapes(&self, text: &[u8]) -> bool {
+    fn is_next_escaped(&self, text: &[u8]) -> bool {
         let run = text.iter().rev().take_while(|byte| **byte == b'\\').count();
         (run % 2 == 1) != (run == text.len() && self.cut)
     }
@@ -111,8 +111,8 @@ impl Spelling {
 mod tests {
     use super::*;
 
-    fn of(text: &str, size: usize, limit: usize) -> (Spelling, usize) {
-        let mut spelling = Spelling::new();
+    fn of(text: &str, size: usize, limit: usize) -> (StringSpelling, usize) {
+        let mut spelling = StringSpelling::new();
         spelling.begin(limit);
         let mut read = 0;
         for piece in text.as_bytes().chunks(size) {

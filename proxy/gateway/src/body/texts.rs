@@ -9,7 +9,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 pub(crate) const TEXT: usize = 8 << 20;
 
 /// Members that hold the prompt, over all routes.
-const PROMPTS: [&str; 12] = [
+const PROMPT_MEMBERS: [&str; 12] = [
     "messages",
     "prompt",
     "input",
@@ -38,7 +38,7 @@ impl Texts {
     pub(crate) fn of(body: &[u8]) -> Option<Self> {
         let mut texts = Self::default();
         let mut reader = serde_json::Deserializer::from_slice(body);
-        Members { texts: &mut texts }.deserialize(&mut reader).ok()?;
+        PromptMembers { texts: &mut texts }.deserialize(&mut reader).ok()?;
         reader.end().ok()?;
         (texts.text.len() <= TEXT).then_some(texts)
     }
@@ -50,11 +50,11 @@ impl Texts {
 }
 
 /// Visitor of the outermost object.
-struct Members<'t> {
+struct PromptMembers<'t> {
     texts: &'t mut Texts,
 }
 
-impl<'de> DeserializeSeed<'de> for Members<'_> {
+impl<'de> DeserializeSeed<'de> for PromptMembers<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
@@ -62,7 +62,7 @@ impl<'de> DeserializeSeed<'de> for Members<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Members<'_> {
+impl<'de> Visitor<'de> for PromptMembers<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -71,7 +71,7 @@ impl<'de> Visitor<'de> for Members<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
         while let Some(name) = members.next_key::<String>()? {
-            if PROMPTS.contains(&name.as_str()) {
+            if PROMPT_MEMBERS.contains(&name.as_str()) {
                 members.next_value_seed(Part { texts: &mut *self.texts, keys: name == "tools" })?;
             } else {
                 members.next_value::<IgnoredAny>()?;

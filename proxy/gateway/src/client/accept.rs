@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use crate::body::budget::Peer;
 use crate::client::admission::{Admission, Admitted};
 use crate::client::client_io::ClientIo;
-use crate::client::tls::{self, ClientStream, Entered};
+use crate::client::tls::{self, ClientStream, HandshakeResult};
 use crate::client::tls_files::Tls;
 use crate::client::{connection, h2};
 use crate::config::{GatewayConfig, narrow};
@@ -33,17 +33,17 @@ use crate::refusal::{HeadLimits, not_tls};
 use crate::shared::Shared;
 
 /// First bytes of every HTTP/2 connection (RFC 9113 section 3.4).
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// State that all new connections share.
-pub(crate) struct Acceptor {
+pub(crate) struct ConnectionAcceptor {
     shared: Arc<Shared>,
     tls: Option<Arc<Tls>>,
     admission: Arc<Admission>,
     refusals: Semaphore,
 }
 
-impl Acceptor {
+impl ConnectionAcceptor {
     pub(crate) fn new(shared: Arc<Shared>, tls: Option<Arc<Tls>>) -> Self {
         let admission = Admission::new(&shared.config, shared.gauges.clone());
         let refusals = Semaphore::new(shared.config.server.refusals);
@@ -51,23 +51,23 @@ impl Acceptor {
     }
 
     /// Takes a connection and counts it.
-    pub(crate) fn accept(self: &Arc<Self>, stream: TcpStream, ip: IpAddr) -> Accepted {
+    pub(crate) fn accept(self: &Arc<Self>, stream: TcpStream, ip: IpAddr) -> AcceptedConnection {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
-        Accepted { acceptor: self.clone(), stream, ip, admitted: self.admission.admit(ip) }
+        AcceptedConnection { acceptor: self.clone(), stream, ip, admitted: self.admission.admit(ip) }
     }
 }
 
 /// A connection, admitted or not.
-pub(crate) struct Accepted {
-    acceptor: Arc<Acceptor>,
+pub(crate) struct AcceptedConnection {
+    acceptor: Arc<ConnectionAcceptor>,
     stream: TcpStream,
     ip: IpAddr,
     admitted: Option<Admitted>,
 }
 
-impl Accepted {
+impl AcceptedConnection {
     /// Serves the connection to its end. A connection beyond the limit gets a short answer and is closed.
     pub(crate) async fn serve(self) {
         let Self { acceptor, stream, ip, admitted } = self;
@@ -78,7 +78,7 @@ impl Accepted {
 }
 
 /// Serves a connection to its end; sends a refused client the reason.
-async fn serve(acceptor: &Acceptor, peer: Peer, stream: TcpStream, admitted: bool) {
+async fn serve(acceptor: &ConnectionAcceptor, peer: Peer, stream: TcpStream, admitted: bool) {
     let shared = &acceptor.shared;
     let config = &shared.config;
     let limited = &shared.gauges.limited;
@@ -100,13 +100,13 @@ async fn serve(acceptor: &Acceptor, peer: Peer, stream: TcpStream, admitted: boo
                 () = shared.hang_up.cancelled() => return,
             };
             match entered {
-                Entered::Tls(stream) => stream,
-                Entered::NotTls(stream) => {
+                HandshakeResult::Tls(stream) => stream,
+                HandshakeResult::NotTls(stream) => {
                     limited.note(Limit::Handshake);
                     return io(shared, stream.into()).say(&not_tls(), config.server.linger).await;
                 }
-                Entered::Slow => return limited.note(Limit::HandshakeTime),
-                Entered::Failed(error) => {
+                HandshakeResult::Slow => return limited.note(Limit::HandshakeTime),
+                HandshakeResult::Failed(error) => {
                     tracing::debug!(%error, peer = %peer.ip, "a TLS handshake failed");
                     return limited.note(Limit::Handshake);
                 }
@@ -119,21 +119,21 @@ async fn serve(acceptor: &Acceptor, peer: Peer, stream: TcpStream, admitted: boo
     if stream.chose_h2() {
         return h2::serve(shared.clone(), peer, h2_io(shared, stream, Bytes::new())).await;
     }
-    let sniffs = config.server.h2c && peer.ip.is_loopback() && !stream.says_goodbye();
+    let sniffs = config.server.h2c && peer.ip.is_loopback() && !stream.announces_close();
     let (stream, before) = match stream {
         ClientStream::Plain(mut stream) if sniffs => {
             let sniffed = tokio::select! {
-                sniffed = sniff(&mut stream, config) => sniffed,
+                sniffed = sniff_preface(&mut stream, config) => sniffed,
                 () = shared.hang_up.cancelled() => return,
             };
             match sniffed {
-                Sniffed::H2(before) => {
+                SniffedProtocol::H2(before) => {
                     return h2::serve(shared.clone(), peer, h2_io(shared, stream.into(), before)).await;
                 }
-                Sniffed::Other(before) => (stream.into(), before),
-                Sniffed::Slow => return limited.note(Limit::HeadTime),
-                Sniffed::Idle => return limited.note(Limit::KeepAlive),
-                Sniffed::Gone => return,
+                SniffedProtocol::Other(before) => (stream.into(), before),
+                SniffedProtocol::Slow => return limited.note(Limit::HeadTime),
+                SniffedProtocol::Idle => return limited.note(Limit::KeepAlive),
+                SniffedProtocol::Gone => return,
             }
         }
         stream => (stream, Bytes::new()),
@@ -158,7 +158,7 @@ fn h2_io(shared: &Shared, stream: ClientStream, before: Bytes) -> (ClientIo, Arc
     (ClientIo::http2(stream, before, state.clone(), head_limits(&shared.config)), state)
 }
 
-enum Sniffed {
+enum SniffedProtocol {
     /// Begins with the preface; the bytes read.
     H2(Bytes),
     /// Begins with something else; the bytes read.
@@ -170,22 +170,22 @@ enum Sniffed {
 }
 
 /// Reads until it is clear whether the client sends the preface.
-async fn sniff(stream: &mut TcpStream, config: &GatewayConfig) -> Sniffed {
-    let mut before = BytesMut::with_capacity(PREFACE.len());
+async fn sniff_preface(stream: &mut TcpStream, config: &GatewayConfig) -> SniffedProtocol {
+    let mut before = BytesMut::with_capacity(H2_PREFACE.len());
     loop {
         let (limit, late) = if before.is_empty() {
-            (config.server.keep_alive, Sniffed::Idle)
+            (config.server.keep_alive, SniffedProtocol::Idle)
         } else {
-            (config.server.header_timeout, Sniffed::Slow)
+            (config.server.header_timeout, SniffedProtocol::Slow)
         };
         // Read no further than the preface: the rest is for the server.
-        let mut rest = (&mut *stream).take((PREFACE.len() - before.len()) as u64);
+        let mut rest = (&mut *stream).take((H2_PREFACE.len() - before.len()) as u64);
         match timeout(limit, rest.read_buf(&mut before)).await {
             Err(_) => return late,
-            Ok(Ok(0) | Err(_)) => return Sniffed::Gone,
-            Ok(Ok(_)) if before == PREFACE => return Sniffed::H2(before.freeze()),
-            Ok(Ok(_)) if PREFACE.starts_with(&before) => {}
-            Ok(Ok(_)) => return Sniffed::Other(before.freeze()),
+            Ok(Ok(0) | Err(_)) => return SniffedProtocol::Gone,
+            Ok(Ok(_)) if before == H2_PREFACE => return SniffedProtocol::H2(before.freeze()),
+            Ok(Ok(_)) if H2_PREFACE.starts_with(&before) => {}
+            Ok(Ok(_)) => return SniffedProtocol::Other(before.freeze()),
         }
     }
 }

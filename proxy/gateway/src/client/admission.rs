@@ -19,12 +19,12 @@ pub(crate) struct Admission {
     connections: usize,
     connections_per_peer: usize,
     /// Keyed by address or IPv6 network.
-    peers: Mutex<HashMap<IpAddr, Known>>,
+    peers: Mutex<HashMap<IpAddr, KnownPeer>>,
 }
 
 /// An address with open connections.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownPeer {
     open: usize,
     held: Arc<Share>,
 }

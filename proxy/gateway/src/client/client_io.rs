@@ -20,7 +20,7 @@ use crate::protocol::conn_state::{ConnState, Phase};
 use crate::refusal::{HeadLimits, unreadable_head};
 
 /// Interval for checking whether a client with unread bytes has left.
-const LEFT_LOOK: Duration = Duration::from_millis(50);
+const LEFT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(crate) struct ClientIo {
     stream: ClientStream,
@@ -81,7 +81,7 @@ impl ClientIo {
     pub(crate) async fn close(mut self, linger: Duration) {
         if self.state.lingers() {
             drain(&mut self.stream, linger).await;
-        } else if self.stream.says_goodbye() {
+        } else if self.stream.announces_close() {
             // The result does not matter: the connection is over.
             let _over = timeout(linger, self.stream.shutdown()).await;
         }
@@ -96,12 +96,12 @@ impl ClientIo {
             self.look = None;
             return Ok(());
         }
-        let look = self.look.get_or_insert_with(|| Box::pin(sleep(LEFT_LOOK)));
+        let look = self.look.get_or_insert_with(|| Box::pin(sleep(LEFT_CHECK_INTERVAL)));
         while look.as_mut().poll(context).is_ready() {
             if has_left(self.stream.tcp()) {
                 return Err(io::ErrorKind::ConnectionReset.into());
             }
-            look.as_mut().reset(Instant::now() + LEFT_LOOK);
+            look.as_mut().reset(Instant::now() + LEFT_CHECK_INTERVAL);
         }
         Ok(())
     }
@@ -150,7 +150,7 @@ fn has(head: &[u8], words: &[u8]) -> bool {
 
 /// Returns the status of hyper's own answer to an unreadable head. Such an answer has a length of 0, and no
 /// request id, which every answer of ours has.
-fn status_of_wordless(state: &ConnState, bytes: &[u8]) -> Option<u16> {
+fn bare_answer_status(state: &ConnState, bytes: &[u8]) -> Option<u16> {
     let rest = bytes.strip_prefix(b"HTTP/1.1 4")?;
     let is_ours = matches!(state.phase(), Phase::Busy(_)) || has(rest, b"x-request-id");
     let is_head = rest.ends_with(b"\r\n\r\n") && has(rest, b"content-length: 0\r\n");
@@ -165,7 +165,7 @@ impl ClientIo {
     /// Returns whether `bytes` are dropped because our own answer is sent instead.
     fn replaces(&mut self, bytes: &[u8]) -> bool {
         let answer =
-            status_of_wordless(&self.state, bytes).and_then(|status| unreadable_head(status, &self.limits));
+            bare_answer_status(&self.state, bytes).and_then(|status| unreadable_head(status, &self.limits));
         if let Some(answer) = answer {
             self.instead = Bytes::from(answer);
             self.state.must_linger();

@@ -27,18 +27,18 @@ use crate::protocol::conn_state::{ConnState, Phase};
 use crate::shared::Shared;
 
 /// Shortest interval between checks of the time limits.
-pub(crate) const LEAST_LOOK: Duration = Duration::from_millis(10);
+pub(crate) const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// hyper's default limit of header fields.
-const HYPERS_HEADERS: usize = 100;
+const HYPER_HEADER_COUNT: usize = 100;
 
-struct PerRequest {
+struct RequestService {
     shared: Arc<Shared>,
     state: Arc<ConnState>,
     peer: Peer,
 }
 
-impl Service<Request<Incoming>> for PerRequest {
+impl Service<Request<Incoming>> for RequestService {
     type Response = Response<AnswerBody>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
@@ -64,7 +64,7 @@ impl Service<Request<Incoming>> for PerRequest {
 
 /// Progress of a connection towards its close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stopping {
+enum StopProgress {
     No,
     /// Without a request; waits briefly for a request that may be in transit.
     Soon,
@@ -72,7 +72,7 @@ enum Stopping {
 }
 
 /// Reasons for the end of a connection.
-enum End {
+enum ConnectionEnd {
     Done(hyper::Result<()>),
     /// The request head did not arrive in time.
     SlowHead,
@@ -91,9 +91,9 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
     let limited = &gauges.limited;
     let title_case = dropin::is(&shared);
     let ip = peer.ip;
-    let service = PerRequest { shared, state: state.clone(), peer };
+    let service = RequestService { shared, state: state.clone(), peer };
     let mut builder = Builder::new();
-    if config.server.header_count != HYPERS_HEADERS {
+    if config.server.header_count != HYPER_HEADER_COUNT {
         // With any other number hyper allocates for each request.
         builder.max_headers(config.server.header_count);
     }
@@ -111,38 +111,38 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
         .min(config.server.keep_alive)
         .min(config.server.retired_keep_alive)
         .min(config.server.send_timeout)
-        .max(LEAST_LOOK);
+        .max(MIN_CHECK_INTERVAL);
     let watch = sleep_until(Instant::now() + look);
     tokio::pin!(watch);
-    let (mut stopping, mut closing) = (Stopping::No, false);
+    let (mut stopping, mut closing) = (StopProgress::No, false);
     let cancelling = &state.cancelling;
     cancelling.serve().await;
     let end = loop {
         tokio::select! {
             result = poll_fn(|context| {
                 cancelling.unless_stuck(|| state.served(connection.poll_without_shutdown(context), context))
-            }) => break result.map_or(End::Cancelled, End::Done),
-            () = stop.cancelled(), if stopping == Stopping::No => {
+            }) => break result.map_or(ConnectionEnd::Cancelled, ConnectionEnd::Done),
+            () = stop.cancelled(), if stopping == StopProgress::No => {
                 // An immediate close would lose a request in transit. Such a request is answered as the
                 // last one.
-                stopping = if matches!(state.phase(), Phase::Busy(_)) { Stopping::Now } else { Stopping::Soon };
-                if stopping == Stopping::Now {
+                stopping = if matches!(state.phase(), Phase::Busy(_)) { StopProgress::Now } else { StopProgress::Soon };
+                if stopping == StopProgress::Now {
                     Pin::new(&mut connection).graceful_shutdown();
                 }
             }
-            () = hang_up.cancelled(), if stopping == Stopping::Soon => {
-                stopping = Stopping::Now;
+            () = hang_up.cancelled(), if stopping == StopProgress::Soon => {
+                stopping = StopProgress::Now;
                 Pin::new(&mut connection).graceful_shutdown();
             }
             () = &mut watch => {
                 let now = Instant::now();
                 let keep_alive = keep_alive(&retire, config);
-                let due = due_by(&state, config, keep_alive);
+                let due = next_limit_with(&state, config, keep_alive);
                 // Checked often enough for a head that begins between two checks.
                 watch.as_mut().reset(due.map_or(now + look, |due| due.at.min(now + look)));
                 match due.filter(|due| due.at <= now).map(|due| due.limit) {
                     None => {}
-                    Some(Limit::HeadTime) => break End::SlowHead,
+                    Some(Limit::HeadTime) => break ConnectionEnd::SlowHead,
                     Some(Limit::KeepAlive) if !closing => {
                         closing = true;
                         limited.note(Limit::KeepAlive);
@@ -151,15 +151,15 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
                     }
                     // Shutdown was requested before, and hyper still waits: the client does not read the
                     // rest of an answer.
-                    Some(Limit::KeepAlive) => break End::Stuck(Limit::Overdue),
-                    Some(limit) => break End::Stuck(limit),
+                    Some(Limit::KeepAlive) => break ConnectionEnd::Stuck(Limit::Overdue),
+                    Some(limit) => break ConnectionEnd::Stuck(limit),
                 }
             }
         }
     };
     let io = connection.into_parts().io.into_inner();
     match end {
-        End::Done(result) => {
+        ConnectionEnd::Done(result) => {
             if let Err(error) = result {
                 tracing::debug!(%error, peer = %ip, "a client's connection ended");
                 if error.is_parse_too_large() {
@@ -170,16 +170,16 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
             }
             io.close(config.server.linger).await;
         }
-        End::SlowHead => {
+        ConnectionEnd::SlowHead => {
             limited.note(Limit::HeadTime);
             io.refuse(408, config.server.linger).await;
         }
-        End::Stuck(limit) => {
+        ConnectionEnd::Stuck(limit) => {
             limited.note(limit);
             state.abort();
             tracing::debug!(peer = %ip, limit = limit.as_str(), "a client that does not read was cut");
         }
-        End::Cancelled => {
+        ConnectionEnd::Cancelled => {
             state.abort();
             tracing::debug!(peer = %ip, "a client that does not read was cut: its request is cancelled");
         }
@@ -195,7 +195,7 @@ pub(crate) struct Due {
 
 /// Returns the limit that applies now, and when it is reached.
 pub(crate) fn due(state: &ConnState, config: &GatewayConfig) -> Option<Due> {
-    due_by(state, config, config.server.keep_alive)
+    next_limit_with(state, config, config.server.keep_alive)
 }
 
 /// Returns how long a connection may be idle.
@@ -204,7 +204,7 @@ fn keep_alive(retire: &CancellationToken, config: &GatewayConfig) -> Duration {
     if retire.is_cancelled() { usual.min(config.server.retired_keep_alive) } else { usual }
 }
 
-fn due_by(state: &ConnState, config: &GatewayConfig, keep_alive: Duration) -> Option<Due> {
+fn next_limit_with(state: &ConnState, config: &GatewayConfig, keep_alive: Duration) -> Option<Due> {
     let phase = match state.phase() {
         Phase::Idle(since) => Some(Due { at: since + keep_alive, limit: Limit::KeepAlive }),
         Phase::Head(since) => Some(Due { at: since + config.server.header_timeout, limit: Limit::HeadTime }),

@@ -42,7 +42,7 @@ use crate::answer::answer_body::AnswerBody;
 use crate::backend::backends::BoxFuture;
 use crate::body::budget::Peer;
 use crate::client::client_io::ClientIo;
-use crate::client::connection::{LEAST_LOOK, due};
+use crate::client::connection::{MIN_CHECK_INTERVAL, due};
 use crate::config::{narrow, window};
 use crate::exchange;
 use crate::limits::Limit;
@@ -51,16 +51,16 @@ use crate::shared::Shared;
 
 tokio::task_local! {
     /// The stream that a task serves.
-    static STREAM: Arc<Stream>;
+    static STREAM: Arc<H2Stream>;
 }
 
-struct Stream {
+struct H2Stream {
     conn: Arc<ConnState>,
     /// Its answer was sent to the end.
     whole: AtomicBool,
 }
 
-struct Streams {
+struct H2Streams {
     counts: Mutex<Counts>,
     /// Notified when the client resets too many streams.
     calm: Notify,
@@ -73,7 +73,7 @@ struct Counts {
     resets_since: Instant,
 }
 
-impl Streams {
+impl H2Streams {
     fn new() -> Arc<Self> {
         let now = Instant::now();
         let counts = Counts { open: 0, idle_since: now, resets: 0, resets_since: now };
@@ -117,19 +117,19 @@ impl Streams {
 
 /// Spawns the library's future of each stream.
 #[derive(Clone)]
-struct Spawner {
+struct H2Spawner {
     shared: Arc<Shared>,
-    streams: Arc<Streams>,
+    streams: Arc<H2Streams>,
     tasks: TaskTracker,
     gone: CancellationToken,
 }
 
-impl<F> Executor<F> for Spawner
+impl<F> Executor<F> for H2Spawner
 where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, future: F) {
-        let stream = Arc::new(Stream { conn: ConnState::new(), whole: AtomicBool::new(false) });
+        let stream = Arc::new(H2Stream { conn: ConnState::new(), whole: AtomicBool::new(false) });
         let Self { shared, streams, gone, .. } = self.clone();
         streams.begin();
         // Boxed once, instead of being part of each future around it.
@@ -159,7 +159,7 @@ where
 /// Resolves when a stream has exceeded its time because its client opens no window.
 async fn overdue(state: &ConnState, shared: &Shared) -> Limit {
     let config = &shared.config;
-    let look = config.server.send_timeout.max(LEAST_LOOK);
+    let look = config.server.send_timeout.max(MIN_CHECK_INTERVAL);
     let mut next = Instant::now() + look;
     loop {
         sleep_until(next).await;
@@ -173,12 +173,12 @@ async fn overdue(state: &ConnState, shared: &Shared) -> Limit {
     }
 }
 
-struct PerStream {
+struct StreamService {
     shared: Arc<Shared>,
     peer: Peer,
 }
 
-impl Service<Request<Incoming>> for PerStream {
+impl Service<Request<Incoming>> for StreamService {
     type Response = Response<StreamBody>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
@@ -210,7 +210,7 @@ fn join_cookies(headers: &mut HeaderMap) {
 /// The body of an answer, which records since when its client does not read.
 struct StreamBody {
     body: AnswerBody,
-    stream: Arc<Stream>,
+    stream: Arc<H2Stream>,
 }
 
 impl Body for StreamBody {
@@ -248,10 +248,10 @@ impl Drop for StreamBody {
 pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientIo, Arc<ConnState>)) {
     let (config, stop, retire) = (&shared.config, shared.stop.clone(), shared.retire.clone());
     let limits = &config.server;
-    let streams = Streams::new();
+    let streams = H2Streams::new();
     let (tasks, gone) = (TaskTracker::new(), CancellationToken::new());
     let end_streams = gone.clone().drop_guard();
-    let spawner = Spawner { shared: shared.clone(), streams: streams.clone(), tasks: tasks.clone(), gone };
+    let spawner = H2Spawner { shared: shared.clone(), streams: streams.clone(), tasks: tasks.clone(), gone };
     let mut builder = Builder::new(spawner);
     builder
         .timer(TokioTimer::new())
@@ -265,9 +265,9 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientI
         .keep_alive_interval(limits.h2_ping)
         .keep_alive_timeout(limits.h2_ping_timeout);
     let ip = peer.ip;
-    let service = PerStream { shared: shared.clone(), peer };
+    let service = StreamService { shared: shared.clone(), peer };
     let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
-    let look = config.server.keep_alive.min(config.server.send_timeout).max(LEAST_LOOK);
+    let look = config.server.keep_alive.min(config.server.send_timeout).max(MIN_CHECK_INTERVAL);
     let mut watch = pin!(sleep_until(Instant::now() + look));
     // Set when the connection was asked to end: by a stop, by a timeout, after a flood of resets.
     let (mut stopping, mut closing) = (false, false);
@@ -275,7 +275,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientI
         tokio::select! {
             result = &mut connection => break result.err().and_then(|error| {
                 tracing::debug!(%error, peer = %ip, "a client's HTTP/2 connection ended");
-                why(&error)
+                limit_of_error(&error)
             }),
             () = async { tokio::select! { () = stop.cancelled() => {} () = retire.cancelled() => {} } }, if !stopping => {
                 stopping = true;
@@ -318,7 +318,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientI
 }
 
 /// Returns the limit that ended a connection, if any.
-fn why(error: &hyper::Error) -> Option<Limit> {
+fn limit_of_error(error: &hyper::Error) -> Option<Limit> {
     if error.is_timeout() {
         return Some(Limit::H2Ping);
     }

@@ -20,7 +20,7 @@ pub(crate) struct Listener {
 }
 
 /// Largest backlog of a socket opened by tokio or the standard library.
-const BACKLOG: usize = 1024;
+const MAX_BACKLOG: usize = 1024;
 
 impl Listener {
     /// Opens a socket for each of `hosts`: names or addresses, separated by commas, usually one. With port
@@ -88,7 +88,7 @@ impl Listener {
         let mut all = Vec::new();
         for listener in std::mem::take(&mut self.listeners).into_iter().filter_map(|one| one.into_std().ok())
         {
-            let accepted = std::iter::from_fn(|| listener.accept().ok()).take(BACKLOG);
+            let accepted = std::iter::from_fn(|| listener.accept().ok()).take(MAX_BACKLOG);
             all.extend(accepted.filter_map(|(stream, peer)| {
                 stream.set_nonblocking(true).ok()?;
                 Some((TcpStream::from_std(stream).ok()?, peer))
@@ -112,13 +112,13 @@ async fn open_one(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Ga
                 let address = listener.local_addr().unwrap_or(address);
                 return Ok((listener, address));
             }
-            Err(source) => failure = not_bound(address, source),
+            Err(source) => failure = bind_error(address, source),
         }
     }
     Err(failure)
 }
 
-fn not_bound(address: SocketAddr, source: io::Error) -> GatewayError {
+fn bind_error(address: SocketAddr, source: io::Error) -> GatewayError {
     match source.kind() {
         io::ErrorKind::AddrInUse => GatewayError::InUse { address },
         io::ErrorKind::AddrNotAvailable => GatewayError::NotOurs { address },

@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 /// Type of the first record of every TLS connection (RFC 8446 section 5.1).
-const HANDSHAKE: u8 = 22;
+const HANDSHAKE_RECORD_TYPE: u8 = 22;
 
 /// Byte stream of a client.
 pub(crate) enum ClientStream {
@@ -33,7 +33,7 @@ impl ClientStream {
 
     /// Returns whether a close must be announced, so that a cut is not taken for the end (RFC 8446 section
     /// 6.1).
-    pub(crate) fn says_goodbye(&self) -> bool {
+    pub(crate) fn announces_close(&self) -> bool {
         matches!(self, Self::Tls(_))
     }
 
@@ -50,7 +50,7 @@ impl From<TcpStream> for ClientStream {
 }
 
 /// Result of a handshake.
-pub(crate) enum Entered {
+pub(crate) enum HandshakeResult {
     Tls(ClientStream),
     /// The client sent something else, probably HTTP.
     NotTls(TcpStream),
@@ -60,21 +60,21 @@ pub(crate) enum Entered {
     Failed(io::Error),
 }
 
-pub(crate) async fn enter(config: Arc<ServerConfig>, stream: TcpStream, limit: Duration) -> Entered {
+pub(crate) async fn enter(config: Arc<ServerConfig>, stream: TcpStream, limit: Duration) -> HandshakeResult {
     let shake = async {
         let mut first = [0];
         match stream.peek(&mut first).await {
-            Ok(1) if first[0] != HANDSHAKE => return Entered::NotTls(stream),
+            Ok(1) if first[0] != HANDSHAKE_RECORD_TYPE => return HandshakeResult::NotTls(stream),
             Ok(1) => {}
-            Ok(_) => return Entered::Failed(io::ErrorKind::UnexpectedEof.into()),
-            Err(error) => return Entered::Failed(error),
+            Ok(_) => return HandshakeResult::Failed(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) => return HandshakeResult::Failed(error),
         }
         match TlsAcceptor::from(config).accept(stream).await {
-            Ok(stream) => Entered::Tls(ClientStream::Tls(Box::new(stream))),
-            Err(error) => Entered::Failed(error),
+            Ok(stream) => HandshakeResult::Tls(ClientStream::Tls(Box::new(stream))),
+            Err(error) => HandshakeResult::Failed(error),
         }
     };
-    timeout(limit, shake).await.unwrap_or(Entered::Slow)
+    timeout(limit, shake).await.unwrap_or(HandshakeResult::Slow)
 }
 
 impl AsyncRead for ClientStream {

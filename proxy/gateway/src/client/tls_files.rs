@@ -27,7 +27,7 @@ use crate::clock;
 use crate::config::TlsFiles;
 
 /// Later than the end of every certificate: RFC 5280 section 4.1.2.5 has none after the year 9999.
-const BEYOND: Duration = Duration::from_secs(253_402_300_800);
+const BEYOND_ANY_CERTIFICATE: Duration = Duration::from_secs(253_402_300_800);
 
 /// Errors of certificate and key.
 #[derive(Debug, thiserror::Error)]
@@ -101,7 +101,7 @@ impl Certificate {
 }
 
 /// A usable pair of certificate and key.
-struct Pair {
+struct TlsPair {
     serve: Arc<ServerConfig>,
     /// Without HTTP/2: for connections that get one short answer.
     refuse: Arc<ServerConfig>,
@@ -112,9 +112,9 @@ struct Pair {
 pub struct Tls {
     files: TlsFiles,
     h2: bool,
-    now: ArcSwap<Pair>,
+    now: ArcSwap<TlsPair>,
     tickets: Arc<dyn ProducesTickets>,
-    seen: Mutex<Stamps>,
+    seen: Mutex<TlsFileStamps>,
 }
 
 impl std::fmt::Debug for Tls {
@@ -131,9 +131,9 @@ impl Tls {
     /// A file cannot be read, holds no certificate or no key, or the two do not belong together.
     pub fn load(files: TlsFiles, h2: bool) -> Result<Self, TlsError> {
         // Taken before reading: a change during the read is then noticed at the next check.
-        let seen = Mutex::new(Stamps::of(&files));
+        let seen = Mutex::new(TlsFileStamps::of(&files));
         let tickets = ring::Ticketer::new().map_err(|error| unusable(&files, &error))?;
-        let pair = Pair::read(&files, h2, &tickets)?;
+        let pair = TlsPair::read(&files, h2, &tickets)?;
         Ok(Self { files, h2, now: ArcSwap::from_pointee(pair), tickets, seen })
     }
 
@@ -150,7 +150,7 @@ impl Tls {
     /// Checks whether the files have changed, and uses the new pair if it is valid. `None` if nothing has
     /// changed since the last check. Blocks.
     pub fn look(&self) -> Option<Result<Certificate, TlsError>> {
-        let stamps = Stamps::of(&self.files);
+        let stamps = TlsFileStamps::of(&self.files);
         let before =
             std::mem::replace(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner), stamps);
         (before != stamps).then(|| self.read())
@@ -162,7 +162,7 @@ impl Tls {
     ///
     /// Same as [`Self::load`]. The pair in use stays.
     pub fn read(&self) -> Result<Certificate, TlsError> {
-        let pair = Pair::read(&self.files, self.h2, &self.tickets)?;
+        let pair = TlsPair::read(&self.files, self.h2, &self.tickets)?;
         let certificate = pair.certificate;
         self.now.store(Arc::new(pair));
         Ok(certificate)
@@ -182,9 +182,9 @@ impl Tls {
 /// Metadata that changes when a file is written or replaced: a renewal renames a new file into place, or
 /// changes a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamps([Option<(SystemTime, u64, u64)>; 2]);
+struct TlsFileStamps([Option<(SystemTime, u64, u64)>; 2]);
 
-impl Stamps {
+impl TlsFileStamps {
     fn of(files: &TlsFiles) -> Self {
         use std::os::unix::fs::MetadataExt;
         let stamp = |path: &Path| {
@@ -195,7 +195,7 @@ impl Stamps {
     }
 }
 
-impl Pair {
+impl TlsPair {
     fn read(files: &TlsFiles, h2: bool, tickets: &Arc<dyn ProducesTickets>) -> Result<Self, TlsError> {
         if files.cert.as_os_str().is_empty() || files.key.as_os_str().is_empty() {
             return Err(TlsError::OneOnly);
@@ -275,7 +275,7 @@ fn check_time(files: &TlsFiles, chain: &[CertificateDer<'static>]) -> Result<Cer
         }
         _ => {}
     }
-    let not_after = match at(UnixTime::since_unix_epoch(BEYOND)) {
+    let not_after = match at(UnixTime::since_unix_epoch(BEYOND_ANY_CERTIFICATE)) {
         Some(webpki::Error::CertExpired { not_after, .. }) => not_after.as_secs(),
         _ => 0,
     };

@@ -17,16 +17,16 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::Exchange;
-use crate::body::fingerprint::PrintKey;
-use crate::body::intake::Intake;
+use crate::body::fingerprint::FingerprintKey;
+use crate::body::intake::BodyIntake;
 use crate::protocol::headers::CONVERSATION;
 use crate::refusal::Refusal;
 
 /// Header that requests the identifier of a conversation.
-const ASK: HeaderName = HeaderName::from_static("x-warden-ask");
+const ASK_HEADER: HeaderName = HeaderName::from_static("x-warden-ask");
 
 /// Longest identifier accepted from a client, in bytes.
-const LONGEST: usize = 64;
+const MAX_ID_BYTES: usize = 64;
 
 /// Identifier that a client requests for its conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,10 +41,10 @@ pub(super) enum Wish {
 /// Removes both headers from a head, because no backend needs them. An identifier unfit as a routing key is
 /// ignored.
 pub(super) fn wish(headers: &mut HeaderMap) -> Wish {
-    let (given, ask) = (headers.remove(CONVERSATION), headers.remove(ASK));
+    let (given, ask) = (headers.remove(CONVERSATION), headers.remove(ASK_HEADER));
     let is_fit = |word: &HeaderValue| {
         let bytes = word.as_bytes();
-        (1..=LONGEST).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic)
+        (1..=MAX_ID_BYTES).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic)
     };
     match (given.filter(is_fit), ask) {
         (Some(word), _) => Wish::Given(word),
@@ -58,7 +58,7 @@ pub(super) fn wish(headers: &mut HeaderMap) -> Wish {
 pub(super) async fn word(
     exchange: &Exchange,
     wish: Wish,
-    intake: &mut Intake,
+    intake: &mut BodyIntake,
 ) -> Result<Option<HeaderValue>, Refusal> {
     match wish {
         Wish::None => Ok(None),
@@ -69,16 +69,16 @@ pub(super) async fn word(
             if !intake.take_all().await? || !intake.is_whole() || intake.len() > most {
                 return Ok(None);
             }
-            Ok(intake.json().and_then(|body| keyed(&exchange.shared.prints, &body)))
+            Ok(intake.json().and_then(|body| keyed_hash(&exchange.shared.prints, &body)))
         }
     }
 }
 
 /// Computes 64 bits of a hash under a key that only this process has, as digits.
-fn keyed(key: &PrintKey, body: &[u8]) -> Option<HeaderValue> {
+fn keyed_hash(key: &FingerprintKey, body: &[u8]) -> Option<HeaderValue> {
     // No request has this path, so the hash never equals a request's fingerprint.
     let mut printer = key.begin(&Method::POST, "conversation");
-    beginning(body, |text| {
+    visit_beginning(body, |text| {
         printer.add(&(text.len() as u64).to_le_bytes());
         printer.add(text);
     });
@@ -89,15 +89,15 @@ fn keyed(key: &PrintKey, body: &[u8]) -> Option<HeaderValue> {
 /// Computes the hash for choosing a canary, without a key, because it is never shown.
 pub(super) fn number(body: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    beginning(body, |text| text.hash(&mut hasher));
+    visit_beginning(body, |text| text.hash(&mut hasher));
     hasher.finish()
 }
 
 /// Passes the part that stays the same over all turns of a conversation: everything up to the first user
 /// message, or the whole body if it has no messages.
-fn beginning(body: &[u8], mut each: impl FnMut(&[u8])) {
+fn visit_beginning(body: &[u8], mut each: impl FnMut(&[u8])) {
     #[derive(Deserialize)]
-    struct Body<'a> {
+    struct ConversationBody<'a> {
         #[serde(borrow)]
         system: Option<&'a RawValue>,
         #[serde(borrow)]
@@ -108,15 +108,17 @@ fn beginning(body: &[u8], mut each: impl FnMut(&[u8])) {
         input: Option<&'a RawValue>,
     }
     #[derive(Deserialize)]
-    struct Message<'a> {
+    struct ConversationMessage<'a> {
         #[serde(borrow)]
         role: Option<&'a RawValue>,
     }
     let is_users = |message: &&RawValue| {
-        let role = serde_json::from_str::<Message<'_>>(message.get()).ok().and_then(|message| message.role);
+        let role = serde_json::from_str::<ConversationMessage<'_>>(message.get())
+            .ok()
+            .and_then(|message| message.role);
         role.is_some_and(|role| role.get() == "\"user\"")
     };
-    let Ok(parsed) = serde_json::from_slice::<Body<'_>>(body) else { return each(body) };
+    let Ok(parsed) = serde_json::from_slice::<ConversationBody<'_>>(body) else { return each(body) };
     // The Responses API calls the list of messages `input`, which may also be one text.
     let listed = parsed.input.and_then(|input| serde_json::from_str::<Vec<&RawValue>>(input.get()).ok());
     let Some(messages) = parsed.messages.or(listed) else { return each(body) };
@@ -162,9 +164,9 @@ mod tests {
 
     #[test]
     fn its_word_is_short_the_same_at_each_turn_and_another_one_under_another_key() {
-        let key = PrintKey::new();
-        let word = |key: &PrintKey, body: &Value| {
-            keyed(key, body.to_string().as_bytes()).unwrap().to_str().unwrap().to_owned()
+        let key = FingerprintKey::new();
+        let word = |key: &FingerprintKey, body: &Value| {
+            keyed_hash(key, body.to_string().as_bytes()).unwrap().to_str().unwrap().to_owned()
         };
         let first = json!({ "messages": [said("user", "a secret")] });
         let next =
@@ -172,7 +174,7 @@ mod tests {
         assert_eq!(word(&key, &first), word(&key, &next));
         assert_eq!(word(&key, &first).len(), 16);
         assert_ne!(word(&key, &first), word(&key, &json!({ "messages": [said("user", "a secre")] })));
-        assert_ne!(word(&key, &first), word(&PrintKey::new(), &first));
+        assert_ne!(word(&key, &first), word(&FingerprintKey::new(), &first));
         let split = |one: &str, two: &str| json!({ "messages": [said("system", one), said("user", two)] });
         assert_ne!(word(&key, &split("ab", "c")), word(&key, &split("a", "bc")));
     }

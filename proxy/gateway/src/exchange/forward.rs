@@ -19,17 +19,17 @@ use super::conversation::{self, Wish};
 use super::{Answered, Asked, ClientBody, Exchange, Refused, naming, prompt_size, tried};
 use crate::access::keys::{self, Access};
 use crate::answer::assemble::{self, Kind};
-use crate::answer::remember::Remember;
-use crate::answer::teller::Manner;
+use crate::answer::remember::TurnRecorder;
+use crate::answer::teller::LoadingNoticeForm;
 use crate::backend::again::{Again, Search};
-use crate::backend::attempts::{Attempts, Relayed};
+use crate::backend::attempts::{Attempts, RelayedAnswer};
 use crate::backend::backends::{BackendLease, BoxFuture};
-use crate::backend::line_limits::fits_lines;
-use crate::backend::message::{Message, Repeating};
-use crate::backend::unread_body::goes_without_body;
+use crate::backend::line_limits::check_lines;
+use crate::backend::message::{Message, RepeatPolicy};
+use crate::backend::unread_body::is_sent_without_body;
 use crate::backend::upstream::Upstream;
-use crate::body::intake::{Intake, Named};
-use crate::body::limits::Limits;
+use crate::body::intake::{BodyIntake, Named};
+use crate::body::limits::BodyLimits;
 use crate::body::request_copy::RequestCopy;
 use crate::protocol::{headers, query, wire};
 use crate::refusal::Refusal;
@@ -39,7 +39,7 @@ use crate::route::{self, Effect, Shape};
 use crate::rules;
 
 /// A request in the form that its backend gets, as far as its body was read.
-struct Prepared {
+struct PreparedRequest {
     model: ModelName,
     /// Prompt tokens, if admission needs them.
     tokens: Option<u64>,
@@ -53,36 +53,36 @@ struct Prepared {
 
 /// A streaming request whose model is not loaded yet. Its client gets the head of the answer first.
 pub(super) struct Waits {
-    pub(super) manner: Manner,
+    pub(super) manner: LoadingNoticeForm,
     /// Interval of keep-alives to the client.
     pub(super) every: Duration,
     /// Start of the wait.
     pub(super) since: Instant,
     lease: BoxFuture<'static, Result<Arc<dyn BackendLease>, Denied>>,
-    prepared: Prepared,
+    prepared: PreparedRequest,
     parts: Box<Parts>,
-    intake: Box<Intake>,
-    limits: Limits,
+    intake: Box<BodyIntake>,
+    limits: BodyLimits,
 }
 
 /// Progress of a forwarded request.
 #[expect(clippy::large_enum_variant, reason = "one per request, and never in a collection")]
-pub(super) enum Forwarded {
+pub(super) enum ForwardResult {
     Answered(Answered),
     Waits(Box<Waits>),
 }
 
 /// Forwards an admitted request until its answer begins, or until it has to wait for its model to load.
 #[inline]
-pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<Forwarded, Refused> {
+pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<ForwardResult, Refused> {
     let Asked { mut parts, body, named, held, access } = asked;
     let shared = exchange.shared.clone();
-    let limits = Limits::of(&shared.config, exchange.route.size);
+    let limits = BodyLimits::of(&shared.config, exchange.route.size);
     let printer = shared.prints.begin(&parts.method, &route::plain(parts.uri.path()));
     let budget = shared.budget.of(held, access.held());
     exchange.budget = Some(budget.clone());
     let unread = ClientBody::unread(&body);
-    let mut intake = Intake::begin(&mut parts.headers, body, budget, limits, printer)
+    let mut intake = BodyIntake::begin(&mut parts.headers, body, budget, limits, printer)
         .map_err(|refusal| unread.refused(refusal))?;
     exchange.body = Some(intake.sent.clone());
     let is_plain = named.is_none();
@@ -105,7 +105,7 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
         if let Some(lease) = lease {
             let lease = prepared.attempts(exchange, &limits).granted(Ok(lease));
             let lease = lease.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
-            return send(exchange, prepared, parts, intake, limits, lease).await.map(Forwarded::Answered);
+            return send(exchange, prepared, parts, intake, limits, lease).await.map(ForwardResult::Answered);
         }
     }
     if let Some(manner) = manner(exchange, &prepared, &intake) {
@@ -121,12 +121,12 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
     };
     let lease = lease.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
     let sending = pin!(send(exchange, prepared, parts, intake, limits, lease));
-    sending.await.map(Forwarded::Answered)
+    sending.await.map(ForwardResult::Answered)
 }
 
 /// Returns the form of progress messages for a stream whose model is being loaded. `None` if the model is
 /// serving, or if the client gets only the model's answer.
-fn manner(exchange: &Exchange, prepared: &Prepared, intake: &Intake) -> Option<Manner> {
+fn manner(exchange: &Exchange, prepared: &PreparedRequest, intake: &BodyIntake) -> Option<LoadingNoticeForm> {
     let Exchange { shared, route, .. } = exchange;
     if !(route.generates && prepared.loads && intake.is_stream()) || prepared.assemble.is_some() {
         return None;
@@ -134,8 +134,8 @@ fn manner(exchange: &Exchange, prepared: &Prepared, intake: &Intake) -> Option<M
     let mode = exchange.rules(&prepared.model).map_or(WhileLoading::default(), |rules| rules.loading);
     let manner = match mode {
         WhileLoading::Off => return None,
-        WhileLoading::Reasoning if route.shape == Some(Shape::Chat) => Manner::Reasoning,
-        WhileLoading::Comment | WhileLoading::Reasoning => Manner::Comments,
+        WhileLoading::Reasoning if route.shape == Some(Shape::Chat) => LoadingNoticeForm::Reasoning,
+        WhileLoading::Comment | WhileLoading::Reasoning => LoadingNoticeForm::Comments,
     };
     shared.upstream.backends.coming(&prepared.model).map(|_| manner)
 }
@@ -144,17 +144,17 @@ fn manner(exchange: &Exchange, prepared: &Prepared, intake: &Intake) -> Option<M
 /// plain answer, so that a refusal has its own status.
 async fn wait(
     exchange: &mut Exchange,
-    manner: Manner,
-    prepared: Prepared,
+    manner: LoadingNoticeForm,
+    prepared: PreparedRequest,
     parts: Box<Parts>,
-    intake: Box<Intake>,
-    limits: Limits,
-) -> Result<Forwarded, Refused> {
+    intake: Box<BodyIntake>,
+    limits: BodyLimits,
+) -> Result<ForwardResult, Refused> {
     let (upstream, since) = (exchange.shared.upstream.clone(), Instant::now());
     let config = &exchange.shared.config.upstream;
     let every = match manner {
-        Manner::Comments => config.comment_interval,
-        Manner::Reasoning => config.reasoning_interval,
+        LoadingNoticeForm::Comments => config.comment_interval,
+        LoadingNoticeForm::Reasoning => config.reasoning_interval,
     };
     prepared.attempts(exchange, &limits).waits();
     let (model, kind, tokens) = (prepared.model.clone(), exchange.route.kind, prepared.tokens);
@@ -162,18 +162,18 @@ async fn wait(
         Box::pin(async move { upstream.backends.lease(&model, kind, tokens).await });
     let Ok(granted) = timeout(every, &mut lease).await else {
         let waits = Waits { manner, every, since, lease, prepared, parts, intake, limits };
-        return Ok(Forwarded::Waits(Box::new(waits)));
+        return Ok(ForwardResult::Waits(Box::new(waits)));
     };
-    granted_later(exchange, prepared, parts, intake, limits, granted).await.map(Forwarded::Answered)
+    send_when_granted(exchange, prepared, parts, intake, limits, granted).await.map(ForwardResult::Answered)
 }
 
 /// Sends a request whose whole body is here, once its lease is granted.
-async fn granted_later(
+async fn send_when_granted(
     exchange: &mut Exchange,
-    prepared: Prepared,
+    prepared: PreparedRequest,
     parts: Box<Parts>,
-    intake: Box<Intake>,
-    limits: Limits,
+    intake: Box<BodyIntake>,
+    limits: BodyLimits,
     granted: Result<Arc<dyn BackendLease>, Denied>,
 ) -> Result<Answered, Refused> {
     let lease = prepared.attempts(exchange, &limits).granted(granted);
@@ -190,12 +190,12 @@ impl Waits {
     pub(super) async fn forward(self, exchange: &mut Exchange) -> Result<Answered, Refused> {
         let Self { lease, prepared, parts, intake, limits, .. } = self;
         let granted = lease.await;
-        granted_later(exchange, prepared, parts, intake, limits, granted).await
+        send_when_granted(exchange, prepared, parts, intake, limits, granted).await
     }
 }
 
-impl Prepared {
-    fn attempts<'a>(&'a self, exchange: &'a mut Exchange, limits: &'a Limits) -> Attempts<'a> {
+impl PreparedRequest {
+    fn attempts<'a>(&'a self, exchange: &'a mut Exchange, limits: &'a BodyLimits) -> Attempts<'a> {
         Attempts {
             upstream: &exchange.shared.upstream,
             record: &mut exchange.flight.record,
@@ -216,10 +216,10 @@ impl Prepared {
 #[inline]
 async fn send(
     exchange: &mut Exchange,
-    prepared: Prepared,
+    prepared: PreparedRequest,
     parts: Box<Parts>,
-    mut intake: Box<Intake>,
-    limits: Limits,
+    mut intake: Box<BodyIntake>,
+    limits: BodyLimits,
     lease: Arc<dyn BackendLease>,
 ) -> Result<Answered, Refused> {
     let rest = ClientBody::behind(&intake);
@@ -248,7 +248,7 @@ async fn send(
         let understood = matches!(kind, Kind::Chat | Kind::Text | Kind::Native) && is_whole;
         (route::plain(parts.uri.path()).into_owned(), understood)
     });
-    let repeating = Repeating {
+    let repeating = RepeatPolicy {
         generates: exchange.route.generates,
         repeats: exchange.route.computes && on_death == OnDeath::Continue,
         remembers: kept.is_some(),
@@ -260,7 +260,7 @@ async fn send(
     let message = Message::new(parts, intake, repeating).map_err(|refusal| rest.refused(refusal))?;
     let remember = kept.map(|(path, understood)| {
         let limit = shared.config.upstream.continue_bytes.in_memory();
-        Box::new(Remember::of(&message, &path, understood, limit))
+        Box::new(TurnRecorder::of(&message, &path, understood, limit))
     });
     exchange.flight.progress.asks(message.streams(), prepared.tokens, guess);
     if kind == LeaseKind::Slot {
@@ -274,7 +274,7 @@ async fn send(
         let running = pin!(attempts.run(lease, message, deadline));
         running.await
     };
-    let Prepared { model, tokens, assemble, sets, .. } = prepared;
+    let PreparedRequest { model, tokens, assemble, sets, .. } = prepared;
     let relayed = relayed.and_then(|relayed| check(relayed, &model, is_page));
     let mut relayed = relayed.map_err(|refusal| rest.refused(refusal))?;
     let is_begun = relayed.response.status().is_success() && assemble::is_events(relayed.response.headers());
@@ -287,12 +287,12 @@ async fn send(
 }
 
 /// Checks that the answer can be passed on.
-fn check(mut relayed: Relayed, model: &ModelName, is_page: bool) -> Result<Relayed, Refusal> {
+fn check(mut relayed: RelayedAnswer, model: &ModelName, is_page: bool) -> Result<RelayedAnswer, Refusal> {
     // On an error its connection is closed with it.
     wire::check_answer(relayed.response.status(), relayed.response.headers())
         .map_err(|why| Refusal::Garbled { model: model.clone(), why: why.to_owned() })?;
     if let Address::Remote(_) = relayed.backend.lease.address() {
-        headers::strip_of_another_host(relayed.response.headers_mut());
+        headers::strip_host_policies(relayed.response.headers_mut());
         if relayed.response.status() == StatusCode::UNAUTHORIZED {
             // The endpoint refuses our own key; the client cannot do anything about that.
             relayed.backend.lease.doubt();
@@ -314,8 +314,8 @@ async fn prepare(
     named: Option<ModelName>,
     is_plain: bool,
     parts: &mut Parts,
-    intake: &mut Intake,
-) -> Result<Prepared, Refusal> {
+    intake: &mut BodyIntake,
+) -> Result<PreparedRequest, Refusal> {
     let (shared, route) = (exchange.shared.clone(), exchange.route);
     let upstream = &shared.upstream;
     let named = match named {
@@ -335,7 +335,7 @@ async fn prepare(
     };
     exchange.flight.progress.model(&model);
     exchange.flight.record.model = Some(model.clone());
-    if goes_without_body(&parts.method) {
+    if is_sent_without_body(&parts.method) {
         intake.discard().await?;
     }
     let rules = exchange.rules(&model);
@@ -348,17 +348,17 @@ async fn prepare(
 
     wire::sign(&mut parts.headers, parts.version);
     let conversation = headers::conversation(&parts.headers).filter(|_| exchange.drop_in);
-    headers::to_backend(&mut parts.headers, &exchange.request_id);
-    headers::set_conversation(&mut parts.headers, conversation);
+    headers::prepare_for_backend(&mut parts.headers, &exchange.request_id);
+    headers::set_stream_conversation_id(&mut parts.headers, conversation);
     if access.has_key() {
         keys::strip(&mut parts.headers);
     }
     // Checked in its final form, before waiting for a backend.
-    fits_lines(parts)?;
+    check_lines(parts)?;
     if route.kind == LeaseKind::Slot {
         intake.take_rest().await?;
     }
-    turn_away(upstream, &model, intake)?;
+    refuse_quarantined(upstream, &model, intake)?;
     let asked = parts.uri.query().and_then(|query| query::parameter(query, "autoload"));
     // Parsed as llama-server's router does.
     let loads =
@@ -370,13 +370,13 @@ async fn prepare(
         Some(kind) => assemble::ask(kind, intake).await?,
         None => None,
     };
-    turn_away(upstream, &model, intake)?;
+    refuse_quarantined(upstream, &model, intake)?;
     let sets = if route.effect == Effect::Sets && intake.take_all().await? {
         intake.json().map(|body| (route::plain(parts.uri.path()).into_owned(), body))
     } else {
         None
     };
-    Ok(Prepared { model, tokens, assemble, sets, loads, patience: Duration::ZERO })
+    Ok(PreparedRequest { model, tokens, assemble, sets, loads, patience: Duration::ZERO })
 }
 
 /// Returns the model named in path or query, and removes it from the path.
@@ -407,7 +407,7 @@ fn named_in_target(
 pub(super) fn named_in_body(
     exchange: &mut Exchange,
     access: &Access,
-    intake: &Intake,
+    intake: &BodyIntake,
 ) -> Result<ModelName, Refusal> {
     let named = intake.named();
     if let Named::Model(name) = &named {
@@ -429,7 +429,7 @@ pub(super) fn named_in_body(
 }
 
 /// Refuses a request that is known to kill its server, once its whole body is here.
-fn turn_away(upstream: &Upstream, model: &ModelName, intake: &Intake) -> Result<(), Refusal> {
+fn refuse_quarantined(upstream: &Upstream, model: &ModelName, intake: &BodyIntake) -> Result<(), Refusal> {
     match intake.sent.print() {
         Some(print) if matches!(upstream.backends.standing(model, print), Standing::Refused { .. }) => {
             Err(upstream.quarantined(model, print, false))

@@ -22,7 +22,7 @@ use crate::route::{self, LocalRoute, target};
 use crate::rules::Listing;
 
 /// Decides whether a model is listed.
-type Shown<'a> = &'a dyn Fn(&ModelView) -> bool;
+type ModelFilter<'a> = &'a dyn Fn(&ModelView) -> bool;
 
 /// Headers and body of an answer. Its status is 308 if it has a `Location`, else 200.
 pub(super) type Words = (HeaderMap, Bytes);
@@ -46,22 +46,22 @@ pub(super) fn answer(
             Err(Refusal::ShuttingDown)
         }
         LocalRoute::Health if exchange.drop_in && dropin::is_loading(shared) => Err(Refusal::Loading),
-        LocalRoute::Health => health(&backends.view()),
+        LocalRoute::Health => health_answer(&backends.view()),
         LocalRoute::Models => {
             let names = naming::shown(live, access).filter_map(|name| {
                 let model = resolve(name).ok().filter(|model| !listing(live, model).hidden)?;
-                renamed(&view, live, name, &model, shared.started)
+                renamed_entry(&view, live, name, &model, shared.started)
             });
             let listed = |model: &ModelView| shown(model) && !listing(live, &model.name).hidden;
             Ok(models(&view, live, shared.started, &listed, names.collect()))
         }
         LocalRoute::Running => Ok(running(&backends.view(), &shown)),
         LocalRoute::Bare(name) => naming::in_path(resolve(name), exchange, access).map(|_| {
-            redirect(&format!("{}{}", shared.config.server.api_prefix, target::with_slash(&parts.uri)))
+            redirect_answer(&format!("{}{}", shared.config.server.api_prefix, target::with_slash(&parts.uri)))
         }),
         LocalRoute::Model(name) => resolve(name).and_then(|resolved| {
             let model = if live.by_name.contains_key(name) && resolved.as_str() != name {
-                renamed(&view, live, name, &resolved, shared.started).map(|entry| words(&entry))
+                renamed_entry(&view, live, name, &resolved, shared.started).map(|entry| words(&entry))
             } else {
                 model(&view, live, &resolved, shared.started)
             };
@@ -69,7 +69,7 @@ pub(super) fn answer(
                 ResolveError::Unknown { name: name.clone(), known: access.names(backends) }.into()
             })
         }),
-        LocalRoute::Preflight => Ok((exchange.live.cors.preflight(&parts.headers), Bytes::new())),
+        LocalRoute::Preflight => Ok((exchange.live.cors.preflight_headers(&parts.headers), Bytes::new())),
         // The page has a body type of its own and was admitted as such.
         LocalRoute::Page | LocalRoute::Forbidden => Err(Refusal::Method(route::named(&parts.method))),
     };
@@ -91,7 +91,7 @@ pub(super) fn words(body: &Value) -> Words {
 /// `/health`: whether requests can be served. Fails while every model refuses its requests because no
 /// process of it starts: another instance would serve them better. A model that is loading, being replaced,
 /// or loaded by its first request counts as healthy, because its requests wait.
-fn health(view: &FleetView) -> Result<Words, Refusal> {
+fn health_answer(view: &FleetView) -> Result<Words, Refusal> {
     let refusing = |model: &ModelView| {
         model.outage.as_ref().filter(|outage| outage.refusing).map(|outage| outage.next_start_unix_ms)
     };
@@ -104,7 +104,7 @@ fn health(view: &FleetView) -> Result<Words, Refusal> {
 }
 
 /// `/v1/models`: every listed model, in any state.
-fn models(view: &FleetView, live: &Live, created: u64, shown: Shown<'_>, names: Vec<Value>) -> Words {
+fn models(view: &FleetView, live: &Live, created: u64, shown: ModelFilter<'_>, names: Vec<Value>) -> Words {
     let models = || view.models.iter().filter(|model| shown(model));
     let ollama: Vec<Value> = models().map(|model| ollama(model)).collect();
     let data: Vec<Value> = models().map(|model| one(model, live, created)).chain(names).collect();
@@ -112,7 +112,7 @@ fn models(view: &FleetView, live: &Live, created: u64, shown: Shown<'_>, names: 
 }
 
 /// `/running`: the processes of the listed models.
-fn running(view: &Arc<FleetView>, shown: Shown<'_>) -> Words {
+fn running(view: &Arc<FleetView>, shown: ModelFilter<'_>) -> Words {
     let processes = view.models.iter().filter(|model| shown(model)).flat_map(|model| {
         model.backends.iter().filter(|backend| backend.pid.is_some()).map(|backend| {
             json!({
@@ -131,7 +131,7 @@ fn running(view: &Arc<FleetView>, shown: Shown<'_>) -> Words {
 }
 
 /// Redirects to the same target with a slash at its end.
-fn redirect(location: &str) -> Words {
+fn redirect_answer(location: &str) -> Words {
     let mut headers = HeaderMap::new();
     if let Ok(location) = HeaderValue::from_str(location) {
         headers.insert(LOCATION, location);
@@ -177,7 +177,13 @@ fn one(model: &ModelView, live: &Live, created: u64) -> Value {
 }
 
 /// Describes a name that currently resolves to this model.
-fn renamed(view: &FleetView, live: &Live, name: &str, model: &ModelName, created: u64) -> Option<Value> {
+fn renamed_entry(
+    view: &FleetView,
+    live: &Live,
+    name: &str,
+    model: &ModelName,
+    created: u64,
+) -> Option<Value> {
     let mut entry = one(view.models.iter().find(|shown| shown.name == *model)?, live, created);
     (entry["id"], entry["aliases"], entry["means"]) = (json!(name), json!([]), json!(model));
     Some(entry)

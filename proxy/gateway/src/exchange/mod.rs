@@ -44,20 +44,20 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use self::forward::Forwarded;
+use self::forward::ForwardResult;
 use self::local_routes::Words;
 use self::router::RouterCall;
 use crate::access::keys::{Access, Keys};
 use crate::access::{csrf, host_check};
 use crate::answer::answer_body::AnswerBody;
 use crate::answer::assemble::Kind;
-use crate::answer::flight::Flight;
-use crate::answer::remember::Remember;
+use crate::answer::flight::InFlightRequest;
+use crate::answer::remember::TurnRecorder;
 use crate::backend::again::Again;
-use crate::backend::attempts::Relayed;
-use crate::backend::line_limits::fits_line;
+use crate::backend::attempts::RelayedAnswer;
+use crate::backend::line_limits::check_request_line;
 use crate::body::budget::{Budget, Peer, Share};
-use crate::body::intake::Intake;
+use crate::body::intake::BodyIntake;
 use crate::body::sent::Sent;
 use crate::live::Live;
 use crate::observe::Record;
@@ -84,7 +84,7 @@ struct Exchange {
     route: Route,
     request_id: HeaderValue,
     origin: Option<HeaderValue>,
-    flight: Box<Flight>,
+    flight: Box<InFlightRequest>,
     /// State of the request body, once a part of it was read.
     body: Option<Arc<Sent>>,
     /// Memory budget of the client, once the client is known.
@@ -96,7 +96,7 @@ struct Exchange {
 }
 
 /// A received head of which only the target was read.
-struct Received {
+struct ReceivedRequest {
     parts: Box<Parts>,
     body: Incoming,
     /// Result of the second reader that checks the framing next to hyper.
@@ -112,18 +112,18 @@ struct Received {
 }
 
 /// A request with a valid head from a client with access.
-enum Admitted {
+enum AdmittedRequest {
     /// Answered by the gateway: headers and body.
     Here(Words),
     /// A request for the operators' page.
-    Page(Box<ForPage>),
+    Page(Box<PageRequest>),
     /// A route of llama-server's router.
     Router(RouterCall, Asked),
     Forward(Asked),
 }
 
 /// A request for the operators' page, and its handler.
-struct ForPage {
+struct PageRequest {
     page: Arc<dyn Page>,
     request: Request<Incoming>,
     asker: Asker,
@@ -140,7 +140,7 @@ struct Asked {
 
 /// A request whose backend has begun to answer.
 struct Answered {
-    relayed: Relayed,
+    relayed: RelayedAnswer,
     rest: ClientBody,
     /// Dialect, if the answer is assembled from a stream.
     assemble: Option<Kind>,
@@ -150,7 +150,7 @@ struct Answered {
     /// answer.
     again: Option<Box<Again>>,
     /// Recording for the next process.
-    remember: Option<Box<Remember>>,
+    remember: Option<Box<TurnRecorder>>,
 }
 
 /// The end of a request without a backend's answer.
@@ -172,7 +172,7 @@ enum ClientBody {
 
 impl Answered {
     /// An answer that is passed on unchanged.
-    fn alone(relayed: Relayed, rest: ClientBody) -> Self {
+    fn alone(relayed: RelayedAnswer, rest: ClientBody) -> Self {
         Self { relayed, rest, assemble: None, sets: None, again: None, remember: None }
     }
 }
@@ -184,7 +184,7 @@ impl ClientBody {
     }
 
     /// State once a part of the body was read.
-    fn behind(intake: &Intake) -> Self {
+    fn behind(intake: &BodyIntake) -> Self {
         if intake.is_whole() { Self::Over } else { Self::Coming }
     }
 
@@ -196,7 +196,7 @@ impl ClientBody {
 impl Exchange {
     /// Adds the conversation's identifier to the head of a success. A refusal must not bind a conversation
     /// to an instance.
-    fn tell_conversation(&self, status: StatusCode, headers: &mut HeaderMap) {
+    fn add_conversation_header(&self, status: StatusCode, headers: &mut HeaderMap) {
         if let Some(word) = self.conversation.clone().filter(|_| status.is_success()) {
             headers.insert(headers::CONVERSATION, word);
         }
@@ -223,30 +223,32 @@ pub(crate) async fn answer(
     let busy = conn.begin();
     let (mut exchange, received) = receive(shared, conn, peer, request);
     let ended = match admit(&mut exchange, received) {
-        Ok(Admitted::Forward(asked)) => {
+        Ok(AdmittedRequest::Forward(asked)) => {
             let rest = ClientBody::unread(&asked.body);
             let forwarded = {
                 let mut forwarding = pin!(forward::forward(&mut exchange, asked));
                 poll_fn(|context| busy.unless_cancelled(forwarding.as_mut(), context)).await
             };
             match forwarded {
-                Some(Ok(Forwarded::Answered(answered))) => {
+                Some(Ok(ForwardResult::Answered(answered))) => {
                     return Ok(reply::deliver(exchange, answered, busy).await);
                 }
-                Some(Ok(Forwarded::Waits(waits))) => return Ok(reply::begin(exchange, *waits, busy)),
+                Some(Ok(ForwardResult::Waits(waits))) => return Ok(reply::begin(exchange, *waits, busy)),
                 Some(Err(refused)) => Err(refused),
                 None => Err(exchange.cancelled(rest)),
             }
         }
-        Ok(Admitted::Page(asked)) => {
-            let ForPage { page, request, asker } = *asked;
+        Ok(AdmittedRequest::Page(asked)) => {
+            let PageRequest { page, request, asker } = *asked;
             let rest = ClientBody::unread(request.body());
             let answer = page.answer(request, asker).await;
             return Ok(reply::page(exchange, answer, rest, busy));
         }
         // Rare, so boxed: it would enlarge every request's future.
-        Ok(Admitted::Router(call, asked)) => Box::pin(router::answer(&mut exchange, call, asked)).await,
-        Ok(Admitted::Here(words)) => Ok(words),
+        Ok(AdmittedRequest::Router(call, asked)) => {
+            Box::pin(router::answer(&mut exchange, call, asked)).await
+        }
+        Ok(AdmittedRequest::Here(words)) => Ok(words),
         Err(refused) => Err(refused),
     };
     Ok(match ended {
@@ -261,7 +263,7 @@ fn receive(
     conn: Arc<ConnState>,
     peer: Peer,
     request: Request<Incoming>,
-) -> (Exchange, Received) {
+) -> (Exchange, ReceivedRequest) {
     let seen = conn.next_head();
     let (parts, body) = request.into_parts();
     // Boxed for the same reason as the flight.
@@ -298,7 +300,7 @@ fn receive(
         };
         Trace::begin(&mut parts.headers, ratio, path, !shared.config.server.tls_cert.is_empty())
     });
-    let mut flight = Flight::begin(
+    let mut flight = InFlightRequest::begin(
         shared.observer.clone(),
         shared.gauges.clone(),
         request_id.to_str().unwrap_or_default().to_owned(),
@@ -331,7 +333,7 @@ fn receive(
         renamed: None,
         conversation: None,
     };
-    (exchange, Received { parts, body, seen, is_outside, local, named, held: peer.held })
+    (exchange, ReceivedRequest { parts, body, seen, is_outside, local, named, held: peer.held })
 }
 
 /// Returns whether the request is for the operators' page, and there is one.
@@ -353,14 +355,14 @@ fn begun(record: &Record, route: Route, at: Instant) -> Begun<'_> {
 }
 
 /// Admits a request by everything known before its body is read. Own routes are answered.
-fn admit(exchange: &mut Exchange, received: Received) -> Result<Admitted, Refused> {
-    let Received { parts, body, seen, is_outside, local, named, held } = received;
+fn admit(exchange: &mut Exchange, received: ReceivedRequest) -> Result<AdmittedRequest, Refused> {
+    let ReceivedRequest { parts, body, seen, is_outside, local, named, held } = received;
     let config = &exchange.shared.config.server;
     let unframed = |refusal| ClientBody::Unframed.refused(refusal);
     if head_bytes(&parts) > config.header_bytes.in_memory() || parts.headers.len() > config.header_count {
         // If both apply, report the more specific one.
         let too_large = Refusal::HeadTooLarge { limit: config.header_bytes.in_memory() };
-        return Err(unframed(fits_line(&parts).err().unwrap_or(too_large)));
+        return Err(unframed(check_request_line(&parts).err().unwrap_or(too_large)));
     }
     if is_outside {
         return Err(unframed(Refusal::NoPrefix(config.api_prefix.clone())));
@@ -371,15 +373,15 @@ fn admit(exchange: &mut Exchange, received: Received) -> Result<Admitted, Refuse
     if let (Some(LocalRoute::Page), Some(page)) = (&local, exchange.shared.page.clone()) {
         let asker = Asker::of(&parts, exchange.flight.record.peer, exchange.shared.config.tls().is_some());
         let request = Request::from_parts(*parts, body);
-        return Ok(Admitted::Page(Box::new(ForPage { page, request, asker })));
+        return Ok(AdmittedRequest::Page(Box::new(PageRequest { page, request, asker })));
     }
     if let Some(local) = local {
-        return local_routes::answer(exchange, &access, &parts, &local).map(Admitted::Here);
+        return local_routes::answer(exchange, &access, &parts, &local).map(AdmittedRequest::Here);
     }
     let asked = Asked { parts, body, named, held, access };
     Ok(match RouterCall::of(exchange, &asked) {
-        Some(call) => Admitted::Router(call, asked),
-        None => Admitted::Forward(asked),
+        Some(call) => AdmittedRequest::Router(call, asked),
+        None => AdmittedRequest::Forward(asked),
     })
 }
 

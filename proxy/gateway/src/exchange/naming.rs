@@ -40,9 +40,9 @@ pub(super) fn resolve(
             Ok(model) => return Ok((model, None)),
             Err(refusal) => {
                 let unknown = matches!(refusal, Refusal::Resolve(ResolveError::Unknown { .. }));
-                match name.filter(|_| unknown).and_then(|name| by_pattern(live, name)) {
+                match name.filter(|_| unknown).and_then(|name| find_pattern(live, name)) {
                     Some(meant) => meant,
-                    None => return Err(with_names(refusal, live, access)),
+                    None => return Err(add_names(refusal, live, access)),
                 }
             }
         },
@@ -57,12 +57,12 @@ pub(super) fn resolve(
     );
     match chosen {
         Some((model, rules)) => Ok((model.clone(), Some(Arc::clone(rules)))),
-        None => Err(with_names(access.hide(backends, name), live, access)),
+        None => Err(add_names(access.hide(backends, name), live, access)),
     }
 }
 
 /// Returns the pattern that matches a name without an entry of its own; of several, the longest.
-fn by_pattern<'a>(live: &'a Live, name: &str) -> Option<(&'a String, &'a Name)> {
+fn find_pattern<'a>(live: &'a Live, name: &str) -> Option<(&'a String, &'a Name)> {
     let patterns = live.by_name.iter().filter(|(pattern, _)| is_pattern(pattern));
     patterns.filter(|(pattern, _)| pattern_matches(pattern, name)).max_by_key(|(pattern, _)| pattern.len())
 }
@@ -99,7 +99,7 @@ pub(super) fn shown<'a>(live: &'a Live, access: &'a Access) -> impl Iterator<Ite
 }
 
 /// Adds these names to a refusal that lists the known names.
-fn with_names(mut refusal: Refusal, live: &Live, access: &Access) -> Refusal {
+fn add_names(mut refusal: Refusal, live: &Live, access: &Access) -> Refusal {
     let hidden = match &mut refusal {
         Refusal::Hidden(told) => &mut **told,
         told => told,

@@ -34,24 +34,24 @@ use warden_supervisor::{Size, Weighed};
 
 use crate::backend::attempts::connect;
 use crate::backend::request_body::RequestBody;
-use crate::backend::unread_body::end_connection_behind;
+use crate::backend::unread_body::close_after_unread_body;
 use crate::backend::upstream::Upstream;
-use crate::backend::upstream_conn::SendError;
-use crate::body::intake::Intake;
+use crate::backend::upstream_conn::UpstreamSendError;
+use crate::body::intake::BodyIntake;
 use crate::body::sent::Sent;
 use crate::body::texts::{TEXT, Texts};
 use crate::refusal::Refusal;
 
 /// Time limit for counting. A tokenizer takes about a second for that many bytes; a backend that takes
 /// longer is busy.
-const PATIENCE: Duration = Duration::from_secs(5);
+const COUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bytes of the answer per byte of text: a token has at most six digits and a comma, and a byte is at most
 /// one token.
-const ANSWER_PER_BYTE: usize = 8;
+const ANSWER_BYTES_PER_BYTE: usize = 8;
 
 #[derive(Deserialize)]
-struct Counted {
+struct TokenizeCount {
     tokens: Vec<IgnoredAny>,
 }
 
@@ -62,7 +62,7 @@ pub(super) async fn of(
     kind: LeaseKind,
     model: &ModelName,
     headers: &HeaderMap,
-    intake: &mut Intake,
+    intake: &mut BodyIntake,
     loads: bool,
 ) -> Result<Option<u64>, Refusal> {
     let backends = &upstream.backends;
@@ -85,7 +85,7 @@ pub(super) async fn of(
                     Some(texts) => {
                         // Rare and large, so boxed: it would enlarge every request's future.
                         let counting = Box::pin(count(upstream, model, headers, texts, print, loads));
-                        timeout(PATIENCE, counting).await.ok().flatten()
+                        timeout(COUNT_TIMEOUT, counting).await.ok().flatten()
                     }
                     None => None,
                 };
@@ -131,12 +131,12 @@ async fn count(
             fields.insert(key, value.clone());
         }
     }
-    end_connection_behind(&mut request, lease.facts());
+    close_after_unread_body(&mut request, lease.facts());
     let mut conn = connect(&*lease, &pool).await.ok()?;
     let response = match conn.send(request).await {
         Ok(response) => response,
         Err(error) => {
-            if let (SendError::Sent(_) | SendError::Begun(_), Some(print)) = (error, print) {
+            if let (UpstreamSendError::Sent(_) | UpstreamSendError::Begun(_), Some(print)) = (error, print) {
                 lease.broke(print);
             }
             lease.doubt();
@@ -147,8 +147,8 @@ async fn count(
         tracing::debug!(%model, status = %response.status(), "the backend does not count tokens");
         return None;
     }
-    let limit = length.saturating_mul(ANSWER_PER_BYTE).saturating_add(1024);
+    let limit = length.saturating_mul(ANSWER_BYTES_PER_BYTE).saturating_add(1024);
     let answer = conn.all(response.into_body(), limit).await.ok()?;
-    let counted: Counted = serde_json::from_slice(&answer).ok()?;
+    let counted: TokenizeCount = serde_json::from_slice(&answer).ok()?;
     Some((counted.tokens.len() as u64).saturating_add(texts.tokens))
 }

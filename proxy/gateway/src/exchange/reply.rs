@@ -19,9 +19,9 @@ use crate::answer::answer_body::AnswerBody;
 use crate::answer::assemble::{self, Kind};
 use crate::answer::interim::Interim;
 use crate::answer::relay::{Continues, EventTerms, Relay, RelayTerms};
-use crate::answer::teller::Teller;
+use crate::answer::teller::LoadingNotifier;
 use crate::backend::again::Again;
-use crate::backend::attempts::Relayed;
+use crate::backend::attempts::RelayedAnswer;
 use crate::body::budget::Held;
 use crate::observe::Outcome;
 use crate::protocol::conn_state::Busy;
@@ -37,11 +37,11 @@ pub(super) async fn deliver(exchange: Exchange, answered: Answered, busy: Busy) 
         return relay(exchange, answered, is_events, busy);
     };
     // Rare and large, so boxed: it would enlarge every request's future.
-    Box::pin(put_together(exchange, kind, answered, busy)).await
+    Box::pin(assemble_answer(exchange, kind, answered, busy)).await
 }
 
 /// Sends an answer that is assembled from a stream.
-async fn put_together(
+async fn assemble_answer(
     mut exchange: Exchange,
     kind: Kind,
     answered: Answered,
@@ -53,11 +53,11 @@ async fn put_together(
         poll_fn(|context| busy.unless_cancelled(gathering.as_mut(), context)).await
     };
     match gathered {
-        Some(Ok(Gathered::Whole(status, mut headers, body))) => {
+        Some(Ok(GatherResult::Whole(status, mut headers, body))) => {
             headers::mark_continued(&mut headers, exchange.flight.record.continued);
             reply(exchange, status, headers, body, Outcome::Ok, busy)
         }
-        Some(Ok(Gathered::Passes(answered))) => relay(exchange, *answered, false, busy),
+        Some(Ok(GatherResult::Passes(answered))) => relay(exchange, *answered, false, busy),
         Some(Err(refusal)) => refuse(exchange, &rest.refused(refusal), busy),
         None => {
             let cancelled = exchange.cancelled(rest);
@@ -67,21 +67,21 @@ async fn put_together(
 }
 
 /// Result of reading a stream in order to assemble it.
-enum Gathered {
+enum GatherResult {
     Whole(StatusCode, HeaderMap, Bytes),
     /// The backend sent no stream: its answer is relayed.
     Passes(Box<Answered>),
 }
 
 /// Reads a stream to its end; if it breaks off, reads that of a second execution.
-async fn gathered(exchange: &mut Exchange, kind: Kind, answered: Answered) -> Result<Gathered, Refusal> {
+async fn gathered(exchange: &mut Exchange, kind: Kind, answered: Answered) -> Result<GatherResult, Refusal> {
     let Answered { mut relayed, rest, mut again, .. } = answered;
     loop {
         let Exchange { shared, flight, request_id, .. } = &mut *exchange;
         let dead = again.as_ref().map(|_| relayed.backend.lease.clone());
         let gathered = assemble::gather(kind, relayed, flight, request_id, &shared.config.upstream).await;
         let refusal = match gathered {
-            Ok((status, headers, body)) => return Ok(Gathered::Whole(status, headers, body)),
+            Ok((status, headers, body)) => return Ok(GatherResult::Whole(status, headers, body)),
             Err(refusal) => refusal,
         };
         let died = matches!(refusal, Refusal::Died { .. } | Refusal::Revoked { .. });
@@ -89,7 +89,7 @@ async fn gathered(exchange: &mut Exchange, kind: Kind, answered: Answered) -> Re
         let spare = dead.is_canary().then(|| before.search.clone());
         let mut next = before.run(&mut flight.record, dead, refusal).await?;
         if !assemble::is_events(next.response.headers()) {
-            return Ok(Gathered::Passes(Box::new(Answered::alone(next, rest))));
+            return Ok(GatherResult::Passes(Box::new(Answered::alone(next, rest))));
         }
         let kept = spare.zip(next.kept.take());
         again = kept.map(|(search, message)| Box::new(Again { search, message }));
@@ -104,14 +104,15 @@ fn continues(route: Route, most: usize) -> Option<Continues> {
 }
 
 fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy) -> Response<AnswerBody> {
-    let Answered { relayed: Relayed { response, ahead, backend, .. }, rest, sets, again, remember, .. } =
-        answered;
+    let Answered {
+        relayed: RelayedAnswer { response, ahead, backend, .. }, rest, sets, again, remember, ..
+    } = answered;
     let (mut parts, incoming) = response.into_parts();
     let version = parts.version;
     let (config, route) = (&exchange.shared.config.upstream, exchange.route);
     let has_body = exchange.flight.record.method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
-    headers::to_client(&mut parts.headers, &exchange.request_id, has_body);
-    exchange.tell_conversation(parts.status, &mut parts.headers);
+    headers::prepare_for_client(&mut parts.headers, &exchange.request_id, has_body);
+    exchange.add_conversation_header(parts.status, &mut parts.headers);
     // In drop-in mode without CORS settings, llama-server's own headers stay.
     let cors = &exchange.live.cors;
     if !(exchange.drop_in && cors.is_plain()) {
@@ -173,11 +174,11 @@ pub(super) fn begin(mut exchange: Exchange, waits: Waits, busy: Busy) -> Respons
     headers.insert(headers::ACCEL_BUFFERING, HeaderValue::from_static("no"));
     wire::sign(&mut headers, Version::HTTP_11);
     headers.insert(headers::REQUEST_ID, exchange.request_id.clone());
-    exchange.tell_conversation(StatusCode::OK, &mut headers);
+    exchange.add_conversation_header(StatusCode::OK, &mut headers);
     exchange.live.cors.mark(exchange.origin.as_ref(), &mut headers);
     let record = &mut exchange.flight.record;
     record.note_early_head();
-    let teller = Teller::new(
+    let teller = LoadingNotifier::new(
         exchange.shared.upstream.backends.clone(),
         waits.model().clone(),
         record.request_id.clone(),
@@ -253,7 +254,7 @@ fn reply(
     outcome: Outcome,
     busy: Busy,
 ) -> Response<AnswerBody> {
-    exchange.tell_conversation(status, &mut headers);
+    exchange.add_conversation_header(status, &mut headers);
     let Exchange { shared, live, conn, request_id, origin, mut flight, .. } = exchange;
     headers.insert(headers::REQUEST_ID, request_id);
     live.cors.mark(origin.as_ref(), &mut headers);

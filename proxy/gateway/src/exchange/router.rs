@@ -23,8 +23,8 @@ use warden_supervisor::{ModelState, ModelView, ResolveError};
 use super::local_routes::{Words, words};
 use super::{Asked, ClientBody, Exchange, Refused, forward};
 use crate::access::keys::Access;
-use crate::body::intake::Intake;
-use crate::body::limits::Limits;
+use crate::body::intake::BodyIntake;
+use crate::body::limits::BodyLimits;
 use crate::protocol::query;
 use crate::refusal::Refusal;
 use crate::route;
@@ -76,7 +76,7 @@ pub(super) async fn answer(
         RouterCall::Props => Ok(props()),
         RouterCall::Download => Err(unread.refused(Refusal::NoDownloads)),
         RouterCall::Events => Err(unread.refused(Refusal::NoModelEvents)),
-        RouterCall::Load | RouterCall::Unload => change(exchange, call, asked).await,
+        RouterCall::Load | RouterCall::Unload => change_load_state(exchange, call, asked).await,
     }
 }
 
@@ -93,19 +93,23 @@ fn props() -> Words {
     }))
 }
 
-async fn change(exchange: &mut Exchange, call: RouterCall, asked: Asked) -> Result<Words, Refused> {
+async fn change_load_state(
+    exchange: &mut Exchange,
+    call: RouterCall,
+    asked: Asked,
+) -> Result<Words, Refused> {
     let Asked { mut parts, body, held, access, .. } = asked;
     let shared = exchange.shared.clone();
-    let limits = Limits::of(&shared.config, exchange.route.size);
+    let limits = BodyLimits::of(&shared.config, exchange.route.size);
     let printer = shared.prints.begin(&parts.method, &route::plain(parts.uri.path()));
     let budget = shared.budget.of(held, access.held());
     let unread = ClientBody::unread(&body);
-    let intake = Intake::begin(&mut parts.headers, body, budget, limits, printer);
+    let intake = BodyIntake::begin(&mut parts.headers, body, budget, limits, printer);
     let mut intake = intake.map_err(|refusal| unread.refused(refusal))?;
     exchange.body = Some(intake.sent.clone());
     let model = model(exchange, &access, &parts, &mut intake).await;
     let changed = model.and_then(|model| match call {
-        RouterCall::Load => load(exchange, &model),
+        RouterCall::Load => load_model(exchange, &model),
         _ => unload(exchange, &access, &model),
     });
     changed.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
@@ -117,7 +121,7 @@ async fn model(
     exchange: &mut Exchange,
     access: &Access,
     parts: &Parts,
-    intake: &mut Intake,
+    intake: &mut BodyIntake,
 ) -> Result<Arc<ModelView>, Refusal> {
     let taken = intake.take_all().await;
     exchange.flight.record.bytes_in = intake.len();
@@ -139,7 +143,7 @@ async fn model(
 }
 
 /// Loads a model like a request that needs no slot. Reports at once if the model cannot be loaded at all.
-fn load(exchange: &Exchange, model: &ModelView) -> Result<(), Refusal> {
+fn load_model(exchange: &Exchange, model: &ModelView) -> Result<(), Refusal> {
     let name = model.name.clone();
     if matches!(model.state, ModelState::Loaded | ModelState::Loading) {
         return Err(Refusal::AlreadyLoaded { model: name });

@@ -15,7 +15,7 @@ use warden_supervisor::CanaryRoute;
 
 use super::{Exchange, conversation};
 use crate::backend::backends::BackendLease;
-use crate::body::intake::Intake;
+use crate::body::intake::BodyIntake;
 use crate::observe::Tried;
 use crate::refusal::Refusal;
 
@@ -26,7 +26,7 @@ pub(super) async fn lease(
     canary: &CanaryRoute,
     model: &ModelName,
     tokens: Option<u64>,
-    intake: &mut Intake,
+    intake: &mut BodyIntake,
 ) -> Result<Option<Arc<dyn BackendLease>>, Refusal> {
     let shared = exchange.shared.clone();
     let on_death = exchange.rules(model).map_or(OnDeath::default(), |rules| rules.on_death);

@@ -19,24 +19,24 @@ const TAKEN: u8 = 2;
 
 /// Cancellation state of the running request.
 #[derive(Debug, Default)]
-pub(crate) struct Cancelling {
+pub(crate) struct CancelState {
     state: AtomicU8,
     task: Mutex<Option<Waker>>,
 }
 
-impl Cancelling {
+impl CancelState {
     /// Registers the calling task as the server of the requests. Its waker stays the same, so one call is
     /// enough.
     pub(crate) async fn serve(&self) {
         poll_fn(|context| {
-            self.served_by(context.waker());
+            self.set_task(context.waker());
             Poll::Ready(())
         })
         .await;
     }
 
     /// Sets the task that is woken when the request is cancelled.
-    fn served_by(&self, task: &Waker) {
+    fn set_task(&self, task: &Waker) {
         *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.clone());
     }
 
@@ -85,9 +85,9 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Woken(AtomicUsize);
+    struct WokenCount(AtomicUsize);
 
-    impl Wake for Woken {
+    impl Wake for WokenCount {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
@@ -95,8 +95,8 @@ mod tests {
 
     #[test]
     fn it_is_seen_once_wakes_its_task_once_and_ends_with_the_request() {
-        let (cancelling, woken) = (Cancelling::default(), Arc::new(Woken::default()));
-        cancelling.served_by(&Waker::from(woken.clone()));
+        let (cancelling, woken) = (CancelState::default(), Arc::new(WokenCount::default()));
+        cancelling.set_task(&Waker::from(woken.clone()));
         assert!(!cancelling.take());
         cancelling.ask();
         cancelling.ask();
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn only_what_was_asked_before_the_poll_and_not_seen_in_it_is_stuck() {
-        let cancelling = Cancelling::default();
+        let cancelling = CancelState::default();
         let asked_meanwhile = cancelling.unless_stuck(|| {
             cancelling.ask();
             Poll::<()>::Pending

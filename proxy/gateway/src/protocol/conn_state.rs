@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 
 use tokio::time::Instant;
 
-use crate::protocol::cancelling::Cancelling;
-use crate::protocol::raw_head::{Heads, Seen};
+use crate::protocol::cancelling::CancelState;
+use crate::protocol::raw_head::{RawHeadReader, Seen};
 
 /// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(crate) struct ConnState {
     /// The answer's last poll returned a piece. The next poll comes once that piece was sent to the client.
     is_ahead: AtomicBool,
     /// Cancellation state of the running request.
-    pub(crate) cancelling: Cancelling,
+    pub(crate) cancelling: CancelState,
 }
 
 struct Inner {
@@ -49,7 +49,7 @@ struct Inner {
     /// The connection is closed without sending the remaining bytes.
     abort: bool,
     /// Second reader of the heads, if hyper reads HTTP/1.
-    heads: Option<Heads>,
+    heads: Option<RawHeadReader>,
 }
 
 impl ConnState {
@@ -63,7 +63,7 @@ impl ConnState {
             abort: false,
             heads: None,
         };
-        let (is_ahead, cancelling) = (AtomicBool::new(false), Cancelling::default());
+        let (is_ahead, cancelling) = (AtomicBool::new(false), CancelState::default());
         Arc::new(Self { inner: Mutex::new(inner), is_ahead, cancelling })
     }
 
@@ -137,12 +137,12 @@ impl ConnState {
 
     /// Returns the second reader's result for the head of the request that begins, if there is such a reader.
     pub(crate) fn next_head(&self) -> Option<Seen> {
-        self.with(|inner| inner.heads.as_mut().map(Heads::next))
+        self.with(|inner| inner.heads.as_mut().map(RawHeadReader::next))
     }
 
     /// Starts the second reader of the connection's heads, which may have at most `limit` bytes.
     pub(crate) fn read_heads(&self, limit: usize) {
-        self.with(|inner| inner.heads = Some(Heads::new(limit)));
+        self.with(|inner| inner.heads = Some(RawHeadReader::new(limit)));
     }
 
     /// Returns whether the client may still be sending bytes that must be read before the connection is

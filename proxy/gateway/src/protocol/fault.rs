@@ -4,7 +4,7 @@ use http::StatusCode;
 
 /// Reasons to refuse a request before its contents are examined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum WireFault {
+pub(crate) enum WireError {
     #[error("the request has both Content-Length and Transfer-Encoding; send one of them")]
     LengthAndCoding,
     #[error("the request has more than one Content-Length; send one")]
@@ -41,7 +41,7 @@ pub(crate) enum WireFault {
     Unseen,
 }
 
-impl WireFault {
+impl WireError {
     /// Returns the response status.
     pub(crate) fn status(self) -> StatusCode {
         match self {

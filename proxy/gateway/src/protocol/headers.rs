@@ -28,7 +28,7 @@ fn is_of_one_connection(name: &str) -> bool {
 }
 
 /// Returns whether a field of a client's head must not reach the backend.
-fn is_of_the_client(name: &str) -> bool {
+fn is_client_only(name: &str) -> bool {
     matches!(name, "content-length" | "expect" | "x-conversation-id")
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn mark_continued(headers: &mut HeaderMap, continued: bool) {
 }
 
 /// Removes fields by which another host instructs browsers: from us they would apply to our host.
-pub(crate) fn strip_of_another_host(headers: &mut HeaderMap) {
+pub(crate) fn strip_host_policies(headers: &mut HeaderMap) {
     let of_its_host = |name: &HeaderName| {
         matches!(
             name.as_str(),
@@ -106,11 +106,11 @@ fn strip_named(headers: &mut HeaderMap) {
 
 /// Prepares a client's head for the backend. Also removes fields whose name has an underscore: some servers
 /// read it as a dash, and a `Content_Length` must not count as a length. llama-server reads no such field.
-pub(crate) fn to_backend(headers: &mut HeaderMap, request_id: &HeaderValue) {
+pub(crate) fn prepare_for_backend(headers: &mut HeaderMap, request_id: &HeaderValue) {
     strip_named(headers);
     sweep(headers, |name| {
         let name = name.as_str();
-        is_of_one_connection(name) || is_of_the_client(name) || name.contains('_')
+        is_of_one_connection(name) || is_client_only(name) || name.contains('_')
     });
     // The backend listens for us alone; the host name that clients use means nothing to it.
     headers.insert(header::HOST, HeaderValue::from_static("localhost"));
@@ -124,7 +124,7 @@ pub(crate) fn conversation(headers: &HeaderMap) -> Option<HeaderValue> {
 }
 
 /// Sets the id found by [`conversation`], after [`to_backend`].
-pub(crate) fn set_conversation(headers: &mut HeaderMap, conversation: Option<HeaderValue>) {
+pub(crate) fn set_stream_conversation_id(headers: &mut HeaderMap, conversation: Option<HeaderValue>) {
     if let Some(value) = conversation {
         headers.insert(CONVERSATION_ID, value);
     }
@@ -132,7 +132,7 @@ pub(crate) fn set_conversation(headers: &mut HeaderMap, conversation: Option<Hea
 
 /// Prepares a backend's head for the client. The length of an answer without a body (to `HEAD`, or 304)
 /// describes the resource and stays.
-pub(crate) fn to_client(headers: &mut HeaderMap, request_id: &HeaderValue, has_body: bool) {
+pub(crate) fn prepare_for_client(headers: &mut HeaderMap, request_id: &HeaderValue, has_body: bool) {
     strip_hop_by_hop(headers);
     if has_body {
         headers.remove(CONTENT_LENGTH);
@@ -223,7 +223,7 @@ mod tests {
             ("keep-alive", "1"),
             ("authorization", "Bearer k"),
         ]);
-        to_backend(&mut headers, &id);
+        prepare_for_backend(&mut headers, &id);
         let expected = map(&[("authorization", "Bearer k"), ("host", "localhost"), ("x-request-id", "r1")]);
         assert_eq!(headers, expected);
     }
@@ -232,9 +232,9 @@ mod tests {
     fn the_length_stays_only_where_there_is_no_body() {
         let id = HeaderValue::from_static("r1");
         let mut headers = map(&[("content-length", "5"), ("connection", "close")]);
-        to_client(&mut headers, &id, false);
+        prepare_for_client(&mut headers, &id, false);
         assert_eq!(headers, map(&[("content-length", "5"), ("x-request-id", "r1")]));
-        to_client(&mut headers, &id, true);
+        prepare_for_client(&mut headers, &id, true);
         assert_eq!(headers, map(&[("x-request-id", "r1")]));
     }
 

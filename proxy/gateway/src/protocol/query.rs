@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 /// Characters that are encoded in the value of a query.
-const IN_A_VALUE: &AsciiSet =
+const ENCODED_IN_VALUE: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
 /// Returns the first value of `name` in a query, decoded as a form: `+` is a space. `None` if it is absent
@@ -30,7 +30,7 @@ pub(crate) fn decoded_key(text: &str) -> Option<String> {
 
 /// Encodes a text as the value of a query: everything but letters, digits and `-._~/` becomes `%XX`.
 pub(crate) fn encode(text: &str) -> String {
-    utf8_percent_encode(text, IN_A_VALUE).to_string()
+    utf8_percent_encode(text, ENCODED_IN_VALUE).to_string()
 }
 
 /// Returns whether each `%` begins a byte. The library leaves invalid ones unchanged.

@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 
 use memchr::memmem;
 
-use crate::protocol::fault::WireFault;
+use crate::protocol::fault::WireError;
 use crate::protocol::query;
 
 /// Framing of a request's body, as its head declares it.
@@ -33,7 +33,7 @@ pub(crate) enum Framing {
 }
 
 /// Result of reading one head.
-pub(crate) type Seen = Result<Framing, WireFault>;
+pub(crate) type Seen = Result<Framing, WireError>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
@@ -60,7 +60,7 @@ enum At {
 
 /// The reader of one connection.
 #[derive(Debug)]
-pub(crate) struct Heads {
+pub(crate) struct RawHeadReader {
     at: At,
     /// Incomplete head.
     carry: Vec<u8>,
@@ -68,7 +68,7 @@ pub(crate) struct Heads {
     seen: VecDeque<Seen>,
 }
 
-impl Heads {
+impl RawHeadReader {
     /// Creates a reader that holds at most `limit` bytes of an incomplete head; hyper refuses a longer one.
     pub(crate) fn new(limit: usize) -> Self {
         Self { at: At::Head, carry: Vec::new(), limit, seen: VecDeque::new() }
@@ -82,7 +82,7 @@ impl Heads {
 
     /// Returns the result for the next request's head; an error if that was not seen.
     pub(crate) fn next(&mut self) -> Seen {
-        self.seen.pop_front().unwrap_or(Err(WireFault::Unseen))
+        self.seen.pop_front().unwrap_or(Err(WireError::Unseen))
     }
 
     pub(crate) fn feed(&mut self, piece: &[u8]) {
@@ -144,7 +144,7 @@ impl Heads {
     }
 
     fn note(&mut self, head: &[u8]) {
-        let seen = judge(head);
+        let seen = check_head(head);
         self.at = match seen {
             Ok(Framing::None | Framing::Length(0)) => At::Head,
             Ok(Framing::Length(left)) => At::Skip { left, chunked: false },
@@ -202,37 +202,37 @@ fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
 }
 
 /// Checks a head, including its empty line.
-fn judge(head: &[u8]) -> Seen {
+fn check_head(head: &[u8]) -> Seen {
     let mut begin = 0;
     let mut lines = memchr::memchr_iter(b'\n', head).map(|at| {
         let line = &head[std::mem::replace(&mut begin, at + 1)..=at];
         line.strip_suffix(b"\r\n")
     });
-    let first = lines.next().flatten().ok_or(WireFault::BareLf)?;
-    request_line(first)?;
+    let first = lines.next().flatten().ok_or(WireError::BareLf)?;
+    check_start_line(first)?;
     let (mut length, mut chunked) = (None, false);
     for line in lines {
-        let line = line.ok_or(WireFault::BareLf)?;
+        let line = line.ok_or(WireError::BareLf)?;
         if line.is_empty() {
             break;
         }
-        let colon = memchr::memchr(b':', line).ok_or(WireFault::Field)?;
+        let colon = memchr::memchr(b':', line).ok_or(WireError::Field)?;
         // A tab is valid white space, too, but some readers disagree and no client needs it.
-        let (name, value) = (&line[..colon], spaces_off(&line[colon + 1..]));
+        let (name, value) = (&line[..colon], trim_spaces(&line[colon + 1..]));
         if name.eq_ignore_ascii_case(b"content-length") {
             if length.is_some() {
-                return Err(WireFault::TwoLengths);
+                return Err(WireError::TwoLengths);
             }
-            length = Some(number(value).ok_or(WireFault::Length)?);
+            length = Some(number(value).ok_or(WireError::Length)?);
         } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
             if chunked || !value.eq_ignore_ascii_case(b"chunked") {
-                return Err(WireFault::Coding);
+                return Err(WireError::Coding);
             }
             chunked = true;
         }
     }
     match (length, chunked) {
-        (Some(_), true) => Err(WireFault::LengthAndCoding),
+        (Some(_), true) => Err(WireError::LengthAndCoding),
         (Some(length), false) => Ok(Framing::Length(length)),
         (None, true) => Ok(Framing::Chunked),
         (None, false) => Ok(Framing::None),
@@ -240,25 +240,25 @@ fn judge(head: &[u8]) -> Seen {
 }
 
 /// Checks for `METHOD SP target SP HTTP/1.x` and nothing else.
-fn request_line(line: &[u8]) -> Result<(), WireFault> {
+fn check_start_line(line: &[u8]) -> Result<(), WireError> {
     let mut words = line.split(|byte| *byte == b' ');
     let (Some(method), Some(target), Some(version), None) =
         (words.next(), words.next(), words.next(), words.next())
     else {
-        return Err(WireFault::RequestLine);
+        return Err(WireError::RequestLine);
     };
     if !version.starts_with(b"HTTP/1.") {
-        return Err(WireFault::RequestLine);
+        return Err(WireError::RequestLine);
     }
     // Methods are case-sensitive (RFC 9110 section 9.1); none is defined with other characters.
     if method.is_empty()
         || !method.iter().all(|byte| byte.is_ascii_uppercase() || matches!(byte, b'-' | b'_'))
     {
-        return Err(WireFault::Method);
+        return Err(WireError::Method);
     }
     // hyper silently removes a fragment, and accepts bytes beyond ASCII.
     let is_plain = target.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'#');
-    if is_plain && is_well_encoded(target) { Ok(()) } else { Err(WireFault::Target) }
+    if is_plain && is_well_encoded(target) { Ok(()) } else { Err(WireError::Target) }
 }
 
 /// Returns whether each `%` of the path begins a byte, and none is NUL, which ends a text for some readers
@@ -268,7 +268,7 @@ pub(crate) fn is_well_encoded(target: &[u8]) -> bool {
     query::is_encoded(path) && memmem::find(path, b"%00").is_none()
 }
 
-fn spaces_off(mut value: &[u8]) -> &[u8] {
+fn trim_spaces(mut value: &[u8]) -> &[u8] {
     while let [b' ', rest @ ..] | [rest @ .., b' '] = value {
         value = rest;
     }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 /// Returns the results for `bytes`, fed in pieces of `size`.
 fn seen(bytes: &[u8], size: usize) -> Vec<Seen> {
-    let mut heads = Heads::new(8192);
+    let mut heads = RawHeadReader::new(8192);
     for piece in bytes.chunks(size) {
         heads.feed(piece);
     }
@@ -35,35 +35,35 @@ fn what_is_ambiguous_is_a_fault_and_nothing_behind_it_is_read() {
     for (head, fault) in [
         (
             "POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
-            WireFault::LengthAndCoding,
+            WireError::LengthAndCoding,
         ),
         (
             "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n",
-            WireFault::LengthAndCoding,
+            WireError::LengthAndCoding,
         ),
-        ("POST / HTTP/1.1\r\nContent-Length: 5\r\ncontent-length: 5\r\n\r\n", WireFault::TwoLengths),
-        ("POST / HTTP/1.1\r\nContent-Length: 5, 5\r\n\r\n", WireFault::Length),
-        ("POST / HTTP/1.1\r\nContent-Length: +5\r\n\r\n", WireFault::Length),
-        ("POST / HTTP/1.1\r\nContent-Length: \r\n\r\n", WireFault::Length),
-        ("POST / HTTP/1.1\r\nContent-Length: 18446744073709551616\r\n\r\n", WireFault::Length),
-        ("POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", WireFault::Coding),
-        ("POST / HTTP/1.1\r\nTransfer-Encoding: \u{b}chunked\r\n\r\n", WireFault::Coding),
+        ("POST / HTTP/1.1\r\nContent-Length: 5\r\ncontent-length: 5\r\n\r\n", WireError::TwoLengths),
+        ("POST / HTTP/1.1\r\nContent-Length: 5, 5\r\n\r\n", WireError::Length),
+        ("POST / HTTP/1.1\r\nContent-Length: +5\r\n\r\n", WireError::Length),
+        ("POST / HTTP/1.1\r\nContent-Length: \r\n\r\n", WireError::Length),
+        ("POST / HTTP/1.1\r\nContent-Length: 18446744073709551616\r\n\r\n", WireError::Length),
+        ("POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", WireError::Coding),
+        ("POST / HTTP/1.1\r\nTransfer-Encoding: \u{b}chunked\r\n\r\n", WireError::Coding),
         (
             "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
-            WireFault::Coding,
+            WireError::Coding,
         ),
-        ("GET / HTTP/1.1\nHost: x\n\n", WireFault::BareLf),
-        ("GET / HTTP/1.1\r\nHost: x\n\r\n", WireFault::BareLf),
-        ("GET / HTTP/1.1\r\nHost: x\r\n\n", WireFault::BareLf),
-        ("GET /a#b HTTP/1.1\r\n\r\n", WireFault::Target),
-        ("GET /\u{fc} HTTP/1.1\r\n\r\n", WireFault::Target),
-        ("GET /a%00 HTTP/1.1\r\n\r\n", WireFault::Target),
-        ("GET /a%2 HTTP/1.1\r\n\r\n", WireFault::Target),
-        ("GET /a b HTTP/1.1\r\n\r\n", WireFault::RequestLine),
-        ("GET  / HTTP/1.1\r\n\r\n", WireFault::RequestLine),
-        ("PRI * HTTP/2.0\r\n\r\n", WireFault::RequestLine),
-        ("get / HTTP/1.1\r\n\r\n", WireFault::Method),
-        ("GET / HTTP/1.1\r\nNo colon\r\n\r\n", WireFault::Field),
+        ("GET / HTTP/1.1\nHost: x\n\n", WireError::BareLf),
+        ("GET / HTTP/1.1\r\nHost: x\n\r\n", WireError::BareLf),
+        ("GET / HTTP/1.1\r\nHost: x\r\n\n", WireError::BareLf),
+        ("GET /a#b HTTP/1.1\r\n\r\n", WireError::Target),
+        ("GET /\u{fc} HTTP/1.1\r\n\r\n", WireError::Target),
+        ("GET /a%00 HTTP/1.1\r\n\r\n", WireError::Target),
+        ("GET /a%2 HTTP/1.1\r\n\r\n", WireError::Target),
+        ("GET /a b HTTP/1.1\r\n\r\n", WireError::RequestLine),
+        ("GET  / HTTP/1.1\r\n\r\n", WireError::RequestLine),
+        ("PRI * HTTP/2.0\r\n\r\n", WireError::RequestLine),
+        ("get / HTTP/1.1\r\n\r\n", WireError::Method),
+        ("GET / HTTP/1.1\r\nNo colon\r\n\r\n", WireError::Field),
     ] {
         let followed = format!("{head}GET /next HTTP/1.1\r\n\r\n");
         assert_eq!(all_sizes(followed.as_bytes()), [Err(fault)].to_vec(), "{head:?}");
@@ -84,11 +84,11 @@ fn chunks_that_are_none_end_the_reading() {
 
 #[test]
 fn a_head_that_was_not_seen_is_a_fault() {
-    let mut heads = Heads::new(100);
-    assert_eq!(heads.next(), Err(WireFault::Unseen));
+    let mut heads = RawHeadReader::new(100);
+    assert_eq!(heads.next(), Err(WireError::Unseen));
     heads.feed(&[b'a'; 101]);
     heads.feed(b" / HTTP/1.1\r\n\r\n");
-    assert_eq!(heads.next(), Err(WireFault::Unseen));
+    assert_eq!(heads.next(), Err(WireError::Unseen));
     assert!(heads.carry.is_empty());
 }
 
@@ -103,7 +103,7 @@ proptest! {
     ) {
         let bytes = parts.concat().into_bytes();
         let whole = seen(&bytes, bytes.len().max(1));
-        let mut heads = Heads::new(8192);
+        let mut heads = RawHeadReader::new(8192);
         let mut rest = &bytes[..];
         for cut in cuts {
             let now = cut.min(rest.len());

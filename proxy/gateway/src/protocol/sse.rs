@@ -34,7 +34,7 @@ impl Events {
     /// Takes a piece of the stream and returns the part that may pass now, which may be empty.
     pub(crate) fn pass(&mut self, piece: Bytes) -> Bytes {
         if self.held.is_empty() {
-            let Some(end) = last_end(&piece, 0) else {
+            let Some(end) = last_blank_line_end(&piece, 0) else {
                 self.held.extend_from_slice(&piece);
                 return self.overflow();
             };
@@ -49,7 +49,7 @@ impl Events {
         // The bytes of an end may lie on both sides of the seam.
         let from = self.held.len().saturating_sub(3);
         self.held.extend_from_slice(&piece);
-        match last_end(&self.held, from) {
+        match last_blank_line_end(&self.held, from) {
             Some(end) => {
                 self.torn = false;
                 let whole = self.held.split_to(end).freeze();
@@ -83,12 +83,12 @@ impl Events {
     }
 
     /// Resets the count to `seen`, because the last piece is held back after all.
-    pub(crate) fn take_back(&mut self, seen: u64) {
+    pub(crate) fn reset_count(&mut self, seen: u64) {
         self.seen = seen;
     }
 
     /// Returns whether an event or a comment has passed.
-    pub(crate) fn has_spoken(&self) -> bool {
+    pub(crate) fn has_passed_any(&self) -> bool {
         self.ends > 0
     }
 
@@ -114,7 +114,7 @@ impl Events {
 
 /// Returns the offset after the last blank line of `bytes`, if that is beyond `from`. Lines end with `\n`,
 /// `\r\n` or `\r`.
-fn last_end(bytes: &[u8], from: usize) -> Option<usize> {
+fn last_blank_line_end(bytes: &[u8], from: usize) -> Option<usize> {
     let mut until = bytes.len();
     while let Some(at) = memchr::memrchr2(b'\n', b'\r', bytes.get(from..until)?) {
         let at = from + at;

@@ -20,11 +20,11 @@ use http::uri::Scheme;
 use http::{Method, StatusCode, Version};
 use http_body::Body;
 
-use crate::protocol::fault::WireFault;
+use crate::protocol::fault::WireError;
 use crate::protocol::raw_head::{Framing, Seen, is_well_encoded};
 
 /// Checks a request's head. `seen` is the second reader's result for the same bytes, if there is one.
-pub(crate) fn check<B: Body>(parts: &Parts, body: &B, seen: Option<Seen>) -> Result<(), WireFault> {
+pub(crate) fn check<B: Body>(parts: &Parts, body: &B, seen: Option<Seen>) -> Result<(), WireError> {
     if let Some(seen) = seen {
         // If the two readers of one connection disagree, the request is refused.
         let agreed = match seen? {
@@ -33,29 +33,29 @@ pub(crate) fn check<B: Body>(parts: &Parts, body: &B, seen: Option<Seen>) -> Res
             Framing::Chunked => body.size_hint().exact().is_none(),
         };
         if !agreed {
-            return Err(WireFault::Unseen);
+            return Err(WireError::Unseen);
         }
     }
     check_target(parts)?;
     let is_asked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
     if parts.version >= Version::HTTP_11 && !parts.headers.get_all(EXPECT).iter().all(is_asked) {
-        return Err(WireFault::Expectation);
+        return Err(WireError::Expectation);
     }
     if is_loop(&parts.headers) {
-        return Err(WireFault::Loop);
+        return Err(WireError::Loop);
     }
     Ok(())
 }
 
 /// RFC 9112 sections 3.2 and 3.3; for HTTP/2 RFC 9113 section 8.3.1.
-fn check_target(parts: &Parts) -> Result<(), WireFault> {
+fn check_target(parts: &Parts) -> Result<(), WireError> {
     let mut hosts = parts.headers.get_all(HOST).iter();
     let host = hosts.next();
-    if hosts.next().is_some() || (host.is_none() && is_nameless(parts)) {
-        return Err(WireFault::HostCount);
+    if hosts.next().is_some() || (host.is_none() && needs_host_field(parts)) {
+        return Err(WireError::HostCount);
     }
     if !host.is_none_or(|host| is_host(host.as_bytes())) {
-        return Err(WireFault::Host);
+        return Err(WireError::Host);
     }
     if parts.method == Method::CONNECT {
         return Ok(());
@@ -67,26 +67,26 @@ fn check_target(parts: &Parts) -> Result<(), WireFault> {
     };
     // `raw_head` has checked that for HTTP/1, but not for HTTP/2.
     if !is_form || !uri.path().is_ascii() || !is_well_encoded(uri.path().as_bytes()) {
-        return Err(WireFault::Target);
+        return Err(WireError::Target);
     }
     let Some(authority) = uri.authority() else { return Ok(()) };
     let Some(scheme) = uri.scheme().filter(|scheme| **scheme == Scheme::HTTP || **scheme == Scheme::HTTPS)
     else {
-        return Err(WireFault::Target);
+        return Err(WireError::Target);
     };
     if !is_host(authority.as_str().as_bytes()) {
-        return Err(WireFault::Host);
+        return Err(WireError::Host);
     }
     let same = |host: &HeaderValue| {
         let port: &[u8] = if *scheme == Scheme::HTTPS { b":443" } else { b":80" };
         let plain = |name| <[u8]>::strip_suffix(name, port).unwrap_or(name).to_ascii_lowercase();
         plain(host.as_bytes()) == plain(authority.as_str().as_bytes())
     };
-    if host.is_none_or(same) { Ok(()) } else { Err(WireFault::HostDiffers) }
+    if host.is_none_or(same) { Ok(()) } else { Err(WireError::HostDiffers) }
 }
 
 /// Returns whether only a `Host` field could name the target host.
-fn is_nameless(parts: &Parts) -> bool {
+fn needs_host_field(parts: &Parts) -> bool {
     match parts.version {
         Version::HTTP_11 => true,
         Version::HTTP_2 => parts.uri.authority().is_none(),
@@ -112,20 +112,20 @@ fn is_host(bytes: &[u8]) -> bool {
 }
 
 /// Our name in `Via`. Each process has its own, so that two instances may be chained.
-static PSEUDONYM: LazyLock<String> =
+static VIA_NAME: LazyLock<String> =
     LazyLock::new(|| format!("llama-warden-{:012x}", rand::random::<u64>() >> 16));
 
 /// `Via` values for messages that came as HTTP/1.0, HTTP/1.1, HTTP/2.
-static SIGNATURES: LazyLock<[HeaderValue; 3]> = LazyLock::new(|| {
+static VIA_VALUES: LazyLock<[HeaderValue; 3]> = LazyLock::new(|| {
     ["1.0", "1.1", "2"].map(|version| {
-        HeaderValue::from_str(&format!("{version} {}", *PSEUDONYM))
+        HeaderValue::from_str(&format!("{version} {}", *VIA_NAME))
             .unwrap_or_else(|_| HeaderValue::from_static("1.1 llama-warden"))
     })
 });
 
 /// Signs a message that came in this version (RFC 9110 section 7.6.3).
 pub(crate) fn sign(headers: &mut HeaderMap, version: Version) {
-    let [old, usual, two] = &*SIGNATURES;
+    let [old, usual, two] = &*VIA_VALUES;
     let signature = match version {
         Version::HTTP_10 => old,
         Version::HTTP_2 => two,
@@ -136,7 +136,7 @@ pub(crate) fn sign(headers: &mut HeaderMap, version: Version) {
 
 /// Returns whether this process has already forwarded the message.
 fn is_loop(headers: &HeaderMap) -> bool {
-    let name = PSEUDONYM.as_bytes();
+    let name = VIA_NAME.as_bytes();
     headers.get_all(VIA).iter().any(|via| memchr::memmem::find(via.as_bytes(), name).is_some())
 }
 

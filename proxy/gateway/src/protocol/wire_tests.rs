@@ -5,12 +5,12 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{Empty, Full};
 
-fn verdict(request: http::request::Builder) -> Result<(), WireFault> {
+fn verdict(request: http::request::Builder) -> Result<(), WireError> {
     let (parts, ()) = request.body(()).unwrap().into_parts();
     check(&parts, &Empty::<Bytes>::new(), None)
 }
 
-fn at(target: &str, host: &str) -> Result<(), WireFault> {
+fn at(target: &str, host: &str) -> Result<(), WireError> {
     verdict(Request::get(target).header("host", host))
 }
 
@@ -22,12 +22,12 @@ fn a_host_is_one_name_with_an_optional_port() {
     for bad in
         ["", ":80", "a b", "a/b", "a@b", "a?b", "a#b", "a\\b", "a,b", "a:b", "[::1", "[]", "::1", "a\"", "ü"]
     {
-        assert_eq!(at("/", bad), Err(WireFault::Host), "{bad}");
+        assert_eq!(at("/", bad), Err(WireError::Host), "{bad}");
     }
-    assert_eq!(verdict(Request::get("/")), Err(WireFault::HostCount));
+    assert_eq!(verdict(Request::get("/")), Err(WireError::HostCount));
     assert_eq!(verdict(Request::get("/").version(Version::HTTP_10)), Ok(()));
     let two = Request::get("/").header("host", "x").header("host", "x");
-    assert_eq!(verdict(two), Err(WireFault::HostCount));
+    assert_eq!(verdict(two), Err(WireError::HostCount));
 }
 
 #[test]
@@ -35,27 +35,27 @@ fn an_absolute_target_is_of_the_same_host() {
     assert_eq!(at("http://x/a", "X"), Ok(()));
     assert_eq!(at("http://x:80/a", "x"), Ok(()));
     assert_eq!(at("https://x/a", "x:443"), Ok(()));
-    assert_eq!(at("http://x/a", "y"), Err(WireFault::HostDiffers));
-    assert_eq!(at("http://x:81/a", "x"), Err(WireFault::HostDiffers));
-    assert_eq!(at("ftp://x/a", "x"), Err(WireFault::Target));
-    assert_eq!(at("http://user@x/a", "x"), Err(WireFault::Host));
-    assert_eq!(at("x:80", "x:80"), Err(WireFault::Target), "authority-form is for CONNECT");
-    assert_eq!(at("*", "x"), Err(WireFault::Target), "asterisk-form is for OPTIONS");
+    assert_eq!(at("http://x/a", "y"), Err(WireError::HostDiffers));
+    assert_eq!(at("http://x:81/a", "x"), Err(WireError::HostDiffers));
+    assert_eq!(at("ftp://x/a", "x"), Err(WireError::Target));
+    assert_eq!(at("http://user@x/a", "x"), Err(WireError::Host));
+    assert_eq!(at("x:80", "x:80"), Err(WireError::Target), "authority-form is for CONNECT");
+    assert_eq!(at("*", "x"), Err(WireError::Target), "asterisk-form is for OPTIONS");
     let star = http::uri::Builder::new().scheme("http").authority("x").path_and_query("*").build().unwrap();
-    assert_eq!(verdict(Request::get(star).version(Version::HTTP_2)), Err(WireFault::Target));
+    assert_eq!(verdict(Request::get(star).version(Version::HTTP_2)), Err(WireError::Target));
     assert_eq!(verdict(Request::options("*").header("host", "x")), Ok(()));
     let two = |host| Request::get("https://x/a").version(Version::HTTP_2).header("host", host);
     assert_eq!(verdict(two("x")), Ok(()));
-    assert_eq!(verdict(two("y")), Err(WireFault::HostDiffers));
+    assert_eq!(verdict(two("y")), Err(WireError::HostDiffers));
 }
 
 #[test]
 fn only_one_expectation_is_served() {
     let with = |value: &str| verdict(Request::post("/").header("host", "x").header("expect", value));
     assert_eq!(with("100-Continue"), Ok(()));
-    assert_eq!(with("200-ok"), Err(WireFault::Expectation));
-    assert_eq!(with("100-continue, x"), Err(WireFault::Expectation));
-    assert_eq!(WireFault::Expectation.status(), 417);
+    assert_eq!(with("200-ok"), Err(WireError::Expectation));
+    assert_eq!(with("100-continue, x"), Err(WireError::Expectation));
+    assert_eq!(WireError::Expectation.status(), 417);
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn a_request_with_our_own_name_in_via_goes_no_further_and_others_do() {
     let ours = all[1].to_str().unwrap();
     assert!(ours.starts_with("2 llama-warden-"), "{ours}");
     let looping = Request::get("/").header("host", "x").header("via", format!("1.1 a, {ours} (b), 1.1 c"));
-    assert_eq!(verdict(looping), Err(WireFault::Loop));
+    assert_eq!(verdict(looping), Err(WireError::Loop));
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn what_two_readers_do_not_agree_on_goes_nowhere() {
     let five = Full::new(Bytes::from_static(b"hello"));
     assert_eq!(check(&parts, &five, Some(Ok(Framing::Length(5)))), Ok(()));
     for seen in
-        [Ok(Framing::Length(4)), Ok(Framing::Chunked), Ok(Framing::None), Err(WireFault::LengthAndCoding)]
+        [Ok(Framing::Length(4)), Ok(Framing::Chunked), Ok(Framing::None), Err(WireError::LengthAndCoding)]
     {
         assert!(check(&parts, &five, Some(seen)).is_err(), "{seen:?}");
     }

@@ -10,7 +10,7 @@ pub(crate) const MAX_DECODED_RATIO: u64 = 200;
 
 /// Reasons why a body ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BodyFault {
+pub(crate) enum BodyError {
     #[error("the request body is larger than allowed")]
     TooLarge = 1,
     #[error("the request body did not arrive in time")]
@@ -29,7 +29,7 @@ pub(crate) enum BodyFault {
     TooDense = 8,
 }
 
-impl BodyFault {
+impl BodyError {
     /// Returns the outcome of its request.
     pub(crate) const fn outcome(self) -> Outcome {
         match self {

@@ -24,12 +24,12 @@ use warden_policies::{ModelName, Rate};
 use warden_supervisor::{Denied, Failure, ResolveError};
 
 use crate::observe::Outcome;
-use crate::protocol::fault::WireFault;
+use crate::protocol::fault::WireError;
 use crate::protocol::headers::EXECUTED;
 
-pub(crate) use self::fault::{ACCEPTED_CODINGS, BodyFault, MAX_DECODED_RATIO, Unreadable};
+pub(crate) use self::fault::{ACCEPTED_CODINGS, BodyError, MAX_DECODED_RATIO, Unreadable};
 pub(crate) use self::spelling::{
-    Dialect, HeadLimits, StreamEnd, error_event, not_tls, stream_error, unreadable_head,
+    ErrorDialect, HeadLimits, StreamEnd, error_event, not_tls, stream_error, unreadable_head,
 };
 use self::spelling::{anthropic_error, anthropic_kind, openai_error};
 
@@ -67,7 +67,7 @@ pub(crate) enum Refusal {
     )]
     Origin,
     #[error(transparent)]
-    Wire(#[from] WireFault),
+    Wire(#[from] WireError),
     #[error(
         "the request head is larger than {limit} bytes (`server.header_bytes`); send fewer or smaller headers"
     )]
@@ -112,13 +112,13 @@ pub(crate) enum Refusal {
         "no `model` was found in the first {limit} bytes of the body (`server.model_scan_bytes`): put `model` first, or name the model in the query as `?model=NAME`"
     )]
     ModelTooFar { limit: usize },
-    #[error("the body is not a JSON object, so no model could be read from it; name one in the query as `?model=NAME` ({})", models(.known))]
+    #[error("the body is not a JSON object, so no model could be read from it; name one in the query as `?model=NAME` ({})", list_models(.known))]
     NotJson { known: Vec<String> },
-    #[error("`model` must be a string ({})", models(.known))]
+    #[error("`model` must be a string ({})", list_models(.known))]
     ModelNotText { known: Vec<String> },
     #[error("the body names `model` twice, and it is not clear which one is meant")]
     TwoModels,
-    #[error("model `{model}` has rules for requests (`models.\"{model}\".request`), which cannot be applied: {}", unreadable(*.why))]
+    #[error("model `{model}` has rules for requests (`models.\"{model}\".request`), which cannot be applied: {}", unreadable_message(*.why))]
     Unreadable { model: ModelName, why: Unreadable },
     #[error(
         "File Not Found: this is no route of llama-server, and the request names no model to be asked for it"
@@ -142,7 +142,7 @@ pub(crate) enum Refusal {
     SlotFiles,
     #[error("File Not Found: all routes are under `{0}` (`server.api_prefix`)")]
     NoPrefix(String),
-    #[error("no model's name stands behind `/upstream/` ({})", models(.known))]
+    #[error("no model's name stands behind `/upstream/` ({})", list_models(.known))]
     Upstream { known: Vec<String> },
     #[error(transparent)]
     Resolve(#[from] ResolveError),
@@ -216,11 +216,11 @@ fn seconds(time: Duration) -> u64 {
     (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
 }
 
-fn models(known: &[String]) -> String {
+fn list_models(known: &[String]) -> String {
     format!("the models are `{}`", known.join("`, `"))
 }
 
-fn unreadable(why: Unreadable) -> &'static str {
+fn unreadable_message(why: Unreadable) -> &'static str {
     match why {
         Unreadable::NotObject => "the body is not a JSON object",
         Unreadable::Repeats => "the body repeats a parameter, or messages of the system, too often",
@@ -319,7 +319,7 @@ impl Refusal {
 
     /// Chooses the error for a request whose server died without an answer (`self`), and whose second
     /// attempt then failed with `next` before anything was executed.
-    pub(crate) fn instead_of(self, next: Self) -> Self {
+    pub(crate) fn merge_with(self, next: Self) -> Self {
         match next {
             Self::Quarantined { model, print, left, .. } => {
                 Self::Quarantined { model, print, left, executed: true }
@@ -401,12 +401,12 @@ impl Refusal {
                 Outcome::Rejected("head_too_large")
             }
             Self::TargetTooLong { .. } => Outcome::Rejected("target_too_long"),
-            Self::Quarantined { .. } => BodyFault::Quarantined.outcome(),
-            Self::BodyTooLarge { .. } => BodyFault::TooLarge.outcome(),
-            Self::BodyTooSlow => BodyFault::TooSlow.outcome(),
-            Self::BodyBroken => BodyFault::Broken.outcome(),
-            Self::BodyUndecodable => BodyFault::Undecodable.outcome(),
-            Self::BodyTooDense => BodyFault::TooDense.outcome(),
+            Self::Quarantined { .. } => BodyError::Quarantined.outcome(),
+            Self::BodyTooLarge { .. } => BodyError::TooLarge.outcome(),
+            Self::BodyTooSlow => BodyError::TooSlow.outcome(),
+            Self::BodyBroken => BodyError::Broken.outcome(),
+            Self::BodyUndecodable => BodyError::Undecodable.outcome(),
+            Self::BodyTooDense => BodyError::TooDense.outcome(),
             Self::Coding => Outcome::Rejected("coding"),
             Self::Busy => Outcome::Rejected("buffers_full"),
             Self::ModelTooFar { .. }
@@ -416,7 +416,7 @@ impl Refusal {
             Self::Upstream { .. } | Self::Resolve(ResolveError::Unknown { .. }) => {
                 Outcome::Rejected("unknown_model")
             }
-            Self::TwoModels => BodyFault::TwoModels.outcome(),
+            Self::TwoModels => BodyError::TwoModels.outcome(),
             Self::Unreadable { .. } => Outcome::Rejected("unreadable_body"),
             Self::NoRoute | Self::NotThere { .. } | Self::NoPage | Self::NoPrefix(_) => {
                 Outcome::Rejected("unknown_route")
@@ -459,12 +459,12 @@ impl Refusal {
     }
 
     /// Builds the response. `soon`: the retry time if no better one is known.
-    pub(crate) fn answer(&self, dialect: Dialect, soon: Duration) -> ErrorAnswer {
+    pub(crate) fn answer(&self, dialect: ErrorDialect, soon: Duration) -> ErrorAnswer {
         let (status, kind) = self.class();
         let message = self.to_string();
         let body = match dialect {
-            Dialect::Anthropic => anthropic_error(anthropic_kind(status), &message),
-            Dialect::OpenAi | Dialect::Responses => {
+            ErrorDialect::Anthropic => anthropic_error(anthropic_kind(status), &message),
+            ErrorDialect::OpenAi | ErrorDialect::Responses => {
                 openai_error(status.as_u16(), kind, &message, self.param(), self.details())
             }
         };

@@ -93,7 +93,7 @@ fn refusals() -> Vec<Refusal> {
     ]
 }
 
-fn page(refusal: &Refusal, dialect: Dialect) -> String {
+fn page(refusal: &Refusal, dialect: ErrorDialect) -> String {
     let answer = refusal.answer(dialect, Duration::from_secs(1));
     let told = answer.headers.iter().filter(|(name, _)| name != CONTENT_TYPE);
     let told = told.map(|(name, value)| format!("{name}: {}\n", value.to_str().unwrap_or("?")));
@@ -104,7 +104,7 @@ fn page(refusal: &Refusal, dialect: Dialect) -> String {
 #[test]
 fn every_refusal_says_what_is_wrong_and_what_to_do() {
     insta::assert_snapshot!(
-        refusals().iter().map(|refusal| page(refusal, Dialect::OpenAi)).collect::<String>()
+        refusals().iter().map(|refusal| page(refusal, ErrorDialect::OpenAi)).collect::<String>()
     );
 }
 
@@ -114,7 +114,7 @@ fn a_refusal_is_spelled_as_anthropic_does_on_its_routes() {
         let status = refusal.class().0;
         let new = !kept.contains(&status);
         kept.push(status);
-        Some(if new { page(refusal, Dialect::Anthropic) } else { String::new() })
+        Some(if new { page(refusal, ErrorDialect::Anthropic) } else { String::new() })
     };
     insta::assert_snapshot!(refusals().iter().scan(Vec::new(), of_each_status).collect::<String>());
 }
@@ -122,29 +122,29 @@ fn a_refusal_is_spelled_as_anthropic_does_on_its_routes() {
 #[test]
 fn a_request_that_can_be_read_in_two_ways_is_told_which_part_is_wrong() {
     let faults = [
-        WireFault::LengthAndCoding,
-        WireFault::TwoLengths,
-        WireFault::Length,
-        WireFault::Coding,
-        WireFault::BareLf,
-        WireFault::Field,
-        WireFault::RequestLine,
-        WireFault::Method,
-        WireFault::Target,
-        WireFault::HostCount,
-        WireFault::Host,
-        WireFault::HostDiffers,
-        WireFault::Expectation,
-        WireFault::Loop,
-        WireFault::Unseen,
+        WireError::LengthAndCoding,
+        WireError::TwoLengths,
+        WireError::Length,
+        WireError::Coding,
+        WireError::BareLf,
+        WireError::Field,
+        WireError::RequestLine,
+        WireError::Method,
+        WireError::Target,
+        WireError::HostCount,
+        WireError::Host,
+        WireError::HostDiffers,
+        WireError::Expectation,
+        WireError::Loop,
+        WireError::Unseen,
     ];
     let bodies = [
-        BodyFault::TooLarge,
-        BodyFault::TooSlow,
-        BodyFault::Broken,
-        BodyFault::TwoModels,
-        BodyFault::Quarantined,
-        BodyFault::Stopped,
+        BodyError::TooLarge,
+        BodyError::TooSlow,
+        BodyError::Broken,
+        BodyError::TwoModels,
+        BodyError::Quarantined,
+        BodyError::Stopped,
     ];
     let told = faults.map(|fault| format!("{} {fault}\n", fault.status().as_u16())).concat();
     insta::assert_snapshot!(told + &bodies.map(|fault| format!("    {fault}\n")).concat());
@@ -153,7 +153,7 @@ fn a_request_that_can_be_read_in_two_ways_is_told_which_part_is_wrong() {
 #[test]
 fn a_stream_that_breaks_and_a_head_that_is_no_request_get_words_too() {
     let limits = HeadLimits { bytes: 65_536, count: 100, retry_after: Duration::from_secs(1) };
-    let dialects = [Dialect::OpenAi, Dialect::Responses, Dialect::Anthropic];
+    let dialects = [ErrorDialect::OpenAi, ErrorDialect::Responses, ErrorDialect::Anthropic];
     let fault = |dialect| stream_error(StreamEnd::Fault, "model `m`: its process ended", dialect, 3);
     let cancelled = |dialect| stream_error(StreamEnd::Cancelled, CANCELLED, dialect, 3);
     let events = dialects.map(fault).concat() + &dialects.map(cancelled).concat();

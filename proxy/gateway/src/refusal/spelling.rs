@@ -22,7 +22,7 @@ pub(crate) struct HeadLimits {
 
 /// Format of errors on a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Dialect {
+pub(crate) enum ErrorDialect {
     /// llama-server's, which is `OpenAI`'s with a number for `code`.
     OpenAi,
     /// Like `OpenAi`, but events of a stream have types (`OpenAI`'s Responses API).
@@ -31,7 +31,7 @@ pub(crate) enum Dialect {
 }
 
 /// Value of `source` in the gateway's errors.
-const SOURCE: &str = "llama-warden";
+const ERROR_SOURCE: &str = "llama-warden";
 
 /// Reasons why a stream ends before its answer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub(crate) enum StreamEnd {
 
 /// Builds the event that ends a stream which cannot continue, after `seen` whole events. No `[DONE]`
 /// follows, so that clients do not take the answer for complete.
-pub(crate) fn stream_error(end: StreamEnd, message: &str, dialect: Dialect, seen: u64) -> String {
+pub(crate) fn stream_error(end: StreamEnd, message: &str, dialect: ErrorDialect, seen: u64) -> String {
     let (status, kind, code) = match end {
         StreamEnd::Fault => (502, "server_error", None),
         StreamEnd::Cancelled => {
@@ -52,47 +52,49 @@ pub(crate) fn stream_error(end: StreamEnd, message: &str, dialect: Dialect, seen
         }
     };
     match dialect {
-        Dialect::OpenAi => {
+        ErrorDialect::OpenAi => {
             let mut error = openai_error(status, kind, message, None, None);
             if let Some(code) = code {
                 error["error"]["code"] = json!(code);
             }
             format!("data: {error}\n\n")
         }
-        Dialect::Responses => {
+        ErrorDialect::Responses => {
             format!("event: error\ndata: {}\n\n", responses_error(code.unwrap_or(kind), message, seen))
         }
-        Dialect::Anthropic => format!("event: error\ndata: {}\n\n", anthropic_error("api_error", message)),
+        ErrorDialect::Anthropic => {
+            format!("event: error\ndata: {}\n\n", anthropic_error("api_error", message))
+        }
     }
 }
 
 /// Builds the event that ends a stream in place of a non-streaming answer with this body: an error in the
 /// stream's dialect, with the answer's own message, if it has one.
-pub(crate) fn error_event(status: u16, body: &[u8], dialect: Dialect) -> String {
+pub(crate) fn error_event(status: u16, body: &[u8], dialect: ErrorDialect) -> String {
     let read = serde_json::from_slice::<Value>(body).ok().filter(|value| value["error"].is_object());
     let message = read.as_ref().and_then(|value| value["error"]["message"].as_str());
     let message = message
         .map_or_else(|| format!("the model answered with status {status} and no stream"), str::to_owned);
     match (dialect, read) {
-        (Dialect::OpenAi, Some(error)) => format!("data: {error}\n\n"),
-        (Dialect::Anthropic, Some(error)) if error["type"] == "error" => {
+        (ErrorDialect::OpenAi, Some(error)) => format!("data: {error}\n\n"),
+        (ErrorDialect::Anthropic, Some(error)) if error["type"] == "error" => {
             format!("event: error\ndata: {error}\n\n")
         }
         _ if status == super::cancelled().as_u16() => {
             stream_error(StreamEnd::Cancelled, &message, dialect, 0)
         }
-        (Dialect::OpenAi, None) => stream_error(StreamEnd::Fault, &message, dialect, 0),
-        (Dialect::Anthropic, read) => {
+        (ErrorDialect::OpenAi, None) => stream_error(StreamEnd::Fault, &message, dialect, 0),
+        (ErrorDialect::Anthropic, read) => {
             let kind = StatusCode::from_u16(status).map_or("api_error", anthropic_kind);
             let mut error = anthropic_error(kind, &message);
-            keep_source(&mut error["error"], read.as_ref());
+            restore_source(&mut error["error"], read.as_ref());
             format!("event: error\ndata: {error}\n\n")
         }
-        (Dialect::Responses, read) => {
+        (ErrorDialect::Responses, read) => {
             let kind =
                 read.as_ref().and_then(|read| read["error"]["type"].as_str()).unwrap_or("server_error");
             let mut error = responses_error(kind, &message, 0);
-            keep_source(&mut error, read.as_ref());
+            restore_source(&mut error, read.as_ref());
             format!("event: error\ndata: {error}\n\n")
         }
     }
@@ -100,7 +102,7 @@ pub(crate) fn error_event(status: u16, body: &[u8], dialect: Dialect) -> String 
 
 /// Keeps the `source` of an answer that an error replaces: the gateway is the source only if it was before,
 /// or if the answer had no message.
-fn keep_source(error: &mut Value, read: Option<&Value>) {
+fn restore_source(error: &mut Value, read: Option<&Value>) {
     if let (Some(read), Some(fields)) = (read, error.as_object_mut())
         && read["error"]["source"].is_null()
     {
@@ -112,7 +114,7 @@ fn keep_source(error: &mut Value, read: Option<&Value>) {
 fn responses_error(code: &str, message: &str, seen: u64) -> Value {
     json!({
         "type": "error", "code": code, "message": message, "param": null, "sequence_number": seen,
-        "source": SOURCE,
+        "source": ERROR_SOURCE,
     })
 }
 
@@ -163,7 +165,7 @@ pub(super) fn openai_error(
     param: Option<&str>,
     details: Option<Value>,
 ) -> Value {
-    let mut error = json!({ "code": code, "message": message, "type": kind, "source": SOURCE });
+    let mut error = json!({ "code": code, "message": message, "type": kind, "source": ERROR_SOURCE });
     if let Some(param) = param {
         error["param"] = json!(param);
     }
@@ -174,7 +176,7 @@ pub(super) fn openai_error(
 }
 
 pub(super) fn anthropic_error(kind: &str, message: &str) -> Value {
-    json!({ "type": "error", "error": { "type": kind, "message": message, "source": SOURCE } })
+    json!({ "type": "error", "error": { "type": kind, "message": message, "source": ERROR_SOURCE } })
 }
 
 /// Returns Anthropic's error type for a status.

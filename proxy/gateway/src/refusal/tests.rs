@@ -6,7 +6,7 @@ use warden_supervisor::FailureKind;
 
 const LIMITS: HeadLimits = HeadLimits { bytes: 65536, count: 100, retry_after: Duration::from_secs(1) };
 
-fn body(refusal: &Refusal, dialect: Dialect) -> (u16, Value, Vec<(String, String)>) {
+fn body(refusal: &Refusal, dialect: ErrorDialect) -> (u16, Value, Vec<(String, String)>) {
     let answer = refusal.answer(dialect, Duration::from_secs(1));
     let headers = answer
         .headers
@@ -24,7 +24,7 @@ fn header<'a>(headers: &'a [(String, String)], name: &str) -> Option<&'a str> {
 fn an_unknown_model_is_named_with_the_known_ones() {
     let refusal =
         Refusal::Resolve(ResolveError::Unknown { name: "x".into(), known: vec!["a".into(), "org/b".into()] });
-    let (status, body, headers) = body(&refusal, Dialect::OpenAi);
+    let (status, body, headers) = body(&refusal, ErrorDialect::OpenAi);
     assert_eq!(
         (status, &body["error"]["code"], &body["error"]["type"]),
         (404, &json!(404), &json!("not_found_error"))
@@ -47,7 +47,7 @@ fn a_failed_start_shows_why_and_the_last_lines() {
     };
     let denied = Denied::StartFailed(failure, Some(Duration::from_millis(2500)));
     let (status, body, headers) =
-        body(&Refusal::Denied { model: ModelName::new("m"), denied }, Dialect::OpenAi);
+        body(&Refusal::Denied { model: ModelName::new("m"), denied }, ErrorDialect::OpenAi);
     assert_eq!(status, 503);
     assert_eq!(header(&headers, "retry-after"), Some("3"));
     assert_eq!(body["error"]["details"]["kind"], "bad_model");
@@ -66,7 +66,7 @@ fn only_what_was_sent_may_have_been_executed() {
         (Refusal::Busy, "no", 503),
         (Refusal::BodyTooLarge { limit: 1, key: "server.body_bytes" }, "no", 413),
     ] {
-        let (got, _, headers) = body(&refusal, Dialect::OpenAi);
+        let (got, _, headers) = body(&refusal, ErrorDialect::OpenAi);
         assert_eq!((got, header(&headers, "x-warden-executed")), (status, Some(executed)), "{refusal}");
         assert_eq!(header(&headers, "retry-after").is_some(), status == 503, "{refusal}");
     }
@@ -74,7 +74,7 @@ fn only_what_was_sent_may_have_been_executed() {
 
 #[test]
 fn anthropic_routes_get_anthropic_errors() {
-    let (status, body, _) = body(&Refusal::Busy, Dialect::Anthropic);
+    let (status, body, _) = body(&Refusal::Busy, ErrorDialect::Anthropic);
     assert_eq!(
         (status, &body["type"], &body["error"]["type"]),
         (503, &json!("error"), &json!("overloaded_error"))
@@ -93,7 +93,7 @@ fn keys_are_refused_as_llama_server_and_anthropic_do() {
             "not_found_error",
         ),
     ] {
-        for dialect in [Dialect::OpenAi, Dialect::Responses, Dialect::Anthropic] {
+        for dialect in [ErrorDialect::OpenAi, ErrorDialect::Responses, ErrorDialect::Anthropic] {
             let (got, body, headers) = body(&refusal, dialect);
             assert_eq!((got, &body["error"]["type"]), (status, &json!(kind)), "{refusal}");
             assert_eq!(header(&headers, "x-warden-executed"), Some("no"));
@@ -112,7 +112,7 @@ fn the_wait_for_a_rate_is_told_exactly() {
     let rate = "60/min".parse().unwrap();
     let wait = Duration::from_micros(1_200_300);
     let refusal = Refusal::KeySpent { key: "alice".into(), what: "requests", rate, wait };
-    let (status, _, headers) = body(&refusal, Dialect::OpenAi);
+    let (status, _, headers) = body(&refusal, ErrorDialect::OpenAi);
     assert_eq!((status, header(&headers, "retry-after")), (429, Some("2")));
     assert_eq!(header(&headers, "retry-after-ms"), Some("1201"));
 }

@@ -39,7 +39,7 @@ pub(super) enum Stage {
 }
 
 /// Marks a missing number.
-const NONE: u64 = u64::MAX;
+const MISSING: u64 = u64::MAX;
 
 #[derive(Debug)]
 pub(super) struct Entry {
@@ -53,63 +53,63 @@ pub(super) struct Entry {
     pub(super) began: Instant,
     pub(super) key: OnceLock<Arc<str>>,
     pub(super) model: OnceLock<ModelName>,
-    course: Course,
+    course: EntryProgress,
 }
 
 /// Fields that change while the request runs.
 #[derive(Debug, Default)]
-struct Course {
+struct EntryProgress {
     stage: AtomicU8,
     streams: AtomicBool,
     cancelled: AtomicBool,
     /// Generation that has the request, or had it last.
-    generation: Maybe,
+    generation: AtomicOption,
     attempts: AtomicU32,
     /// Time spent in queues so far, without the current wait.
-    queued: Micros,
+    queued: AtomicMicros,
     /// Start of the current wait for a lease.
-    waits: Micros,
+    waits: AtomicMicros,
     /// Time at which it was first sent to a backend.
-    sent: Micros,
+    sent: AtomicMicros,
     /// Time of the first part of its answer.
-    answers: Micros,
+    answers: AtomicMicros,
     /// Times for evaluating the prompt and for generating, as the backend reports them.
-    evaluated: Micros,
-    generated: Micros,
+    evaluated: AtomicMicros,
+    generated: AtomicMicros,
     prompt: AtomicU64,
     /// Prompt tokens estimated from its length, until they are counted.
     guess: AtomicU64,
     output: AtomicU64,
     /// Number of requests of its shard that had ended when it ended, itself included.
-    ended: Maybe,
+    ended: AtomicOption,
 }
 
 /// An atomic number that may be missing.
 #[derive(Debug)]
-struct Maybe(AtomicU64);
+struct AtomicOption(AtomicU64);
 
-impl Default for Maybe {
+impl Default for AtomicOption {
     fn default() -> Self {
-        Self(AtomicU64::new(NONE))
+        Self(AtomicU64::new(MISSING))
     }
 }
 
-impl Maybe {
+impl AtomicOption {
     fn set(&self, number: u64) {
         self.0.store(number, Ordering::Relaxed);
     }
 
     fn get(&self) -> Option<u64> {
         let number = self.0.load(Ordering::Relaxed);
-        (number != NONE).then_some(number)
+        (number != MISSING).then_some(number)
     }
 }
 
 /// An atomic time that may be missing, in whole microseconds.
 #[derive(Debug, Default)]
-struct Micros(Maybe);
+struct AtomicMicros(AtomicOption);
 
-impl Micros {
+impl AtomicMicros {
     fn set(&self, time: Duration) {
         self.0.set(time.as_secs().saturating_mul(1_000_000).saturating_add(time.subsec_micros().into()));
     }
@@ -132,7 +132,7 @@ impl Entry {
             began: begun.at,
             key: OnceLock::new(),
             model: OnceLock::new(),
-            course: Course::default(),
+            course: EntryProgress::default(),
         }
     }
 
@@ -146,7 +146,7 @@ impl Entry {
         (*its, *peer, *protocol, *route) = (number, begun.peer, begun.protocol, begun.route);
         (*generates, *began) = (begun.generates, begun.at);
         (*key, *model) = (OnceLock::new(), OnceLock::new());
-        *course = Course::default();
+        *course = EntryProgress::default();
     }
 
     pub(super) fn stage(&self) -> Stage {
@@ -261,7 +261,7 @@ impl Progress {
     }
 
     /// Records that it waits for another lease, because its backend has died.
-    pub(crate) fn waits_again(&self, continues: bool) {
+    pub(crate) fn note_waiting_again(&self, continues: bool) {
         if let Some(entry) = &self.0 {
             entry.course.waits.set(entry.began.elapsed());
             entry.is(if continues { Stage::Continues } else { Stage::Waits });

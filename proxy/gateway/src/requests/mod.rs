@@ -23,14 +23,14 @@ use warden_policies::{ModelName, defaults};
 
 pub(crate) use self::entry::{Begun, Progress};
 pub(crate) use self::shard::Ticket;
-use self::shard::{Seen, Shard, Sizes};
+use self::shard::{RequestShard, Seen, Sizes};
 pub use self::view::{RequestState, RequestView};
 use crate::protocol::conn_state::ConnState;
 use crate::{clock, workers};
 
 /// The requests in flight and the last ended ones. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Requests(Arc<[Arc<Shard>]>);
+pub struct Requests(Arc<[Arc<RequestShard>]>);
 
 /// The empty list of a gateway with one thread.
 impl Default for Requests {
@@ -78,7 +78,7 @@ pub enum NotCancelled {
         outcome: String,
     },
     /// Several requests have the id, which clients may choose.
-    #[error("{} requests in flight have the id `{id}`: say which by its number ({})", .numbers.len(), listed(.numbers))]
+    #[error("{} requests in flight have the id `{id}`: say which by its number ({})", .numbers.len(), list_numbers(.numbers))]
     Several {
         /// Their id.
         id: String,
@@ -87,7 +87,7 @@ pub enum NotCancelled {
     },
 }
 
-fn listed(numbers: &[u64]) -> String {
+fn list_numbers(numbers: &[u64]) -> String {
     let mut shown: Vec<String> = numbers.iter().take(8).map(u64::to_string).collect();
     if numbers.len() > shown.len() {
         shown.push("...".to_owned());
@@ -104,13 +104,13 @@ impl Requests {
 
     fn of(threads: usize, sizes: Sizes) -> Self {
         let threads = threads.max(1);
-        Self((0..threads).map(|number| Arc::new(Shard::new(number, threads, sizes))).collect())
+        Self((0..threads).map(|number| Arc::new(RequestShard::new(number, threads, sizes))).collect())
     }
 
     /// Adds a request on the current thread.
     pub(crate) fn begin(&self, begun: &Begun<'_>, conn: &Arc<ConnState>) -> (Ticket, Progress) {
         let shard = self.0.get(workers::number()).unwrap_or(&self.0[0]);
-        Shard::begin(shard, begun, conn)
+        RequestShard::begin(shard, begun, conn)
     }
 
     /// Lists the requests in flight, oldest first, then the ended ones, latest first. A request that runs

@@ -16,10 +16,10 @@ use crate::observe::Record;
 use crate::protocol::conn_state::ConnState;
 
 /// Requests that are read while the lock is held, which takes some microseconds.
-const PORTION: usize = 256;
+const LIST_PORTION: usize = 256;
 
 /// Entries for requests in flight that are kept while none is.
-const KEPT: usize = 1024;
+const KEPT_ENTRIES: usize = 1024;
 
 /// Numbers of ended requests that are kept.
 #[derive(Clone, Copy, Debug)]
@@ -32,17 +32,17 @@ pub(super) struct Sizes {
 }
 
 #[derive(Debug)]
-pub(super) struct Shard {
+pub(super) struct RequestShard {
     sizes: Sizes,
     /// Increment from one number to the next, so that all shards assign different ones.
     step: u64,
-    inner: Mutex<Inner>,
+    inner: Mutex<ShardInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct ShardInner {
     next: u64,
-    live: Vec<Option<Live>>,
+    live: Vec<Option<LiveRequest>>,
     free: Vec<usize>,
     ended: VecDeque<Ended>,
     turned_away: VecDeque<Ended>,
@@ -50,11 +50,11 @@ struct Inner {
     spare: Vec<Arc<Entry>>,
     /// Number of requests that have ended.
     ends: u64,
-    wall: Wall,
+    wall: WallClock,
 }
 
 #[derive(Debug)]
-struct Live {
+struct LiveRequest {
     entry: Arc<Entry>,
     conn: Arc<ConnState>,
 }
@@ -84,12 +84,12 @@ pub(super) struct End {
 
 /// Cached wall-clock time, which saves reading the clock for each request.
 #[derive(Debug)]
-pub(super) struct Wall {
+pub(super) struct WallClock {
     pub(super) at: Instant,
     pub(super) unix_ms: u64,
 }
 
-impl Wall {
+impl WallClock {
     /// Time for which a reading is used. A clock that was set takes effect after that.
     const LASTS: Duration = Duration::from_secs(1);
 
@@ -137,14 +137,14 @@ impl Seen {
 /// The position of a request in flight. [`Ticket::end`] frees it.
 #[derive(Debug)]
 pub(crate) struct Ticket {
-    shard: Arc<Shard>,
+    shard: Arc<RequestShard>,
     place: usize,
 }
 
-impl Shard {
+impl RequestShard {
     /// Creates the shard of thread number `thread`.
     pub(super) fn new(thread: usize, threads: usize, sizes: Sizes) -> Self {
-        let inner = Inner {
+        let inner = ShardInner {
             next: thread as u64 + 1,
             live: Vec::new(),
             free: Vec::new(),
@@ -152,12 +152,12 @@ impl Shard {
             turned_away: VecDeque::new(),
             spare: Vec::new(),
             ends: 0,
-            wall: Wall { at: Instant::now(), unix_ms: clock::unix_ms() },
+            wall: WallClock { at: Instant::now(), unix_ms: clock::unix_ms() },
         };
         Self { sizes, step: threads as u64, inner: Mutex::new(inner) }
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    fn inner(&self) -> MutexGuard<'_, ShardInner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -175,7 +175,7 @@ impl Shard {
             None => None,
         };
         let entry = entry.unwrap_or_else(|| Arc::new(Entry::new(number, begun)));
-        let live = Some(Live { entry: entry.clone(), conn });
+        let live = Some(LiveRequest { entry: entry.clone(), conn });
         let place = if let Some(place) = inner.free.pop() {
             inner.live[place] = live;
             place
@@ -208,9 +208,9 @@ impl Shard {
             if portion.is_empty() {
                 return seen;
             }
-            let live = portion.iter().take(PORTION).flatten();
+            let live = portion.iter().take(LIST_PORTION).flatten();
             seen.extend(live.map(|live| Seen { entry: live.entry.clone(), end: None }));
-            from += PORTION;
+            from += LIST_PORTION;
         }
     }
 
@@ -236,13 +236,13 @@ impl Shard {
             if portion.is_empty() {
                 return places;
             }
-            for (index, live) in portion.iter().enumerate().take(PORTION) {
+            for (index, live) in portion.iter().enumerate().take(LIST_PORTION) {
                 let entry = live.as_ref().map(|live| &live.entry);
                 if let Some(one) = entry.filter(|one| is_meant(&one.id, one.number)) {
                     places.push(Place { index: from + index, number: one.number });
                 }
             }
-            from += PORTION;
+            from += LIST_PORTION;
         }
     }
 
@@ -269,9 +269,11 @@ impl Shard {
 
     fn end(&self, place: usize, mut end: End) {
         let mut inner = self.inner();
-        let Some(Live { entry, conn }) = inner.live.get_mut(place).and_then(Option::take) else { return };
+        let Some(LiveRequest { entry, conn }) = inner.live.get_mut(place).and_then(Option::take) else {
+            return;
+        };
         inner.free.push(place);
-        if inner.free.len() == inner.live.len() && inner.live.len() > KEPT {
+        if inner.free.len() == inner.live.len() && inner.live.len() > KEPT_ENTRIES {
             // A burst of requests is over: free the memory.
             (inner.live, inner.free) = (Vec::new(), Vec::new());
         }

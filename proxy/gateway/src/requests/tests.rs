@@ -10,7 +10,7 @@ use http::{Method, Version};
 use proptest::prelude::*;
 use warden_policies::{GenerationId, ModelName, Work};
 
-use super::shard::Wall;
+use super::shard::WallClock;
 use super::*;
 use crate::observe::{Outcome, Record};
 
@@ -60,7 +60,7 @@ fn begun(record: &Record) -> Begun<'_> {
 /// Begins an admitted request on the shard with this number.
 fn begin(requests: &Requests, shard: usize, id: &str, conn: &Arc<ConnState>) -> (Ticket, Progress) {
     let record = record(id);
-    let (ticket, progress) = Shard::begin(&requests.0[shard], &begun(&record), conn);
+    let (ticket, progress) = RequestShard::begin(&requests.0[shard], &begun(&record), conn);
     progress.model(&ModelName::new("m"));
     (ticket, progress)
 }
@@ -92,7 +92,7 @@ fn a_request_is_shown_as_far_as_it_has_come() {
     assert_eq!(held().tokens, 45);
     assert_eq!((generates.prompt_tokens, generates.generation), (40, Some(GenerationId(3))));
     progress.continues();
-    progress.waits_again(true);
+    progress.note_waiting_again(true);
     progress.leased(GenerationId(4), Duration::from_millis(9));
     assert_eq!((now().state, now().attempts), (RequestState::Continuing, 2), "nothing more is there yet");
     progress.answers(Instant::now());
@@ -184,7 +184,7 @@ fn what_is_over_stays_where_it_was_when_the_clock_is_set() {
 #[test]
 fn the_clock_on_the_wall_is_looked_at_once_a_second() {
     let start = Instant::now();
-    let mut wall = Wall { at: start, unix_ms: 5_000 };
+    let mut wall = WallClock { at: start, unix_ms: 5_000 };
     assert_eq!(wall.at(start + Duration::from_millis(999), || panic!("too soon")), 5_999);
     assert_eq!(wall.at(start + Duration::from_secs(1), || 77_000), 77_000, "it was set");
     assert_eq!(wall.at(start + Duration::from_millis(1_001), || panic!("too soon")), 77_001);

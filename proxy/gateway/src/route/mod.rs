@@ -14,7 +14,7 @@ use warden_policies::dispatch::LeaseKind;
 
 use self::table::STREAM;
 use crate::protocol::query;
-use crate::refusal::Dialect;
+use crate::refusal::ErrorDialect;
 
 pub(crate) use self::shape::Shape;
 
@@ -34,7 +34,7 @@ pub(crate) struct Route {
     /// The route only computes an answer, so a request may be executed again if its server dies.
     pub(crate) computes: bool,
     /// Format of errors.
-    pub(crate) dialect: Dialect,
+    pub(crate) dialect: ErrorDialect,
     /// Size class of its bodies.
     pub(crate) size: BodySize,
     /// Shape of its JSON bodies for request rules; `None`: the rules do not apply.
@@ -218,12 +218,12 @@ mod tests {
     #[test]
     fn errors_are_spelled_as_the_clients_of_the_route_expect() {
         for (path, dialect) in [
-            ("/v1/messages", Dialect::Anthropic),
-            ("/v1/messages/count_tokens", Dialect::Anthropic),
-            ("/v1/mess%61ges", Dialect::Anthropic),
-            ("/v1/messagesx", Dialect::OpenAi),
-            ("/v1/responses", Dialect::Responses),
-            ("/v1/chat/completions", Dialect::OpenAi),
+            ("/v1/messages", ErrorDialect::Anthropic),
+            ("/v1/messages/count_tokens", ErrorDialect::Anthropic),
+            ("/v1/mess%61ges", ErrorDialect::Anthropic),
+            ("/v1/messagesx", ErrorDialect::OpenAi),
+            ("/v1/responses", ErrorDialect::Responses),
+            ("/v1/chat/completions", ErrorDialect::OpenAi),
         ] {
             assert_eq!(route(&Method::POST, path).dialect, dialect, "{path}");
         }

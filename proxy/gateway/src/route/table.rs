@@ -6,7 +6,7 @@ use http::Method;
 use warden_policies::dispatch::LeaseKind;
 
 use super::{BodySize, Effect, LocalRoute, Route, Shape, UNKNOWN};
-use crate::refusal::Dialect;
+use crate::refusal::ErrorDialect;
 
 /// Label of streams of generations that continue without a client.
 pub(super) const STREAM: &str = "stream";
@@ -18,13 +18,13 @@ pub(super) struct Row {
     /// Route of a `POST`; if it needs no slot, other methods have the same.
     post: Route,
     /// The gateway's own answer to a `GET`.
-    local: Option<Local>,
-    loads: Loads,
+    local: Option<LocalGet>,
+    loads: LoadingMethods,
 }
 
 /// Methods that load a model that is not loaded.
 #[derive(Clone, Copy, Debug)]
-enum Loads {
+enum LoadingMethods {
     All,
     /// The other methods only inspect a process.
     Post,
@@ -33,19 +33,19 @@ enum Loads {
 
 /// The gateway's own answers to a `GET`.
 #[derive(Clone, Copy, Debug)]
-enum Local {
+enum LocalGet {
     Health,
     Models,
     Running,
 }
 
 /// Route of a path that is none of llama-server's known ones.
-const NONE: Route = Route {
+const UNKNOWN_PATH: Route = Route {
     name: UNKNOWN,
     kind: LeaseKind::Aux,
     generates: false,
     computes: false,
-    dialect: Dialect::OpenAi,
+    dialect: ErrorDialect::OpenAi,
     size: BodySize::Prompt,
     shape: None,
     effect: Effect::None,
@@ -61,9 +61,9 @@ pub(super) static ROWS: [Row; 46] = [
     generating("/v1/completions", "completions", Shape::Completion),
     generating("/completions", "completions", Shape::Native),
     generating("/completion", "completions", Shape::Native),
-    generating("/v1/responses", "responses", Shape::Responses).spelled(Dialect::Responses),
-    generating("/responses", "responses", Shape::Responses).spelled(Dialect::Responses),
-    generating("/v1/messages", "messages", Shape::Messages).spelled(Dialect::Anthropic),
+    generating("/v1/responses", "responses", Shape::Responses).spelled(ErrorDialect::Responses),
+    generating("/responses", "responses", Shape::Responses).spelled(ErrorDialect::Responses),
+    generating("/v1/messages", "messages", Shape::Messages).spelled(ErrorDialect::Anthropic),
     generating("/infill", "infill", Shape::Native),
     // Requests that occupy a slot, or the model, and answer at once. A transcription may be a stream, but
     // only its form shows that; its head proves nothing.
@@ -82,60 +82,80 @@ pub(super) static ROWS: [Row; 46] = [
     counting("/chat/completions/input_tokens", "input_tokens", Shape::ChatCount),
     counting("/v1/responses/input_tokens", "input_tokens", Shape::ResponsesCount),
     counting("/responses/input_tokens", "input_tokens", Shape::ResponsesCount),
-    counting("/v1/messages/count_tokens", "count_tokens", Shape::MessagesCount).spelled(Dialect::Anthropic),
+    counting("/v1/messages/count_tokens", "count_tokens", Shape::MessagesCount)
+        .spelled(ErrorDialect::Anthropic),
     counting("/apply-template", "apply_template", Shape::ChatCount),
-    beside("/v1/chat/completions/control", "control", BodySize::Control).loading_by(Loads::None),
-    beside("/tokenize", "tokenize", BodySize::Text).computing(),
-    beside("/detokenize", "detokenize", BodySize::Text).computing(),
-    beside("/props", "props", BodySize::Control).doing(Effect::Sets).loading_by(Loads::Post),
-    beside("/metrics", "metrics", BodySize::Control).loading_by(Loads::None),
-    beside("/slots", "slots", BodySize::Control).doing(Effect::Pauses).loading_by(Loads::Post),
-    beside("/lora-adapters", "lora_adapters", BodySize::Control).doing(Effect::Sets).loading_by(Loads::Post),
-    beside("/v1/stream", STREAM, BodySize::Control).loading_by(Loads::None),
-    beside("/v1/streams/lookup", STREAM, BodySize::Control).loading_by(Loads::None),
-    beside("/tools", "tools", BodySize::Text).loading_by(Loads::Post),
-    beside("/cors-proxy", "cors_proxy", BodySize::Text),
-    beside("/models", "router", BodySize::Control).answered_by(Local::Models).loading_by(Loads::None),
-    beside("/models/load", "router", BodySize::Control).loading_by(Loads::None),
-    beside("/models/unload", "router", BodySize::Control).loading_by(Loads::None),
-    beside("/models/sse", "router", BodySize::Control).loading_by(Loads::None),
-    beside("/", "ui", BodySize::Control),
+    slotless("/v1/chat/completions/control", "control", BodySize::Control).with_loads(LoadingMethods::None),
+    slotless("/tokenize", "tokenize", BodySize::Text).computing(),
+    slotless("/detokenize", "detokenize", BodySize::Text).computing(),
+    slotless("/props", "props", BodySize::Control).doing(Effect::Sets).with_loads(LoadingMethods::Post),
+    slotless("/metrics", "metrics", BodySize::Control).with_loads(LoadingMethods::None),
+    slotless("/slots", "slots", BodySize::Control).doing(Effect::Pauses).with_loads(LoadingMethods::Post),
+    slotless("/lora-adapters", "lora_adapters", BodySize::Control)
+        .doing(Effect::Sets)
+        .with_loads(LoadingMethods::Post),
+    slotless("/v1/stream", STREAM, BodySize::Control).with_loads(LoadingMethods::None),
+    slotless("/v1/streams/lookup", STREAM, BodySize::Control).with_loads(LoadingMethods::None),
+    slotless("/tools", "tools", BodySize::Text).with_loads(LoadingMethods::Post),
+    slotless("/cors-proxy", "cors_proxy", BodySize::Text),
+    slotless("/models", "router", BodySize::Control)
+        .with_local(LocalGet::Models)
+        .with_loads(LoadingMethods::None),
+    slotless("/models/load", "router", BodySize::Control).with_loads(LoadingMethods::None),
+    slotless("/models/unload", "router", BodySize::Control).with_loads(LoadingMethods::None),
+    slotless("/models/sse", "router", BodySize::Control).with_loads(LoadingMethods::None),
+    slotless("/", "ui", BodySize::Control),
     // The gateway's own routes.
-    beside("/health", UNKNOWN, BodySize::Prompt).answered_by(Local::Health).loading_by(Loads::None),
-    beside("/v1/health", UNKNOWN, BodySize::Prompt).answered_by(Local::Health).loading_by(Loads::None),
-    beside("/v1/models", UNKNOWN, BodySize::Prompt).answered_by(Local::Models).loading_by(Loads::None),
-    beside("/running", UNKNOWN, BodySize::Prompt).answered_by(Local::Running).loading_by(Loads::None),
+    slotless("/health", UNKNOWN, BodySize::Prompt)
+        .with_local(LocalGet::Health)
+        .with_loads(LoadingMethods::None),
+    slotless("/v1/health", UNKNOWN, BodySize::Prompt)
+        .with_local(LocalGet::Health)
+        .with_loads(LoadingMethods::None),
+    slotless("/v1/models", UNKNOWN, BodySize::Prompt)
+        .with_local(LocalGet::Models)
+        .with_loads(LoadingMethods::None),
+    slotless("/running", UNKNOWN, BodySize::Prompt)
+        .with_local(LocalGet::Running)
+        .with_loads(LoadingMethods::None),
 ];
 
 /// Generates text, possibly as a stream.
 const fn generating(path: &'static str, name: &'static str, shape: Shape) -> Row {
     row(
         path,
-        Route { name, kind: LeaseKind::Slot, generates: true, computes: true, shape: Some(shape), ..NONE },
+        Route {
+            name,
+            kind: LeaseKind::Slot,
+            generates: true,
+            computes: true,
+            shape: Some(shape),
+            ..UNKNOWN_PATH
+        },
     )
 }
 
 /// Occupies a slot, or the model, and answers at once.
 const fn evaluating(path: &'static str, name: &'static str, size: BodySize) -> Row {
-    row(path, Route { name, kind: LeaseKind::Slot, computes: true, size, ..NONE })
+    row(path, Route { name, kind: LeaseKind::Slot, computes: true, size, ..UNKNOWN_PATH })
 }
 
 /// Counts the prompt of a route of this shape, without a slot.
 const fn counting(path: &'static str, name: &'static str, shape: Shape) -> Row {
-    row(path, Route { name, computes: true, shape: Some(shape), ..NONE })
+    row(path, Route { name, computes: true, shape: Some(shape), ..UNKNOWN_PATH })
 }
 
 /// Is answered without a slot.
-const fn beside(path: &'static str, name: &'static str, size: BodySize) -> Row {
-    row(path, Route { name, size, ..NONE })
+const fn slotless(path: &'static str, name: &'static str, size: BodySize) -> Row {
+    row(path, Route { name, size, ..UNKNOWN_PATH })
 }
 
 const fn row(path: &'static str, post: Route) -> Row {
-    Row { path, post, local: None, loads: Loads::All }
+    Row { path, post, local: None, loads: LoadingMethods::All }
 }
 
 impl Row {
-    const fn spelled(self, dialect: Dialect) -> Self {
+    const fn spelled(self, dialect: ErrorDialect) -> Self {
         Self { post: Route { dialect, ..self.post }, ..self }
     }
 
@@ -147,11 +167,11 @@ impl Row {
         Self { post: Route { computes: true, ..self.post }, ..self }
     }
 
-    const fn answered_by(self, local: Local) -> Self {
+    const fn with_local(self, local: LocalGet) -> Self {
         Self { local: Some(local), ..self }
     }
 
-    const fn loading_by(self, loads: Loads) -> Self {
+    const fn with_loads(self, loads: LoadingMethods) -> Self {
         Self { loads, ..self }
     }
 
@@ -166,19 +186,22 @@ pub(super) fn route(method: &Method, path: &str) -> Route {
     let is_post = *method == Method::POST;
     let Some(Row { post, loads, .. }) = Row::of(path) else {
         let is_anthropic = path.starts_with("/v1/messages/");
-        return Route { dialect: if is_anthropic { Dialect::Anthropic } else { NONE.dialect }, ..NONE };
+        return Route {
+            dialect: if is_anthropic { ErrorDialect::Anthropic } else { UNKNOWN_PATH.dialect },
+            ..UNKNOWN_PATH
+        };
     };
     let route = match post.kind {
         _ if is_post => *post,
-        LeaseKind::Slot => Route { dialect: post.dialect, ..NONE },
+        LeaseKind::Slot => Route { dialect: post.dialect, ..UNKNOWN_PATH },
         LeaseKind::Aux | LeaseKind::Read | LeaseKind::Watch => {
             Route { computes: false, shape: None, effect: Effect::None, ..*post }
         }
     };
     let loads = match loads {
-        Loads::All => true,
-        Loads::Post => is_post,
-        Loads::None => false,
+        LoadingMethods::All => true,
+        LoadingMethods::Post => is_post,
+        LoadingMethods::None => false,
     };
     let reads = !loads && matches!(*method, Method::GET | Method::HEAD);
     Route { loads, kind: if reads { LeaseKind::Read } else { route.kind }, ..route }
@@ -187,9 +210,9 @@ pub(super) fn route(method: &Method, path: &str) -> Route {
 /// Returns the gateway's own route for a `GET` to this decoded path.
 pub(super) fn local(path: &str) -> Option<LocalRoute> {
     match Row::of(path).and_then(|row| row.local) {
-        Some(Local::Health) => Some(LocalRoute::Health),
-        Some(Local::Models) => Some(LocalRoute::Models),
-        Some(Local::Running) => Some(LocalRoute::Running),
+        Some(LocalGet::Health) => Some(LocalRoute::Health),
+        Some(LocalGet::Models) => Some(LocalRoute::Models),
+        Some(LocalGet::Running) => Some(LocalRoute::Running),
         None => model_id(path).map(|id| LocalRoute::Model(id.to_owned())),
     }
 }

@@ -16,7 +16,7 @@ use crate::protocol::query;
 use crate::refusal::Refusal;
 
 /// Beginning of paths that name their model.
-const PREFIX: &str = "/upstream/";
+const UPSTREAM_PREFIX: &str = "/upstream/";
 
 /// A path that names its model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(crate) struct ModelPath {
 
 /// Returns whether a path names its model.
 pub(crate) fn is_upstream(path: &str) -> bool {
-    path.starts_with(PREFIX)
+    path.starts_with(UPSTREAM_PREFIX)
 }
 
 /// Returns the target for a backend: path and query. An absolute target may have no path, which means `/`
@@ -53,7 +53,7 @@ pub(crate) fn upstream<'a>(
     more: &(impl Iterator<Item = &'a str> + Clone),
     any_name: bool,
 ) -> Result<ModelPath, Refusal> {
-    let raw = uri.path().strip_prefix(PREFIX).unwrap_or_default();
+    let raw = uri.path().strip_prefix(UPSTREAM_PREFIX).unwrap_or_default();
     let names = || {
         let models = fleet.models.iter().flat_map(|model| model.names());
         models.chain(more.clone())

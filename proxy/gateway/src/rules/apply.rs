@@ -12,7 +12,7 @@ use http::request::Parts;
 use warden_policies::ModelName;
 
 use super::{ModelRules, Plan};
-use crate::body::intake::Intake;
+use crate::body::intake::BodyIntake;
 use crate::body::json_index::JsonIndex;
 use crate::refusal::{Refusal, Unreadable};
 use crate::route::{Shape, target};
@@ -23,7 +23,7 @@ pub(crate) async fn apply(
     rules: &ModelRules,
     shape: Option<Shape>,
     parts: &mut Parts,
-    intake: &mut Intake,
+    intake: &mut BodyIntake,
 ) -> Result<(), Refusal> {
     if let Some(name) = &rules.upstream_model
         && let Some(target) = parts.uri.path_and_query().and_then(|target| target::with_model(target, name))
@@ -39,7 +39,7 @@ pub(crate) async fn apply(
         }
         return rename(rules, intake);
     }
-    if !plan.is_strict() && !intake.is_whole() && intake.names_once() {
+    if !plan.is_strict() && !intake.is_whole() && intake.names_model_once() {
         return rename(rules, intake);
     }
     if !intake.take_all().await? {
@@ -64,6 +64,6 @@ fn is_multipart(headers: &HeaderMap) -> bool {
     headers.get_all(CONTENT_TYPE).iter().any(begins)
 }
 
-fn rename(rules: &ModelRules, intake: &mut Intake) -> Result<(), Refusal> {
+fn rename(rules: &ModelRules, intake: &mut BodyIntake) -> Result<(), Refusal> {
     rules.upstream_model.as_ref().map_or(Ok(()), |name| intake.rename(name))
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use warden_policies::ModelName;
-use warden_policies::modes::Choose;
+use warden_policies::modes::ChooseMode;
 use warden_supervisor::{FleetView, ModelState};
 
 use super::ModelRules;
@@ -15,7 +15,7 @@ pub struct Name {
     /// Models, the best first, each with its rules under this name. At least one.
     pub models: Vec<(ModelName, Arc<ModelRules>)>,
     /// Method of choosing one of them.
-    pub choose: Choose,
+    pub choose: ChooseMode,
 }
 
 impl Name {
@@ -36,10 +36,12 @@ impl Name {
         let find =
             |wanted: &dyn Fn(&ModelName) -> bool| candidates.iter().find(|(model, _)| wanted(model)).copied();
         let best = match self.choose {
-            Choose::Loaded => {
+            ChooseMode::Loaded => {
                 find(&is_loaded).or_else(|| find(&|model| state(model) == Some(ModelState::Loading)))
             }
-            Choose::Room => find(&|model| is_loaded(model) || has_room(model)).or_else(|| find(&is_loaded)),
+            ChooseMode::Room => {
+                find(&|model| is_loaded(model) || has_room(model)).or_else(|| find(&is_loaded))
+            }
         };
         best.or_else(|| candidates.first().copied())
     }
@@ -79,18 +81,18 @@ mod tests {
         let broken = [(Failed, yes), (Unloaded, no), (Unloaded, no)];
         let all_broken = [(Failed, yes), (Failed, yes), (Failed, yes)];
         for (choose, states, allowed, room, wanted) in [
-            (Choose::Loaded, some, "abc", "abc", "b"),
-            (Choose::Loaded, some, "ac", "", "c"),
-            (Choose::Loaded, none, "abc", "bc", "a"),
-            (Choose::Loaded, comes, "abc", "", "c"),
-            (Choose::Loaded, broken, "abc", "", "b"),
-            (Choose::Loaded, all_broken, "abc", "", "a"),
-            (Choose::Room, some, "abc", "a", "a"),
-            (Choose::Room, some, "abc", "", "b"),
-            (Choose::Room, none, "abc", "c", "c"),
-            (Choose::Room, none, "abc", "", "a"),
-            (Choose::Room, broken, "abc", "a", "b"),
-            (Choose::Room, none, "", "", ""),
+            (ChooseMode::Loaded, some, "abc", "abc", "b"),
+            (ChooseMode::Loaded, some, "ac", "", "c"),
+            (ChooseMode::Loaded, none, "abc", "bc", "a"),
+            (ChooseMode::Loaded, comes, "abc", "", "c"),
+            (ChooseMode::Loaded, broken, "abc", "", "b"),
+            (ChooseMode::Loaded, all_broken, "abc", "", "a"),
+            (ChooseMode::Room, some, "abc", "a", "a"),
+            (ChooseMode::Room, some, "abc", "", "b"),
+            (ChooseMode::Room, none, "abc", "c", "c"),
+            (ChooseMode::Room, none, "abc", "", "a"),
+            (ChooseMode::Room, broken, "abc", "a", "b"),
+            (ChooseMode::Room, none, "", "", ""),
         ] {
             assert_eq!(
                 chosen(choose, states, allowed, room),

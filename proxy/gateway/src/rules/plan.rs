@@ -18,11 +18,11 @@ use crate::body::splice::{Edit, removals};
 use crate::route::Shape;
 
 /// All names of the token limit.
-const BOUNDS: [&str; 4] = ["n_predict", "max_completion_tokens", "max_tokens", "max_output_tokens"];
+const LIMIT_NAMES: [&str; 4] = ["n_predict", "max_completion_tokens", "max_tokens", "max_output_tokens"];
 /// Member with the random seed.
-const SEED: &str = "seed";
+const SEED_MEMBER: &str = "seed";
 /// Default token limit of Anthropic's route.
-const ANTHROPIC_DEFAULT: u64 = 4096;
+const ANTHROPIC_DEFAULT_TOKENS: u64 = 4096;
 
 /// Rules to apply to a body, and the members to look for.
 pub(crate) struct Plan<'r> {
@@ -40,10 +40,10 @@ impl<'r> Plan<'r> {
             wanted.extend(request.set.iter().chain(&request.default).map(|(name, _)| name.as_str()));
             wanted.extend(request.strip.iter().map(String::as_str));
             if request.max_tokens.is_some() && shape.generates() {
-                wanted.extend(BOUNDS);
+                wanted.extend(LIMIT_NAMES);
             }
             if request.fresh_seed && shape.takes_seeds() {
-                wanted.push(SEED);
+                wanted.push(SEED_MEMBER);
             }
             let (list, member) = shape.prompts();
             if request.system_prompt.is_some() {
@@ -70,7 +70,8 @@ impl<'r> Plan<'r> {
 
     /// Returns the edits; `draw` is a random number for this request.
     pub(crate) fn edits(&self, index: &JsonIndex, draw: u32) -> Vec<Edit> {
-        let mut draft = Draft { plan: self, index, edits: Vec::new(), inserts: Vec::new(), gone: Vec::new() };
+        let mut draft =
+            EditDraft { plan: self, index, edits: Vec::new(), inserts: Vec::new(), gone: Vec::new() };
         if let Some((request, shape)) = self.request {
             draft.parameters(request, shape);
             if request.fresh_seed && shape.takes_seeds() {
@@ -87,7 +88,7 @@ impl<'r> Plan<'r> {
     }
 }
 
-struct Draft<'a> {
+struct EditDraft<'a> {
     plan: &'a Plan<'a>,
     index: &'a JsonIndex,
     edits: Vec<Edit>,
@@ -95,7 +96,7 @@ struct Draft<'a> {
     gone: Vec<&'a Place>,
 }
 
-impl<'a> Draft<'a> {
+impl<'a> EditDraft<'a> {
     fn named(&self, name: &str) -> Vec<&'a Member> {
         let index = self.plan.wanted.iter().position(|wanted| *wanted == name);
         index.map(|index| self.index.named(index).collect()).unwrap_or_default()
@@ -131,9 +132,9 @@ impl<'a> Draft<'a> {
             }
         }
         let Some(most) = request.max_tokens.filter(|_| shape.generates()) else { return };
-        for name in BOUNDS.into_iter().filter(|name| !is_set(name) && !strips(name)) {
+        for name in LIMIT_NAMES.into_iter().filter(|name| !is_set(name) && !strips(name)) {
             for member in self.named(name) {
-                if !is_within(&member.kind, most) {
+                if !is_within_limit(&member.kind, most) {
                     self.replace(member.value.clone(), most.to_string());
                 }
             }
@@ -142,7 +143,7 @@ impl<'a> Draft<'a> {
         let told =
             |name: &str| is_set(name) || defaulted(name) || (!strips(name) && !self.named(name).is_empty());
         let unsaid = !shape.bounds().iter().any(|name| told(name));
-        if unsaid && !(shape == Shape::Messages && most >= ANTHROPIC_DEFAULT) {
+        if unsaid && !(shape == Shape::Messages && most >= ANTHROPIC_DEFAULT_TOKENS) {
             self.inserts.push((shape.bounds()[0].to_owned(), most.to_string()));
         }
     }
@@ -150,19 +151,19 @@ impl<'a> Draft<'a> {
     /// Sets a seed if neither the client nor another rule sets one. The highest number is no seed: it
     /// requests a random one each time.
     fn seed(&mut self, request: &RequestRules, draw: u32) {
-        let is_said = request.set.iter().chain(&request.default).any(|(name, _)| name == SEED);
+        let is_said = request.set.iter().chain(&request.default).any(|(name, _)| name == SEED_MEMBER);
         if is_said {
             return;
         }
         let seed = json!(draw % u32::MAX);
-        let strips = request.strip.iter().any(|name| name == SEED);
-        match self.named(SEED).last() {
+        let strips = request.strip.iter().any(|name| name == SEED_MEMBER);
+        match self.named(SEED_MEMBER).last() {
             Some(last) if !strips => {
                 if last.kind == Kind::Word("null".to_owned()) {
                     self.replace(last.value.clone(), seed.to_string());
                 }
             }
-            _ => self.inserts.push((SEED.to_owned(), seed.to_string())),
+            _ => self.inserts.push((SEED_MEMBER.to_owned(), seed.to_string())),
         }
     }
 
@@ -180,7 +181,7 @@ impl<'a> Draft<'a> {
         match member {
             None => {
                 for list in lists {
-                    self.in_messages(list, prompt);
+                    self.insert_prompt(list, prompt);
                 }
             }
             Some(member) => {
@@ -195,8 +196,8 @@ impl<'a> Draft<'a> {
                 for member in members {
                     let start = member.value.start;
                     match &member.kind {
-                        Kind::Text => self.in_front_of_text(start, &prompt.text),
-                        Kind::List(list) => self.in_front_of_parts(start, list.count == 0, &prompt.text),
+                        Kind::Text => self.prepend_to_text(start, &prompt.text),
+                        Kind::List(list) => self.prepend_to_parts(start, list.count == 0, &prompt.text),
                         Kind::Word(_) | Kind::Object => {
                             self.replace(member.value.clone(), json!(prompt.text).to_string());
                         }
@@ -215,13 +216,13 @@ impl<'a> Draft<'a> {
     }
 
     /// Inserts the prompt into a list of messages.
-    fn in_messages(&mut self, member: &Member, prompt: &SystemPrompt) {
+    fn insert_prompt(&mut self, member: &Member, prompt: &SystemPrompt) {
         let Some(list) = system(member) else { return };
         let first = list.system.first().filter(|_| prompt.mode == SystemMode::Prepend);
         match first.and_then(|message| message.content) {
-            Some((at, Content::Text)) => return self.in_front_of_text(at, &prompt.text),
+            Some((at, Content::Text)) => return self.prepend_to_text(at, &prompt.text),
             Some((at, Content::List { is_empty })) => {
-                return self.in_front_of_parts(at, is_empty, &prompt.text);
+                return self.prepend_to_parts(at, is_empty, &prompt.text);
             }
             Some((_, Content::Other)) | None => {}
         }
@@ -236,12 +237,12 @@ impl<'a> Draft<'a> {
         self.replace(open..open, format!("{message}{comma}"));
     }
 
-    fn in_front_of_text(&mut self, quote: u64, text: &str) {
+    fn prepend_to_text(&mut self, quote: u64, text: &str) {
         let quoted = json!(format!("{text}\n\n")).to_string();
         self.replace(quote + 1..quote + 1, &quoted[1..quoted.len() - 1]);
     }
 
-    fn in_front_of_parts(&mut self, bracket: u64, is_empty: bool, text: &str) {
+    fn prepend_to_parts(&mut self, bracket: u64, is_empty: bool, text: &str) {
         let comma = if is_empty { "" } else { "," };
         let part = format!("{{\"type\":\"text\",\"text\":{}}}", json!(format!("{text}\n\n")));
         self.replace(bracket + 1..bracket + 1, format!("{part}{comma}"));
@@ -278,7 +279,7 @@ fn system(member: &Member) -> Option<&List> {
 /// Returns whether a value limits the generated tokens to `most`. llama-server ignores anything but a
 /// number, and then uses its own default, which is unlimited.
 #[expect(clippy::cast_precision_loss, reason = "no context has more tokens than a float can count")]
-fn is_within(kind: &Kind, most: u64) -> bool {
+fn is_within_limit(kind: &Kind, most: u64) -> bool {
     let Kind::Word(word) = kind else { return false };
     word.parse::<f64>().is_ok_and(|number| (0.0..=most as f64).contains(&number))
 }

@@ -13,7 +13,7 @@ fn expected(body: &Value, rules: &RequestRules) -> Value {
         fields.remove(name);
     }
     if let Some(most) = rules.max_tokens {
-        for name in BOUNDS {
+        for name in LIMIT_NAMES {
             let within = |value: &Value| value.as_f64().is_some_and(|n| (0.0..=most as f64).contains(&n));
             if let Some(value) = fields.get_mut(name).filter(|value| !within(value)) {
                 *value = json!(most);

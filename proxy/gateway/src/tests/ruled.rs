@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde_json::json;
 use warden_policies::QuickMap;
-use warden_policies::modes::Choose;
+use warden_policies::modes::ChooseMode;
 
 use super::*;
 use crate::{KeyHash, KeySpec, Keys, Listing, Live, ModelRules, Name, RequestRules};
@@ -171,7 +171,7 @@ async fn a_name_without_a_process_means_a_model_with_rules_of_its_own() {
     let upstream = echo();
     let rig = Rig::with(Plan { models: vec!["a", "b"], ..Plan::default() }, &[&upstream]).await;
     let of = |name: &str, tokens| (ModelName::new(name), Arc::new(most(tokens)));
-    let name = |models| Name { models, choose: Choose::Loaded };
+    let name = |models| Name { models, choose: ChooseMode::Loaded };
     let by_name = BTreeMap::from([
         ("brief".to_owned(), name(vec![of("b", 7)])),
         ("any".to_owned(), name(vec![of("a", 8), of("b", 9)])),
@@ -228,7 +228,7 @@ async fn a_pattern_means_its_model_for_each_name_that_nothing_else_has() {
     let rig = Rig::with(Plan { models: vec!["a", "b"], ..Plan::default() }, &[&upstream]).await;
     let name = |model: &str, tokens| Name {
         models: vec![(ModelName::new(model), Arc::new(most(tokens)))],
-        choose: Choose::Loaded,
+        choose: ChooseMode::Loaded,
     };
     let named = [("claude-*", "b", 7), ("claude-haiku-*", "a", 8), ("exact", "a", 9)];
     let mut by_name = BTreeMap::from(named.map(|(own, model, tokens)| (own.to_owned(), name(model, tokens))));
@@ -263,8 +263,10 @@ async fn lists_of_models_say_what_the_configuration_says_of_them() {
         (ModelName::new("a"), rules(Listing { hidden: false, fields })),
         (ModelName::new("b"), rules(Listing { hidden: true, ..Listing::default() })),
     ]);
-    let of =
-        |model: &str| Name { models: vec![(ModelName::new(model), Arc::default())], choose: Choose::Loaded };
+    let of = |model: &str| Name {
+        models: vec![(ModelName::new(model), Arc::default())],
+        choose: ChooseMode::Loaded,
+    };
     let by_name = BTreeMap::from([("of-a".to_owned(), of("a")), ("of-b".to_owned(), of("b"))]);
     rig.control.update(Live { models, by_name, ..Live::default() });
     let (_, list) = rig.ask(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n").await;
@@ -288,7 +290,7 @@ async fn a_key_has_a_right_to_a_name_or_to_models_behind_it() {
     let of = |name: &str, tokens| (ModelName::new(name), Arc::new(most(tokens)));
     let by_name = BTreeMap::from([(
         "any".to_owned(),
-        Name { models: vec![of("a", 8), of("b", 9)], choose: Choose::Loaded },
+        Name { models: vec![of("a", 8), of("b", 9)], choose: ChooseMode::Loaded },
     )]);
     for (models, answers) in [(vec!["any"], "8"), (vec!["b"], "9"), (vec!["c"], "")] {
         let key = KeySpec {

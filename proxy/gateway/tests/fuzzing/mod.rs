@@ -17,9 +17,9 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::answer::meter::Meter;
-use crate::body::scan::{Model, Scanner};
-use crate::protocol::raw_head::Heads;
+use crate::answer::meter::AnswerMeter;
+use crate::body::scan::{BodyScanner, Model};
+use crate::protocol::raw_head::RawHeadReader;
 use crate::protocol::sse::Events;
 use crate::protocol::{headers, wire};
 use crate::route::target;
@@ -79,7 +79,7 @@ struct Passed {
 
 /// The requests in `bytes` that pass, read by hyper with our reader beside it, with room for `more` fields than usual.
 fn pass(bytes: &[u8], more: usize) -> Vec<Passed> {
-    let mut heads = Heads::new(2 * HEAD);
+    let mut heads = RawHeadReader::new(2 * HEAD);
     heads.feed(bytes);
     let (heads, passed) = (Mutex::new(heads), Mutex::new(Vec::new()));
     let io = Wire { input: Bytes::copy_from_slice(bytes), out: Arc::default() };
@@ -144,7 +144,7 @@ fn forward(passed: &Passed) -> Vec<u8> {
 pub fn request(bytes: &[u8]) {
     for mut passed in pass(bytes, 0) {
         wire::sign(&mut passed.headers, http::Version::HTTP_11);
-        headers::to_backend(&mut passed.headers, &HeaderValue::from_static("id"));
+        headers::prepare_for_backend(&mut passed.headers, &HeaderValue::from_static("id"));
         for name in
             ["connection", "keep-alive", "te", "transfer-encoding", "upgrade", "content-length", "expect"]
         {
@@ -171,9 +171,9 @@ pub fn request(bytes: &[u8]) {
 
 /// Any head fed in any pieces gives the same notes.
 pub fn pieces(bytes: &[u8], size: usize) {
-    let mut whole = Heads::new(2 * HEAD);
+    let mut whole = RawHeadReader::new(2 * HEAD);
     whole.feed(bytes);
-    let mut parts = Heads::new(2 * HEAD);
+    let mut parts = RawHeadReader::new(2 * HEAD);
     for piece in bytes.chunks(size.max(1)) {
         parts.feed(piece);
     }
@@ -221,7 +221,7 @@ impl<'de> Deserialize<'de> for Outer {
 
 /// The scanner agrees with a full parser on every valid body, in pieces of any size, and never panics on others.
 pub fn model(bytes: &[u8], size: usize) {
-    let mut scanner = Scanner::new();
+    let mut scanner = BodyScanner::new();
     for piece in bytes.chunks(size.max(1)) {
         scanner.feed(piece);
     }
@@ -240,7 +240,7 @@ pub fn model(bytes: &[u8], size: usize) {
 
 /// An event stream in any pieces: every byte passes once and in order, and what is counted does not depend on the pieces.
 pub fn events(bytes: &[u8], sizes: &[u8], limit: usize) {
-    let (mut events, mut meter, mut out) = (Events::new(limit.max(4)), Meter::new(4096), Vec::new());
+    let (mut events, mut meter, mut out) = (Events::new(limit.max(4)), AnswerMeter::new(4096), Vec::new());
     let (mut rest, mut sizes) = (bytes, sizes.iter().cycle());
     while !rest.is_empty() {
         let now = usize::from(*sizes.next().unwrap_or(&7)).clamp(1, rest.len());
@@ -252,7 +252,7 @@ pub fn events(bytes: &[u8], sizes: &[u8], limit: usize) {
     out.extend_from_slice(&events.finish());
     assert_eq!(out, bytes);
     if bytes.len() <= 4096 {
-        let mut whole = Meter::new(4096);
+        let mut whole = AnswerMeter::new(4096);
         whole.feed(bytes);
         assert_eq!(meter.work(None), whole.work(None), "{:?}", String::from_utf8_lossy(bytes));
     }

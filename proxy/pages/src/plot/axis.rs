@@ -1,12 +1,12 @@
 //! Computes round numbers along an axis: steps of 1, 2 or 5 times a power of ten of a unit, and on a clock
 //! whole minutes, hours or days.
 
-use super::{Across, Up};
+use super::{HorizontalQuantity, Up};
 use crate::number::grouped;
 use crate::time::Moment;
 
 /// Limit of parts of an axis.
-const PARTS: f64 = 6.0;
+const MAX_PARTS: f64 = 6.0;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tick {
@@ -16,20 +16,20 @@ pub(super) struct Tick {
 
 /// Round numbers whose range contains all values.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Ticks {
+pub(super) struct AxisTicks {
     pub(super) all: Vec<Tick>,
     /// Difference of neighbours.
     pub(super) step: f64,
 }
 
 /// Common steps of a clock, in seconds.
-const CLOCK: [f64; 18] = [
+const CLOCK_STEPS: [f64; 18] = [
     1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 10_800.0, 21_600.0,
     43_200.0, 86_400.0, 172_800.0, 432_000.0,
 ];
 const DAY: f64 = 86_400.0;
 
-impl Ticks {
+impl AxisTicks {
     /// Ticks of the vertical axis: its first and last number are its ends.
     pub(super) fn up(low: f64, high: f64, up: Up) -> Self {
         let (unit, name) = match up {
@@ -40,10 +40,10 @@ impl Ticks {
         };
         // Bytes and counts have no fractions.
         let whole = up == Up::Count || name == " B";
-        let step = round_up((high - low) / unit / (PARTS - 1.0)).max(if whole { 1.0 } else { 0.0 });
+        let step = round_up((high - low) / unit / (MAX_PARTS - 1.0)).max(if whole { 1.0 } else { 0.0 });
         let (first, last) = ((low / unit / step).floor(), (high / unit / step).ceil());
         let digits = digits(step);
-        let all = places(first, last.max(first + 1.0)).map(|place| {
+        let all = whole_numbers(first, last.max(first + 1.0)).map(|place| {
             let value = place * step;
             Tick { at: value * unit, label: grouped(value, digits) + name }
         });
@@ -51,23 +51,23 @@ impl Ticks {
     }
 
     /// Ticks of the horizontal axis: those between its ends.
-    pub(super) fn across(from: f64, to: f64, across: Across) -> Self {
+    pub(super) fn across(from: f64, to: f64, across: HorizontalQuantity) -> Self {
         match across {
-            Across::Requests => {
-                let step = round_up((to - from) / PARTS).max(1.0);
+            HorizontalQuantity::Requests => {
+                let step = round_up((to - from) / MAX_PARTS).max(1.0);
                 Self::between(from, to, step, |value| grouped(value, 0))
             }
-            Across::Time => {
-                let fits = |step: &&f64| (to - from) / **step <= PARTS;
-                let step = CLOCK.iter().find(fits).copied();
-                let step = step.unwrap_or_else(|| round_up((to - from) / PARTS / DAY) * DAY);
+            HorizontalQuantity::Time => {
+                let fits = |step: &&f64| (to - from) / **step <= MAX_PARTS;
+                let step = CLOCK_STEPS.iter().find(fits).copied();
+                let step = step.unwrap_or_else(|| round_up((to - from) / MAX_PARTS / DAY) * DAY);
                 Self::between(from, to, step, |value| clock(value, step))
             }
         }
     }
 
     fn between(from: f64, to: f64, step: f64, label: impl Fn(f64) -> String) -> Self {
-        let all = places((from / step).ceil(), (to / step).floor());
+        let all = whole_numbers((from / step).ceil(), (to / step).floor());
         let tick = |place: f64| Tick { at: place * step, label: label(place * step) };
         Self { all: all.map(tick).collect(), step }
     }
@@ -82,14 +82,14 @@ impl Ticks {
 }
 
 /// Whole numbers from one to another, but no more than an axis has room for.
-fn places(first: f64, last: f64) -> impl Iterator<Item = f64> {
+fn whole_numbers(first: f64, last: f64) -> impl Iterator<Item = f64> {
     (0_u8..16).map(move |at| first + f64::from(at)).take_while(move |place| *place <= last)
 }
 
 /// Unit of byte labels: that of the largest value, if steps are at least a hundredth of it.
 fn unit(low: f64, high: f64) -> (f64, &'static str) {
     let units = [(40, " TiB"), (30, " GiB"), (20, " MiB"), (10, " KiB")];
-    let step = (high - low) / (PARTS - 1.0);
+    let step = (high - low) / (MAX_PARTS - 1.0);
     for (power, name) in units {
         let unit = f64::powi(2.0, power);
         if high >= unit && step >= unit / 100.0 {
@@ -137,7 +137,7 @@ mod tests {
     const MIB: f64 = 1024.0 * KIB;
     const GIB: f64 = 1024.0 * MIB;
 
-    fn labels(ticks: &Ticks) -> Vec<&str> {
+    fn labels(ticks: &AxisTicks) -> Vec<&str> {
         ticks.all.iter().map(|tick| tick.label.as_str()).collect()
     }
 
@@ -156,7 +156,7 @@ mod tests {
             ),
             (0.0, 800.0, "0 B, 200 B, 400 B, 600 B, 800 B"),
         ] {
-            let ticks = Ticks::up(low, high, Up::Bytes);
+            let ticks = AxisTicks::up(low, high, Up::Bytes);
             assert!(ticks.first() <= low && ticks.last() >= high, "{ticks:?}");
             assert_eq!(labels(&ticks).join(", "), found);
         }
@@ -164,7 +164,7 @@ mod tests {
         let mut low: f64 = 1.0;
         while low < 1e15 {
             for factor in [1.0003, 1.017, 1.4, 3.7, 250.0] {
-                let ticks = Ticks::up(low, low * factor, Up::Bytes);
+                let ticks = AxisTicks::up(low, low * factor, Up::Bytes);
                 let count = ticks.all.len();
                 assert!((2..=8).contains(&count), "{low} {factor} {:?}", labels(&ticks));
                 let (below, above) = (low * (1.0 + 1e-9), low * factor * (1.0 - 1e-9));
@@ -180,23 +180,23 @@ mod tests {
     #[test]
     fn other_numbers_have_their_unit() {
         assert_eq!(
-            labels(&Ticks::up(0.0, 0.42, Up::Seconds)),
+            labels(&AxisTicks::up(0.0, 0.42, Up::Seconds)),
             ["0 ms", "100 ms", "200 ms", "300 ms", "400 ms", "500 ms"]
         );
-        assert_eq!(labels(&Ticks::up(0.0, 3.1, Up::Seconds)), ["0 s", "1 s", "2 s", "3 s", "4 s"]);
-        assert_eq!(labels(&Ticks::up(0.0, 2.0, Up::Count)), ["0", "1", "2"]);
+        assert_eq!(labels(&AxisTicks::up(0.0, 3.1, Up::Seconds)), ["0 s", "1 s", "2 s", "3 s", "4 s"]);
+        assert_eq!(labels(&AxisTicks::up(0.0, 2.0, Up::Count)), ["0", "1", "2"]);
         assert_eq!(
-            labels(&Ticks::up(0.0, 0.9, Up::PerSecond("tokens"))),
+            labels(&AxisTicks::up(0.0, 0.9, Up::PerSecond("tokens"))),
             ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
         );
-        assert_eq!(labels(&Ticks::up(5.0, 5.0, Up::Count)).len(), 2);
+        assert_eq!(labels(&AxisTicks::up(5.0, 5.0, Up::Count)).len(), 2);
     }
 
     #[test]
     fn a_clock_shows_whole_minutes_hours_and_days() {
         // Thursday, 26 November 2026, 14:03:20.
         let now = 1_795_701_800.0;
-        let at = |span: f64| Ticks::across(now - span, now, Across::Time);
+        let at = |span: f64| AxisTicks::across(now - span, now, HorizontalQuantity::Time);
         assert_eq!(labels(&at(3600.0)), ["13:10", "13:20", "13:30", "13:40", "13:50", "14:00"]);
         assert_eq!(labels(&at(6.0 * 3600.0)), ["09:00", "10:00", "11:00", "12:00", "13:00", "14:00"]);
         assert_eq!(labels(&at(86_400.0)), ["18:00", "26 Nov", "06:00", "12:00"]);
@@ -208,9 +208,12 @@ mod tests {
 
     #[test]
     fn requests_are_whole() {
-        assert_eq!(labels(&Ticks::across(1.0, 184.0, Across::Requests)), ["50", "100", "150"]);
-        assert_eq!(labels(&Ticks::across(0.0, 3.0, Across::Requests)), ["0", "1", "2", "3"]);
-        assert_eq!(labels(&Ticks::across(0.0, 12_000.0, Across::Requests))[1], "2,000");
-        assert_eq!(labels(&Ticks::across(7.0, 7.0, Across::Requests)), ["7"]);
+        assert_eq!(
+            labels(&AxisTicks::across(1.0, 184.0, HorizontalQuantity::Requests)),
+            ["50", "100", "150"]
+        );
+        assert_eq!(labels(&AxisTicks::across(0.0, 3.0, HorizontalQuantity::Requests)), ["0", "1", "2", "3"]);
+        assert_eq!(labels(&AxisTicks::across(0.0, 12_000.0, HorizontalQuantity::Requests))[1], "2,000");
+        assert_eq!(labels(&AxisTicks::across(7.0, 7.0, HorizontalQuantity::Requests)), ["7"]);
     }
 }

@@ -7,23 +7,31 @@ use warden_policies::units::whole;
 
 use super::frame::Frame;
 use super::mark::shown;
-use super::{Across, Limit, Mark, MarkKind, Plot, Up, is_number};
+use super::{HorizontalQuantity, Limit, LinePlot, Mark, MarkKind, Up, is_number};
 use crate::html::Html;
 use crate::number::grouped;
 use crate::time::{Moment, time};
 
 /// The description: `Over requests 1 to 184 it goes from 784.0 KiB to 16.8 MiB, with 17.0 MiB at most. …`
-pub(super) fn sentence(plot: &Plot, frame: &Frame) -> String {
+pub(super) fn sentence(plot: &LinePlot, frame: &Frame) -> String {
     let shown_levels = || frame.curves.first().into_iter().flatten().flatten();
     let mut text = match (shown_levels().next(), shown_levels().last()) {
         (Some(first), Some(last)) => {
             let most = shown_levels().map(|level| level.high).fold(f64::MIN, f64::max);
             let span = match plot.across {
-                Across::Requests => {
-                    format!("Over requests {} to {}", place(plot.across, first.x), place(plot.across, last.x))
+                HorizontalQuantity::Requests => {
+                    format!(
+                        "Over requests {} to {}",
+                        place_text(plot.across, first.x),
+                        place_text(plot.across, last.x)
+                    )
                 }
-                Across::Time => {
-                    format!("From {} to {}", place(plot.across, first.x), place(plot.across, last.x))
+                HorizontalQuantity::Time => {
+                    format!(
+                        "From {} to {}",
+                        place_text(plot.across, first.x),
+                        place_text(plot.across, last.x)
+                    )
                 }
             };
             let value = |value: f64| amount(plot.up, value);
@@ -37,13 +45,13 @@ pub(super) fn sentence(plot: &Plot, frame: &Frame) -> String {
         _ => String::new(),
     };
     for law in plot.laws.iter().filter(|law| !law.name.is_empty()) {
-        let _ = write!(text, " {}.", capital(&law.name));
+        let _ = write!(text, " {}.", capitalize(&law.name));
     }
     for limit in plot.limits.iter().filter(|limit| is_number(limit.at)) {
-        let _ = write!(text, " {}.", capital(&limit_name(plot, frame, limit)));
+        let _ = write!(text, " {}.", capitalize(&limit_name(plot, frame, limit)));
     }
     if let Some(coming) = coming(plot) {
-        let _ = write!(text, " {}.", capital(&coming));
+        let _ = write!(text, " {}.", capitalize(&coming));
     }
     let (marks, left_out) = shown(&plot.marks, frame.from, frame.to);
     match marks.len() + left_out {
@@ -56,7 +64,7 @@ pub(super) fn sentence(plot: &Plot, frame: &Frame) -> String {
     text
 }
 
-fn capital(text: &str) -> String {
+fn capitalize(text: &str) -> String {
     let mut letters = text.chars();
     letters
         .next()
@@ -78,37 +86,39 @@ fn moment(unix: f64) -> i64 {
     unix.round() as i64
 }
 
-fn place(across: Across, x: f64) -> String {
+fn place_text(across: HorizontalQuantity, x: f64) -> String {
     match across {
-        Across::Requests => grouped(x, 0),
-        Across::Time => Moment::of(moment(x)).told(),
+        HorizontalQuantity::Requests => grouped(x, 0),
+        HorizontalQuantity::Time => Moment::of(moment(x)).told(),
     }
 }
 
 /// Name of a limit: `the soft budget, 20.0 GiB`, with a remark if it lies above the plot.
-fn limit_name(plot: &Plot, frame: &Frame, limit: &Limit) -> String {
+fn limit_name(plot: &LinePlot, frame: &Frame, limit: &Limit) -> String {
     let above = if frame.shows(limit) { "" } else { ", beyond the plot" };
     format!("{}: {}{above}", limit.kind.word(), amount(plot.up, limit.at))
 }
 
-fn coming(plot: &Plot) -> Option<String> {
+fn coming(plot: &LinePlot) -> Option<String> {
     let coming = plot.coming.filter(|coming| is_number(coming.limit) && is_number(coming.from.0))?;
     let when = |at: f64| {
         // Beyond a hundred years, or a thousand million requests.
-        let far = if plot.across == Across::Time { coming.from.0 + 3.2e9 } else { 1e9 };
-        if !is_number(at) || at >= far { "never".to_owned() } else { place(plot.across, at) }
+        let far = if plot.across == HorizontalQuantity::Time { coming.from.0 + 3.2e9 } else { 1e9 };
+        if !is_number(at) || at >= far { "never".to_owned() } else { place_text(plot.across, at) }
     };
     let [early, likely, late] = coming.reached.map(when);
-    let (at, limit) =
-        (if plot.across == Across::Time { "" } else { "request " }, amount(plot.up, coming.limit));
+    let (at, limit) = (
+        if plot.across == HorizontalQuantity::Time { "" } else { "request " },
+        amount(plot.up, coming.limit),
+    );
     Some(format!("forecast: {limit} at {at}{likely} ({early} to {late})"))
 }
 
 /// Text of a mark for a pointer.
-pub(super) fn mark(across: Across, mark: &Mark) -> String {
+pub(super) fn mark(across: HorizontalQuantity, mark: &Mark) -> String {
     let at = match across {
-        Across::Requests => format!("request {}", place(across, mark.x)),
-        Across::Time => place(across, mark.x),
+        HorizontalQuantity::Requests => format!("request {}", place_text(across, mark.x)),
+        HorizontalQuantity::Time => place_text(across, mark.x),
     };
     match mark.kind {
         MarkKind::Other => format!("{at}: {}", mark.why),
@@ -116,7 +126,7 @@ pub(super) fn mark(across: Across, mark: &Mark) -> String {
     }
 }
 
-pub(super) fn figure(plot: &Plot, caption: &Html) -> String {
+pub(super) fn figure(plot: &LinePlot, caption: &Html) -> String {
     let mut html = Html::new();
     html.within("figure", &[], |figure| {
         if !caption.as_str().is_empty() {
@@ -127,7 +137,7 @@ pub(super) fn figure(plot: &Plot, caption: &Html) -> String {
         match Frame::of(plot) {
             Some(frame) => {
                 figure.raw(&super::draw::svg(plot, &frame));
-                legend(plot, &frame, figure);
+                write_legend(plot, &frame, figure);
                 list(plot, &frame, figure);
             }
             None => {
@@ -139,7 +149,7 @@ pub(super) fn figure(plot: &Plot, caption: &Html) -> String {
 }
 
 /// Explains each line and area. A plot with a single one needs no legend.
-fn legend(plot: &Plot, frame: &Frame, html: &mut Html) {
+fn write_legend(plot: &LinePlot, frame: &Frame, html: &mut Html) {
     let line = |class: String| ("M1 6H25", class);
     let area = |class: &str| ("M1 1H25V11H1z", class.to_owned());
     let mut rows: Vec<((&str, String), String)> = Vec::new();
@@ -173,18 +183,18 @@ fn legend(plot: &Plot, frame: &Frame, html: &mut Html) {
     });
 }
 
-fn events(count: usize) -> String {
+fn event_count(count: usize) -> String {
     if count == 1 { "1 event".to_owned() } else { format!("{count} events") }
 }
 
 /// Lists the events in words: a reader need not point at each mark.
-fn list(plot: &Plot, frame: &Frame, html: &mut Html) {
+fn list(plot: &LinePlot, frame: &Frame, html: &mut Html) {
     let (marks, left_out) = shown(&plot.marks, frame.from, frame.to);
     if marks.is_empty() {
         return;
     }
     html.within("details", &[("class", &"marks")], |details| {
-        details.element("summary", &[], events(marks.len() + left_out));
+        details.element("summary", &[], event_count(marks.len() + left_out));
         details.within("ul", &[], |list| {
             if left_out > 0 {
                 list.element(
@@ -204,8 +214,10 @@ fn list(plot: &Plot, frame: &Frame, html: &mut Html) {
                     );
                     item.text(" ");
                     match plot.across {
-                        Across::Time => item.raw(&time(moment(mark.x))),
-                        Across::Requests => item.text(format_args!("request {}", place(plot.across, mark.x))),
+                        HorizontalQuantity::Time => item.raw(&time(moment(mark.x))),
+                        HorizontalQuantity::Requests => {
+                            item.text(format_args!("request {}", place_text(plot.across, mark.x)))
+                        }
                     };
                     match mark.kind {
                         MarkKind::Other => item.text(format_args!(": {}", mark.why)),

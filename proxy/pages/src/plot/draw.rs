@@ -4,7 +4,10 @@ use std::fmt::{Display, Write as _};
 
 use super::frame::{BOTTOM, Frame, HEIGHT, LEFT, RIGHT, TOP, WIDTH};
 use super::mark::{Mark, shown};
-use super::{Across, AreaKind, Coming, CurveKind, Level, Limit, LimitKind, Plot, describe, is_number};
+use super::{
+    AreaKind, Coming, CurveKind, HorizontalQuantity, Level, Limit, LinePlot, PlotLimitKind, describe,
+    is_number,
+};
 use crate::html::{Attributes, Html};
 use crate::number::{Px, Value};
 
@@ -28,7 +31,7 @@ impl AreaKind {
     }
 }
 
-impl LimitKind {
+impl PlotLimitKind {
     pub(super) const fn class(self) -> &'static str {
         match self {
             Self::Soft => "soft",
@@ -47,11 +50,11 @@ impl LimitKind {
 }
 
 /// Least visible height of a range.
-const SEEN: f64 = 0.7;
+const MIN_VISIBLE: f64 = 0.7;
 
-pub(super) fn svg(plot: &Plot, frame: &Frame) -> String {
+pub(super) fn svg(plot: &LinePlot, frame: &Frame) -> String {
     let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
-    let across = if plot.across == Across::Time { "time" } else { "requests" };
+    let across = if plot.across == HorizontalQuantity::Time { "time" } else { "requests" };
     let mut html = Html::new();
     html.within(
         "svg",
@@ -72,7 +75,7 @@ pub(super) fn svg(plot: &Plot, frame: &Frame) -> String {
         |svg| {
             svg.element("title", &[], &plot.title);
             svg.element("desc", &[], describe::sentence(plot, frame));
-            axes(plot, frame, svg);
+            draw_axes(plot, frame, svg);
             // Cuts everything beyond the axes.
             let (width, height) = (right - LEFT, bottom - TOP);
             let view = format!("{LEFT} {TOP} {width} {height}");
@@ -92,14 +95,14 @@ pub(super) fn svg(plot: &Plot, frame: &Frame) -> String {
                 name(frame, limit, svg);
             }
             for mark in shown(&plot.marks, frame.from, frame.to).0 {
-                done(plot, frame, mark, svg);
+                draw_mark(plot, frame, mark, svg);
             }
         },
     );
     html.into_string()
 }
 
-fn axes(plot: &Plot, frame: &Frame, svg: &mut Html) {
+fn draw_axes(plot: &LinePlot, frame: &Frame, svg: &mut Html) {
     for tick in &frame.up.all {
         let y = Px(frame.y(tick.at));
         let end = Px(WIDTH - RIGHT);
@@ -112,18 +115,18 @@ fn axes(plot: &Plot, frame: &Frame, svg: &mut Html) {
         let (time, step) = (Value(tick.at), Value(frame.across.step));
         let place: [(&'static str, &dyn Display); 3] = [("class", &"at-x"), ("x", &x), ("y", &y)];
         let moment: [(&'static str, &dyn Display); 2] = [("data-time", &time), ("data-step", &step)];
-        let moment = if plot.across == Across::Time { &moment[..] } else { &[] };
+        let moment = if plot.across == HorizontalQuantity::Time { &moment[..] } else { &[] };
         svg.element("text", &[&place, moment].concat(), &tick.label);
     }
     let (x, y) = (Px(LEFT - 8.0), Px(HEIGHT - 8.0));
-    let name = if plot.across == Across::Time { "UTC" } else { "requests" };
+    let name = if plot.across == HorizontalQuantity::Time { "UTC" } else { "requests" };
     svg.element("text", &[("class", &"at-y unit"), ("x", &x), ("y", &y)], name);
 }
 
-fn layers(plot: &Plot, frame: &Frame, svg: &mut Html) {
+fn layers(plot: &LinePlot, frame: &Frame, svg: &mut Html) {
     for area in &plot.areas {
         for stretch in &area.stretches {
-            filled(frame, stretch, area.kind.class(), svg);
+            draw_band(frame, stretch, area.kind.class(), svg);
         }
     }
     for limit in plot.limits.iter().filter(|limit| frame.shows(limit)) {
@@ -136,23 +139,23 @@ fn layers(plot: &Plot, frame: &Frame, svg: &mut Html) {
     }
     // Wide and under the readings, which cover the law where it fits.
     for law in &plot.laws {
-        filled(frame, &law.levels, "band", svg);
-        traced("law", &line(frame, &law.levels), &law.name, svg);
+        draw_band(frame, &law.levels, "band", svg);
+        draw_path("law", &line(frame, &law.levels), &law.name, svg);
     }
     for (curve, stretches) in plot.curves.iter().zip(&frame.curves) {
         let class = curve.kind.class();
         for stretch in stretches {
-            filled(frame, stretch, &format!("range {class}"), svg);
+            draw_band(frame, stretch, &format!("range {class}"), svg);
         }
         let d: String = stretches.iter().map(|stretch| line(frame, stretch)).collect();
-        traced(&format!("curve {class}"), &d, &curve.name, svg);
+        draw_path(&format!("curve {class}"), &d, &curve.name, svg);
     }
     if let Some(coming) = &plot.coming {
-        to_come(frame, coming, svg);
+        draw_forecast(frame, coming, svg);
     }
 }
 
-fn traced(class: &str, d: &str, name: &str, svg: &mut Html) {
+fn draw_path(class: &str, d: &str, name: &str, svg: &mut Html) {
     if !d.is_empty() {
         svg.within("path", &[("class", &class), ("d", &d)], |path| {
             path.element("title", &[], name);
@@ -175,9 +178,10 @@ fn line(frame: &Frame, levels: &[Level]) -> String {
 }
 
 /// Fills the area between low and high ends, if it has a visible height.
-fn filled(frame: &Frame, levels: &[Level], class: &str, svg: &mut Html) {
+fn draw_band(frame: &Frame, levels: &[Level], class: &str, svg: &mut Html) {
     let levels: Vec<&Level> = levels.iter().filter(|level| level.is_known()).collect();
-    if levels.len() < 2 || !levels.iter().any(|level| frame.y(level.low) - frame.y(level.high) >= SEEN) {
+    if levels.len() < 2 || !levels.iter().any(|level| frame.y(level.low) - frame.y(level.high) >= MIN_VISIBLE)
+    {
         return;
     }
     let mut d = String::new();
@@ -192,7 +196,7 @@ fn filled(frame: &Frame, levels: &[Level], class: &str, svg: &mut Html) {
 
 /// A dashed line to the limit, between the earliest and the latest time of reaching it, as far as the plot
 /// goes.
-fn to_come(frame: &Frame, coming: &Coming, svg: &mut Html) {
+fn draw_forecast(frame: &Frame, coming: &Coming, svg: &mut Html) {
     let (x, y) = coming.from;
     let known = [x, y, coming.limit].into_iter().all(is_number);
     if !known || x >= frame.to {
@@ -213,21 +217,21 @@ fn to_come(frame: &Frame, coming: &Coming, svg: &mut Html) {
     let corner = if early.0 < late.0 && late.0 >= frame.to { format!("L{corner}") } else { String::new() };
     let wedge = format!("M{start}L{}{corner}L{}z", place(early), place(late));
     svg.shape("path", &[("class", &"coming-range"), ("d", &wedge)]);
-    traced("coming", &format!("M{start}L{}", place(likely)), "forecast", svg);
+    draw_path("coming", &format!("M{start}L{}", place(likely)), "forecast", svg);
 }
 
 /// Labels a limit at its left end, where a growing line is lower. The label stands above the line, but
 /// below that of a soft budget, because the hard one may be right above.
 fn name(frame: &Frame, limit: &Limit, svg: &mut Html) {
     let from = limit.held.map_or(frame.from, |(from, _)| from.clamp(frame.from, frame.to));
-    let (shift, hang) = if limit.kind == LimitKind::Soft { (4.0, "hanging") } else { (-4.0, "auto") };
+    let (shift, hang) = if limit.kind == PlotLimitKind::Soft { (4.0, "hanging") } else { (-4.0, "auto") };
     let (x, y) = (Px(frame.x(from) + 8.0), Px(frame.y(limit.at) + shift));
     let class = format_args!("limit-name {}", limit.kind.class());
     let place: Attributes<'_> = &[("class", &class), ("x", &x), ("y", &y), ("dominant-baseline", &hang)];
     svg.element("text", place, limit.kind.word());
 }
 
-fn done(plot: &Plot, frame: &Frame, mark: &Mark, svg: &mut Html) {
+fn draw_mark(plot: &LinePlot, frame: &Frame, mark: &Mark, svg: &mut Html) {
     let x = frame.x(mark.x);
     let (top, bottom) = (Px(TOP - 4.0), Px(HEIGHT - BOTTOM));
     let place = format_args!("translate({} {})", Px(x), Px(TOP - 12.0));

@@ -1,7 +1,7 @@
 //! Maps values to coordinates of the drawing.
 
-use super::axis::Ticks;
-use super::{Level, Limit, Plot, Up, is_number, thin};
+use super::axis::AxisTicks;
+use super::{Level, Limit, LinePlot, Up, is_number, thin};
 
 /// Size in units of the drawing.
 pub(super) const WIDTH: f64 = 760.0;
@@ -14,17 +14,17 @@ pub(super) const BOTTOM: f64 = 36.0;
 
 /// Range in bytes below which readings count as constant: drawn as a line in the middle, not as noise over
 /// the whole height.
-const STILL: f64 = 16.0 * 1024.0 * 1024.0;
+const CONSTANT_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
 /// The same for other numbers, as a share of them.
-const STILL_SHARE: f64 = 0.1;
+const CONSTANT_SHARE: f64 = 0.1;
 /// A limit above this multiple of the highest reading would flatten the readings: it is only described, not
 /// drawn.
-const FAR: f64 = 2.0;
+const FAR_LIMIT_FACTOR: f64 = 2.0;
 /// Areas and bands enlarge a plot to at most this multiple of the readings' height: declared caches may be
 /// far larger than any change.
-const AROUND: f64 = 4.0;
+const MAX_AREA_FACTOR: f64 = 4.0;
 /// A forecast extends a plot by at most this share of its readings' range.
-const AHEAD: f64 = 0.5;
+const MAX_FORECAST_SHARE: f64 = 0.5;
 
 /// Axes and visible readings of a plot.
 #[derive(Clone, Debug)]
@@ -33,22 +33,22 @@ pub(super) struct Frame {
     pub(super) from: f64,
     pub(super) to: f64,
     /// Labels; the first and the last of the vertical axis are its ends.
-    pub(super) up: Ticks,
-    pub(super) across: Ticks,
+    pub(super) up: AxisTicks,
+    pub(super) across: AxisTicks,
     /// The visible readings, curve by curve.
     pub(super) curves: Vec<Vec<Vec<Level>>>,
 }
 
 impl Frame {
     /// `None` without a visible reading.
-    pub(super) fn of(plot: &Plot) -> Option<Self> {
+    pub(super) fn of(plot: &LinePlot) -> Option<Self> {
         let read = || plot.curves.iter().flat_map(|curve| curve.stretches.iter().flatten());
         let finite = || read().filter(|level| level.is_known());
         let (first, last) = ends(finite().map(|level| level.x))?;
         let (from, to) = plot
             .span
             .filter(|(from, to)| from < to && is_number(*from) && is_number(*to))
-            .unwrap_or((first, ahead(plot, first, last)));
+            .unwrap_or((first, forecast_end(plot, first, last)));
         let inside = |level: &Level| level.x >= from && level.x <= to;
         let curves: Vec<Vec<Vec<Level>>> =
             plot.curves.iter().map(|curve| cut(&curve.stretches, from, to)).collect();
@@ -57,11 +57,14 @@ impl Frame {
         let around = around.chain(plot.areas.iter().flat_map(|area| area.stretches.iter().flatten()));
         let around: Vec<&Level> = around.filter(|level| level.is_known() && inside(level)).collect();
         let (low, read) = ends(levels().flat_map(|level| [level.low, level.high]))?;
-        let still = if plot.up == Up::Bytes { STILL } else { read.abs() * STILL_SHARE };
-        let reach = (read - low).max(still) * (AROUND - 1.0);
+        let still = if plot.up == Up::Bytes { CONSTANT_BYTES } else { read.abs() * CONSTANT_SHARE };
+        let reach = (read - low).max(still) * (MAX_AREA_FACTOR - 1.0);
         let most = around.iter().map(|level| level.high).fold(read, f64::max).min(read + reach);
         let low = around.iter().map(|level| level.low).fold(low, f64::min).max(low - reach);
-        let near = plot.limits.iter().filter(|limit| is_number(limit.at) && limit.at <= most.max(0.0) * FAR);
+        let near = plot
+            .limits
+            .iter()
+            .filter(|limit| is_number(limit.at) && limit.at <= most.max(0.0) * FAR_LIMIT_FACTOR);
         let high = near.map(|limit| limit.at).fold(most, f64::max);
         let room = (still - (high - low)).max(0.0) / 2.0;
         // No drawn quantity is negative.
@@ -69,18 +72,18 @@ impl Frame {
         Some(Self {
             from,
             to,
-            up: Ticks::up(bottom, (high + room).max(bottom + still), plot.up),
-            across: Ticks::across(from, to, plot.across),
+            up: AxisTicks::up(bottom, (high + room).max(bottom + still), plot.up),
+            across: AxisTicks::across(from, to, plot.across),
             curves,
         })
     }
 
     pub(super) fn x(&self, value: f64) -> f64 {
-        LEFT + share(value, self.from, self.to) * (WIDTH - LEFT - RIGHT)
+        LEFT + relative_position(value, self.from, self.to) * (WIDTH - LEFT - RIGHT)
     }
 
     pub(super) fn y(&self, value: f64) -> f64 {
-        HEIGHT - BOTTOM - share(value, self.up.first(), self.up.last()) * (HEIGHT - BOTTOM - TOP)
+        HEIGHT - BOTTOM - relative_position(value, self.up.first(), self.up.last()) * (HEIGHT - BOTTOM - TOP)
     }
 
     /// Returns true if a limit lies within the drawing.
@@ -101,9 +104,9 @@ fn cut(stretches: &[Vec<Level>], from: f64, to: f64) -> Vec<Vec<Level>> {
 }
 
 /// The right end of a plot of these readings: somewhat farther with a forecast.
-fn ahead(plot: &Plot, first: f64, last: f64) -> f64 {
+fn forecast_end(plot: &LinePlot, first: f64, last: f64) -> f64 {
     let reach = plot.coming.map_or(last, |coming| coming.reached[2].max(last));
-    let end = reach.min(last + (last - first) * AHEAD);
+    let end = reach.min(last + (last - first) * MAX_FORECAST_SHARE);
     if end > first { end } else { first + 1.0 }
 }
 
@@ -114,6 +117,6 @@ fn ends(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     })
 }
 
-fn share(value: f64, from: f64, to: f64) -> f64 {
+fn relative_position(value: f64, from: f64, to: f64) -> f64 {
     if to > from { (value - from) / (to - from) } else { 0.5 }
 }

@@ -67,12 +67,12 @@ pub struct Mark {
 }
 
 /// Limit of shown marks of a plot: the last ones. More would overlap.
-pub(super) const MOST_MARKS: usize = 200;
+pub(super) const MAX_MARKS: usize = 200;
 
 /// Marks within a span, in the order of the axis, and the number of earlier ones left out.
 pub(super) fn shown(marks: &[Mark], from: f64, to: f64) -> (Vec<&Mark>, usize) {
     let mut inside: Vec<&Mark> = marks.iter().filter(|mark| mark.x >= from && mark.x <= to).collect();
     inside.sort_by(|a, b| a.x.total_cmp(&b.x));
-    let left_out = inside.len().saturating_sub(MOST_MARKS);
+    let left_out = inside.len().saturating_sub(MAX_MARKS);
     (inside.split_off(left_out), left_out)
 }

@@ -72,7 +72,7 @@ fn is_number(number: f64) -> bool {
 
 /// Quantity of the horizontal axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Across {
+pub enum HorizontalQuantity {
     /// Requests.
     #[default]
     Requests,
@@ -129,7 +129,7 @@ pub struct Law {
 
 /// Kind of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LimitKind {
+pub enum PlotLimitKind {
     /// A soft budget.
     Soft,
     /// A hard budget.
@@ -142,7 +142,7 @@ pub enum LimitKind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limit {
     /// Its kind.
-    pub kind: LimitKind,
+    pub kind: PlotLimitKind,
     /// The limit in the unit of the vertical axis.
     pub at: f64,
     /// The range in which it applied; `None` for the whole plot.
@@ -151,7 +151,7 @@ pub struct Limit {
 
 impl Limit {
     /// A limit that applies to the whole plot.
-    pub const fn new(kind: LimitKind, at: f64) -> Self {
+    pub const fn new(kind: PlotLimitKind, at: f64) -> Self {
         Self { kind, at, held: None }
     }
 }
@@ -169,7 +169,7 @@ pub enum AreaKind {
 
 /// Memory with a known purpose.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Area {
+pub struct PlotArea {
     /// Its kind.
     pub kind: AreaKind,
     /// Its name in the legend.
@@ -191,11 +191,11 @@ pub struct Coming {
 
 /// A plot.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plot {
+pub struct LinePlot {
     /// Subject: `host memory of m`. Titles of the plots of a page differ.
     pub title: String,
     /// Quantity of the horizontal axis.
-    pub across: Across,
+    pub across: HorizontalQuantity,
     /// Quantity of the vertical axis.
     pub up: Up,
     /// Range of the horizontal axis; `None` for that of the readings, and somewhat farther for a forecast.
@@ -207,14 +207,14 @@ pub struct Plot {
     /// Budgets and totals.
     pub limits: Vec<Limit>,
     /// Memory with a known purpose.
-    pub areas: Vec<Area>,
+    pub areas: Vec<PlotArea>,
     /// The forecast.
     pub coming: Option<Coming>,
     /// Events.
     pub marks: Vec<Mark>,
 }
 
-impl Plot {
+impl LinePlot {
     /// The drawing; empty if there is no reading in its span.
     pub fn svg(&self) -> String {
         frame::Frame::of(self).map(|frame| draw::svg(self, &frame)).unwrap_or_default()

@@ -12,10 +12,10 @@ fn rising(requests: u32) -> Vec<Level> {
 }
 
 /// A plot with every element, over requests.
-fn whole() -> Plot {
+fn whole() -> LinePlot {
     let readings = rising(6);
     let kept = readings.iter().map(|level| Level::exact(level.x, level.value - 20.0 * MIB)).collect();
-    Plot {
+    LinePlot {
         title: "host memory of <m>".to_owned(),
         curves: vec![
             Curve { kind: CurveKind::Readings, name: "the readings".to_owned(), stretches: vec![readings] },
@@ -33,11 +33,11 @@ fn whole() -> Plot {
             ],
         }],
         limits: vec![
-            Limit::new(LimitKind::Soft, 130.0 * MIB),
-            Limit::new(LimitKind::Hard, 140.0 * MIB),
-            Limit::new(LimitKind::Most, 1e12),
+            Limit::new(PlotLimitKind::Soft, 130.0 * MIB),
+            Limit::new(PlotLimitKind::Hard, 140.0 * MIB),
+            Limit::new(PlotLimitKind::Most, 1e12),
         ],
-        areas: vec![Area {
+        areas: vec![PlotArea {
             kind: AreaKind::Declared,
             name: "told to keep: 10.0 MiB".to_owned(),
             stretches: vec![vec![
@@ -47,7 +47,7 @@ fn whole() -> Plot {
         }],
         coming: Some(Coming { from: (6.0, 120.0 * MIB), limit: 140.0 * MIB, reached: [10.0, 11.0, 13.0] }),
         marks: vec![Mark { x: 3.0, kind: MarkKind::Reclaim, why: "asked for </title><script>".to_owned() }],
-        ..Plot::default()
+        ..LinePlot::default()
     }
 }
 
@@ -75,9 +75,9 @@ fn a_plot_over_time_breaks_where_nothing_was_read() {
             })
             .collect()
     };
-    let plot = Plot {
+    let plot = LinePlot {
         title: "VRAM of GPU 0".to_owned(),
-        across: Across::Time,
+        across: HorizontalQuantity::Time,
         span: Some((NOW - 3600.0, NOW + 600.0)),
         curves: vec![Curve {
             kind: CurveKind::Readings,
@@ -89,7 +89,7 @@ fn a_plot_over_time_breaks_where_nothing_was_read() {
             ],
         }],
         limits: vec![Limit {
-            kind: LimitKind::Soft,
+            kind: PlotLimitKind::Soft,
             at: 1000.0 * MIB,
             held: Some((NOW - 3600.0, NOW - 1500.0)),
         }],
@@ -106,21 +106,21 @@ fn a_plot_over_time_breaks_where_nothing_was_read() {
             },
             Mark { x: NOW - 9999.0, kind: MarkKind::Crash, why: "long ago".to_owned() },
         ],
-        ..Plot::default()
+        ..LinePlot::default()
     };
     insta::assert_snapshot!(lines(&plot.figure(&Html::new())));
 }
 
 #[test]
 fn nothing_to_draw_is_said_and_numbers_that_are_none_are_no_trouble() {
-    assert_eq!(Plot::default().svg(), "");
-    assert!(Plot::default().figure(&Html::new()).contains("Nothing was read in this time."));
+    assert_eq!(LinePlot::default().svg(), "");
+    assert!(LinePlot::default().figure(&Html::new()).contains("Nothing was read in this time."));
     let odd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, f64::MIN, 0.0, -1.0, 1e300];
     for a in odd {
         for b in odd {
             for up in [Up::Bytes, Up::Count, Up::Seconds, Up::PerSecond("tokens")] {
-                for across in [Across::Requests, Across::Time] {
-                    let plot = Plot {
+                for across in [HorizontalQuantity::Requests, HorizontalQuantity::Time] {
+                    let plot = LinePlot {
                         across,
                         up,
                         span: Some((a, b)),
@@ -133,16 +133,16 @@ fn nothing_to_draw_is_said_and_numbers_that_are_none_are_no_trouble() {
                                 Level::exact(0.0, 0.0),
                             ]],
                         }],
-                        limits: vec![Limit { kind: LimitKind::Hard, at: a, held: Some((a, b)) }],
+                        limits: vec![Limit { kind: PlotLimitKind::Hard, at: a, held: Some((a, b)) }],
                         coming: Some(Coming { from: (a, b), limit: a, reached: [a, b, a] }),
                         marks: vec![Mark { x: a, kind: MarkKind::Other, why: String::new() }],
                         laws: vec![Law {
                             name: String::new(),
                             levels: vec![Level::exact(a, b), Level::exact(b, b)],
                         }],
-                        ..Plot::default()
+                        ..LinePlot::default()
                     };
-                    for plot in [plot.clone(), Plot { span: None, ..plot }] {
+                    for plot in [plot.clone(), LinePlot { span: None, ..plot }] {
                         let drawn = plot.figure(&Html::new());
                         assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{a} {b} {drawn}");
                         assert!(drawn.len() < 20_000);
@@ -161,7 +161,7 @@ fn what_is_drawn_stays_small_whatever_was_read() {
     plot.marks = (0..50_000).map(mark).collect();
     let drawn = plot.figure(&Html::new());
     assert!(drawn.len() < 120_000, "{}", drawn.len());
-    assert_eq!(drawn.matches("<g class=\"mark").count(), mark::MOST_MARKS);
+    assert_eq!(drawn.matches("<g class=\"mark").count(), mark::MAX_MARKS);
     assert!(
         drawn.contains("49800 earlier ones are not shown") || drawn.contains("earlier ones are not shown")
     );

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::fdinfo::{self, Client};
 use super::ladder::ChildProcesses;
-use super::{DeviceReading, Vendor};
+use super::{DeviceReading, GpuVendor};
 use crate::host;
 
 /// A GPU of amdgpu, i915 or xe.
@@ -16,7 +16,7 @@ use crate::host;
 pub(super) struct Card {
     /// `/sys/class/drm/cardN/device`.
     folder: PathBuf,
-    pub(super) vendor: Vendor,
+    pub(super) vendor: GpuVendor,
     pub(super) name: String,
     pub(super) pci: String,
     pub(super) unified: bool,
@@ -26,7 +26,7 @@ pub(super) struct Card {
 
 /// Lists all cards by PCI address.
 pub(super) fn cards(sys: &Path) -> Vec<Card> {
-    let nodes = Nodes::read(sys);
+    let nodes = KfdNodes::read(sys);
     let mut found: Vec<Card> = folders(&sys.join("class/drm"))
         .filter(|(name, _)| name.strip_prefix("card").is_some_and(is_number))
         .filter_map(|(_, folder)| Card::read(folder.join("device"), &nodes))
@@ -49,27 +49,27 @@ fn number(path: &Path) -> Option<u64> {
 }
 
 impl Card {
-    fn read(folder: PathBuf, nodes: &Nodes) -> Option<Self> {
+    fn read(folder: PathBuf, nodes: &KfdNodes) -> Option<Self> {
         let uevent = fs::read_to_string(folder.join("uevent")).ok()?;
         let field = |name: &str| {
             uevent.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
         };
         let vendor = match field("DRIVER")?.as_str() {
-            "amdgpu" => Vendor::Amd,
-            "i915" | "xe" => Vendor::Intel,
+            "amdgpu" => GpuVendor::Amd,
+            "i915" | "xe" => GpuVendor::Intel,
             _ => return None,
         };
         let pci = field("PCI_SLOT_NAME")?.to_ascii_lowercase();
         let ids = field("PCI_ID").unwrap_or_default();
         let product = fs::read_to_string(folder.join("product_name")).unwrap_or_default();
-        let brand = if vendor == Vendor::Amd { "AMD" } else { "Intel" };
+        let brand = if vendor == GpuVendor::Amd { "AMD" } else { "Intel" };
         let name = match product.trim() {
             "" => format!("{brand} {ids}").trim_end().to_owned(),
             product => product.to_owned(),
         };
         let unified = match vendor {
             // Every integrated GPU of Intel has this address on the CPU's bus.
-            Vendor::Intel => pci == "0000:00:02.0",
+            GpuVendor::Intel => pci == "0000:00:02.0",
             _ => nodes.with_processor.contains(&pci),
         };
         let kfd = nodes.gpus.get(&pci).copied();
@@ -119,13 +119,13 @@ impl Card {
 
 /// KFD's nodes by PCI address.
 #[derive(Debug, Default)]
-struct Nodes {
+struct KfdNodes {
     gpus: BTreeMap<String, u64>,
     /// GPUs that share a node, and therefore memory, with a CPU.
     with_processor: Vec<String>,
 }
 
-impl Nodes {
+impl KfdNodes {
     fn read(sys: &Path) -> Self {
         let mut nodes = Self::default();
         for (_, folder) in folders(&sys.join("class/kfd/kfd/topology/nodes")) {
@@ -158,13 +158,13 @@ pub(super) fn by_kfd(sys: &Path, card: &Card) -> Vec<(u32, u64)> {
 
 /// GPU files that a process group has open.
 #[derive(Debug, Default)]
-pub(super) struct Clients {
+pub(super) struct DrmClients {
     clients: Vec<Client>,
     /// Reason why a file could not be read.
     refused: Option<String>,
 }
 
-impl Clients {
+impl DrmClients {
     /// Reads the files of all members of the group, and of the processes outside it.
     pub(super) fn of_child(proc: &Path, child: ChildProcesses<'_>) -> Self {
         let mut all = Self::default();

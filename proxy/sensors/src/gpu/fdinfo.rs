@@ -16,14 +16,14 @@ pub(super) struct Client {
 
 /// Keys for the bytes of a client in a region, the best first: bytes in device memory now; an older name
 /// for that; all bytes allocated there, including those swapped out.
-const KINDS: [&str; 3] = ["drm-resident-", "drm-memory-", "drm-total-"];
+const MEMORY_KEYS: [&str; 3] = ["drm-resident-", "drm-memory-", "drm-total-"];
 
 /// Parses one file; `None` if it is no DRM file.
 pub(super) fn parse(text: &str) -> Option<Client> {
     let mut client = Client::default();
     let mut driver = None;
     // Summed by key: a driver reports all its regions with the same keys.
-    let mut sums: [Option<u64>; KINDS.len()] = [None; KINDS.len()];
+    let mut sums: [Option<u64>; MEMORY_KEYS.len()] = [None; MEMORY_KEYS.len()];
     for line in text.lines() {
         let Some((key, value)) = line.split_once(':') else { continue };
         let (key, value) = (key.trim(), value.trim());
@@ -32,7 +32,7 @@ pub(super) fn parse(text: &str) -> Option<Client> {
             "drm-pdev" => client.pci = Some(value.to_ascii_lowercase()),
             "drm-client-id" => client.id = value.parse().ok(),
             _ => {
-                for (kind, sum) in KINDS.iter().zip(&mut sums) {
+                for (kind, sum) in MEMORY_KEYS.iter().zip(&mut sums) {
                     let region = key.strip_prefix(kind).filter(|region| is_device_memory(region));
                     if let Some(bytes) = region.and_then(|_| size(value)) {
                         *sum = Some(sum.unwrap_or(0).saturating_add(bytes));

@@ -20,10 +20,10 @@ use super::why::{Doubt, Why};
 
 /// Maximum bytes in use on an idle device whose users a container hides. Drivers use a few MiB themselves;
 /// any CUDA context takes more than 100 MiB, and so does any desktop.
-const IDLE: u64 = 64 << 20;
+const IDLE_DEVICE_BYTES: u64 = 64 << 20;
 
 /// Fewer bytes than this are no program: contexts take far more.
-const NOTHING: u64 = 1 << 20;
+const NO_PROGRAM_BYTES: u64 = 1 << 20;
 
 /// A process that the driver lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(super) enum Who {
 impl Who {
     /// Returns whether it belongs to the child. The leader counts even if it leads no group, as with host
     /// memory.
-    pub(super) fn is_of(self, child: ChildProcesses<'_>) -> bool {
+    pub(super) fn belongs_to(self, child: ChildProcesses<'_>) -> bool {
         let ChildProcesses { leader, outside } = child;
         matches!(self, Self::Seen { pid, group } if pid == leader || group == leader || outside.contains(&pid))
     }
@@ -67,7 +67,7 @@ pub(super) struct ChildProcesses<'a> {
 
 /// Data about one device.
 #[derive(Clone, Debug)]
-pub(super) struct OnDevice<'a> {
+pub(super) struct DeviceUse<'a> {
     pub(super) gpu: GpuIndex,
     /// The driver's list, or its error.
     pub(super) listed: Result<&'a [Listed], &'a str>,
@@ -94,8 +94,8 @@ pub(super) enum Found {
     Unknown(Why),
 }
 
-pub(super) fn on_device(
-    device: &OnDevice<'_>,
+pub(super) fn find_vram(
+    device: &DeviceUse<'_>,
     child: ChildProcesses<'_>,
     before: Option<Before>,
     place: Place,
@@ -108,7 +108,8 @@ pub(super) fn on_device(
                 .unwrap_or_else(|_| Found::Unknown(Why::NotListed { gpu, reason: reason.to_owned() }));
         }
     };
-    let (ours, others): (Vec<&Listed>, Vec<&Listed>) = listed.iter().partition(|one| one.who.is_of(child));
+    let (ours, others): (Vec<&Listed>, Vec<&Listed>) =
+        listed.iter().partition(|one| one.who.belongs_to(child));
     if ours.is_empty() {
         if !place.contained {
             return Found::Nothing;
@@ -116,13 +117,13 @@ pub(super) fn on_device(
         // Less than any context needs: the hidden process cannot be ours.
         let more = device.used.map(|used| used.saturating_sub(before.map_or(0, |before| before.used)));
         let hidden = others.iter().any(|one| one.who == Who::Unseen) || listed.is_empty();
-        if !hidden || more.is_some_and(|more| more <= IDLE) {
+        if !hidden || more.is_some_and(|more| more <= IDLE_DEVICE_BYTES) {
             return Found::Nothing;
         }
         return estimate(device, &others, before, place)
             .unwrap_or_else(|doubt| Found::Unknown(Why::Hidden { gpu, doubt }));
     }
-    if let Some(bytes) = sum(&ours) {
+    if let Some(bytes) = sum_bytes(&ours) {
         return Found::Vram(Vram { gpu, bytes, source: VramSource::Process });
     }
     // Any other listed process belongs to another program, whether we can see it or not.
@@ -132,7 +133,7 @@ pub(super) fn on_device(
 
 /// Sums the bytes of several processes; `None` if one of them has none reported. For a live process, 0
 /// bytes means that the driver does not know, as in some containers.
-fn sum(ours: &[&Listed]) -> Option<u64> {
+fn sum_bytes(ours: &[&Listed]) -> Option<u64> {
     let mut by_pid: BTreeMap<u32, Option<u64>> = BTreeMap::new();
     for one in ours {
         let bytes = by_pid.entry(one.pid).or_default();
@@ -143,7 +144,7 @@ fn sum(ours: &[&Listed]) -> Option<u64> {
 
 /// Returns the used bytes minus those used before, if the difference can only be ours.
 fn estimate(
-    device: &OnDevice<'_>,
+    device: &DeviceUse<'_>,
     others: &[&Listed],
     before: Option<Before>,
     place: Place,
@@ -156,7 +157,7 @@ fn estimate(
     // unused.
     let hidden = place.contained || device.listed.is_err();
     // With so little in use no program is running, even if a process that has just ended is still listed.
-    if before.used > IDLE && (hidden || !before.nobody) {
+    if before.used > IDLE_DEVICE_BYTES && (hidden || !before.nobody) {
         return Err(Doubt::WasInUse);
     }
     if !place.alone {
@@ -169,7 +170,7 @@ fn estimate(
     }
     let used = device.used.ok_or(Doubt::NoTotals)?;
     let bytes = used.saturating_sub(before.used);
-    if bytes < NOTHING {
+    if bytes < NO_PROGRAM_BYTES {
         return Ok(Found::Nothing);
     }
     Ok(Found::Vram(Vram { gpu: device.gpu, bytes, source: VramSource::Estimate }))

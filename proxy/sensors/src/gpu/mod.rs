@@ -38,7 +38,7 @@ pub use why::{Doubt, Why};
 /// Vendor of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Vendor {
+pub enum GpuVendor {
     /// NVIDIA, read through NVML.
     Nvidia,
     /// AMD, with the amdgpu driver.
@@ -53,7 +53,7 @@ pub struct Device {
     /// Index in [`Gpus::devices`], from 0: NVIDIA first, in NVML's order, then the others by PCI address.
     pub index: GpuIndex,
     /// Vendor of the GPU.
-    pub vendor: Vendor,
+    pub vendor: GpuVendor,
     /// Name by the driver, or the PCI ids if the driver has none.
     pub name: String,
     /// `GPU-…` or `MIG-…`; NVIDIA only.
@@ -100,7 +100,7 @@ pub struct DeviceReading {
 
 /// VRAM of one process group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VramOf {
+pub struct GroupVram {
     /// Readings by GPU, in order. GPUs that the group does not use, or whose figure is unknown, are left out.
     pub readings: Vec<Vram>,
     /// Reason for a missing figure, if any. Readings of other GPUs are valid nevertheless.
@@ -129,7 +129,7 @@ impl Default for Sources {
             host_proc: PathBuf::from("/host/proc"),
             sys: PathBuf::from("/sys"),
             wsl: PathBuf::from("/dev/dxg"),
-            nvml: nvidia::LIBRARIES.map(OsString::from).to_vec(),
+            nvml: nvidia::NVML_LIBRARIES.map(OsString::from).to_vec(),
         }
     }
 }
@@ -162,7 +162,7 @@ impl Gpus {
         let cards = drm::cards(&sources.sys);
         let described = nvidia.iter().flat_map(Nvidia::described).map(|one| Device {
             index: GpuIndex(0),
-            vendor: Vendor::Nvidia,
+            vendor: GpuVendor::Nvidia,
             name: one.name.clone(),
             uuid: one.uuid.clone(),
             pci: one.pci.clone(),

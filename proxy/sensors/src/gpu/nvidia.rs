@@ -17,7 +17,7 @@ use nvml_wrapper::{Device as Handle, Nvml};
 use super::{DeviceReading, Fault};
 
 /// Names of the library: the usual one; that of development packages; WSL; NixOS.
-pub(super) const LIBRARIES: [&str; 4] = [
+pub(super) const NVML_LIBRARIES: [&str; 4] = [
     "libnvidia-ml.so.1",
     "libnvidia-ml.so",
     "/usr/lib/wsl/lib/libnvidia-ml.so.1",
@@ -26,7 +26,7 @@ pub(super) const LIBRARIES: [&str; 4] = [
 
 /// Maximum number of events of one device that are read at once: a device with that many errors is known to
 /// be faulty.
-const EVENTS: usize = 64;
+const MAX_EVENTS: usize = 64;
 
 /// Parts of the names of GPUs that use host memory, for drivers that report that memory as VRAM.
 const UNIFIED: [&str; 6] = ["Orin", "Thor", "Xavier", "Tegra", "GB10", "nvgpu"];
@@ -42,12 +42,12 @@ struct One {
     handle: Handle<'static>,
     /// Xid and ECC events; `None` if the driver offers none. Two threads must not wait on one set.
     events: Option<Mutex<EventSet<'static>>>,
-    last: Mutex<Last>,
+    last: Mutex<LastFaults>,
 }
 
 /// State needed to report each fault only once.
 #[derive(Debug, Default)]
-struct Last {
+struct LastFaults {
     /// Uncorrected errors at the last reading that reported them.
     ecc: Option<u64>,
     gone: bool,
@@ -95,7 +95,7 @@ impl Nvidia {
         let count = nvml
             .device_count()
             .map_err(|error| format!("the NVIDIA driver does not count its GPUs: {}", in_words(&error)))?;
-        let devices: Vec<One> = (0..count).flat_map(|index| one_or_its_instances(nvml, index)).collect();
+        let devices: Vec<One> = (0..count).flat_map(|index| device_or_instances(nvml, index)).collect();
         if devices.is_empty() {
             return Err("the NVIDIA driver knows no GPU that this user may use".to_owned());
         }
@@ -131,7 +131,7 @@ pub(super) fn opened(library: &OsString) -> Result<&'static Nvml, NvmlError> {
 }
 
 /// Returns a GPU, or its MIG instances if it is split.
-fn one_or_its_instances(nvml: &'static Nvml, index: u32) -> Vec<One> {
+fn device_or_instances(nvml: &'static Nvml, index: u32) -> Vec<One> {
     let Ok(handle) = nvml.device_by_index(index) else { return Vec::new() };
     let split = handle.mig_mode().is_ok_and(|mode| mode.current == 1);
     let most = if split { handle.mig_device_count().unwrap_or(0) } else { 0 };
@@ -163,7 +163,7 @@ impl One {
         Self {
             described,
             events: events(nvml, &handle),
-            last: Mutex::new(Last { ecc: errors(&handle), gone: false }),
+            last: Mutex::new(LastFaults { ecc: errors(&handle), gone: false }),
             handle,
         }
     }
@@ -192,8 +192,8 @@ impl One {
 
     /// Lists compute and graphics processes; Vulkan programs count as graphics.
     fn listed(&self) -> Result<Vec<Entry>, String> {
-        let compute = twice(|| self.handle.running_compute_processes());
-        let graphics = twice(|| self.handle.running_graphics_processes());
+        let compute = list_twice(|| self.handle.running_compute_processes());
+        let graphics = list_twice(|| self.handle.running_graphics_processes());
         let all = match (compute, graphics) {
             (Ok(mut compute), graphics) => {
                 compute.extend(graphics.unwrap_or_default());
@@ -213,7 +213,7 @@ impl One {
         let Some(events) = &self.events else { return Vec::new() };
         let events = events.lock().unwrap_or_else(PoisonError::into_inner);
         let mut faults = Vec::new();
-        for _ in 0..EVENTS {
+        for _ in 0..MAX_EVENTS {
             // A timeout means that there are no more events.
             let Ok(event) = events.wait(0) else { break };
             if event.event_type.contains(EventTypes::CRITICAL_XID_ERROR) {
@@ -235,7 +235,7 @@ impl One {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let more = ecc.zip(last.ecc).map_or(0, |(now, before)| now.saturating_sub(before));
         let newly_gone = gone && !last.gone;
-        *last = Last { ecc: ecc.or(last.ecc), gone };
+        *last = LastFaults { ecc: ecc.or(last.ecc), gone };
         let errors = (more > 0).then_some(Fault::Ecc(more));
         errors.into_iter().chain(newly_gone.then_some(Fault::Lost)).collect()
     }
@@ -256,7 +256,7 @@ fn errors(handle: &Handle<'static>) -> Option<u64> {
 }
 
 /// Retries once: the list may grow between counting and listing.
-fn twice(list: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<ProcessInfo>, NvmlError> {
+fn list_twice(list: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<ProcessInfo>, NvmlError> {
     match list() {
         Err(NvmlError::InsufficientSize(_)) => list(),
         other => other,

@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use super::ladder::Who;
 
 /// The first pid namespace: its number is fixed in the kernel (`PROC_PID_INIT_INO`).
-const FIRST: &str = "pid:[4026531836]";
+const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
 /// A view of `/proc`.
 #[derive(Clone, Debug)]
-struct View {
+struct ProcView {
     root: PathBuf,
     /// Depth of our namespace in this view: 1 if our pids are its pids.
     depth: usize,
@@ -26,16 +26,16 @@ struct View {
 #[derive(Clone, Debug)]
 pub(super) struct Processes {
     own: PathBuf,
-    views: Vec<View>,
+    views: Vec<ProcView>,
     contained: bool,
 }
 
 impl Processes {
     pub(super) fn open(proc: &Path, host: &Path) -> Self {
-        let views: Vec<View> = [proc, host].into_iter().filter_map(View::open).collect();
+        let views: Vec<ProcView> = [proc, host].into_iter().filter_map(ProcView::open).collect();
         let namespace = fs::read_link(proc.join("self/ns/pid")).ok();
         // A sandbox that hides its namespace is not the host either.
-        let contained = namespace.is_none_or(|namespace| namespace != Path::new(FIRST));
+        let contained = namespace.is_none_or(|namespace| namespace != Path::new(FIRST_NAMESPACE));
         Self { own: proc.to_owned(), views, contained }
     }
 
@@ -45,12 +45,12 @@ impl Processes {
     }
 
     pub(super) fn who(&self, pid: u32) -> Who {
-        let seen = self.views.iter().map(|view| self.in_view(view, pid));
+        let seen = self.views.iter().map(|view| self.identify_in(view, pid));
         seen.reduce(|first, second| if first == Who::Unseen { second } else { first }).unwrap_or(Who::Unseen)
     }
 
-    fn in_view(&self, view: &View, pid: u32) -> Who {
-        let Some(ids) = Ids::read(&view.root, &pid.to_string()) else { return Who::Unseen };
+    fn identify_in(&self, view: &ProcView, pid: u32) -> Who {
+        let Some(ids) = NamespaceIds::read(&view.root, &pid.to_string()) else { return Who::Unseen };
         let level = view.depth - 1;
         let (Some(&inner), Some(&group)) = (ids.pids.get(level), ids.groups.get(level)) else {
             return Who::Other;
@@ -60,20 +60,20 @@ impl Processes {
     }
 
     /// Returns whether process `pid` of this view is process `inner` of ours.
-    fn proved(&self, view: &View, pid: u32, inner: u32) -> bool {
+    fn proved(&self, view: &ProcView, pid: u32, inner: u32) -> bool {
         let namespace = fs::read_link(view.root.join(format!("{pid}/ns/pid"))).ok();
         if namespace.is_some() && namespace == view.namespace {
             return true;
         }
         // Start times count from the boot in every view.
-        let start = started(&view.root, pid);
-        view.root != self.own && start.is_some() && start == started(&self.own, inner)
+        let start = start_ticks(&view.root, pid);
+        view.root != self.own && start.is_some() && start == start_ticks(&self.own, inner)
     }
 }
 
-impl View {
+impl ProcView {
     fn open(root: &Path) -> Option<Self> {
-        let depth = Ids::read(root, "self")?.pids.len();
+        let depth = NamespaceIds::read(root, "self")?.pids.len();
         (depth > 0).then(|| Self {
             root: root.to_owned(),
             depth,
@@ -83,12 +83,12 @@ impl View {
 }
 
 /// The ids of a process in each namespace, outermost first.
-struct Ids {
+struct NamespaceIds {
     pids: Vec<u32>,
     groups: Vec<u32>,
 }
 
-impl Ids {
+impl NamespaceIds {
     fn read(root: &Path, pid: &str) -> Option<Self> {
         let text = fs::read_to_string(root.join(pid).join("status")).ok()?;
         let ids = |name: &str| {
@@ -100,19 +100,19 @@ impl Ids {
             return Some(Self { pids, groups });
         }
         // Some sandboxes (gVisor) omit these lines, and have only one namespace.
-        let group = stat(root, pid, 5).and_then(|group| u32::try_from(group).ok());
+        let group = stat_field(root, pid, 5).and_then(|group| u32::try_from(group).ok());
         Some(Self { pids: ids("Tgid:"), groups: group.into_iter().collect() })
     }
 }
 
 /// Returns the start time in clock ticks since the boot.
-fn started(root: &Path, pid: u32) -> Option<u64> {
-    stat(root, &pid.to_string(), 22)
+fn start_ticks(root: &Path, pid: u32) -> Option<u64> {
+    stat_field(root, &pid.to_string(), 22)
 }
 
 /// Reads a field of `stat`, numbered as in `proc(5)`. Fields are counted from the end of the second one,
 /// the name, which may contain anything.
-fn stat(root: &Path, pid: &str, field: usize) -> Option<u64> {
+fn stat_field(root: &Path, pid: &str, field: usize) -> Option<u64> {
     let text = fs::read_to_string(root.join(pid).join("stat")).ok()?;
     text.rsplit_once(')')?.1.split_ascii_whitespace().nth(field.checked_sub(3)?)?.parse().ok()
 }

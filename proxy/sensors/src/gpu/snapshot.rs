@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use warden_policies::{GpuIndex, Vram, VramSource};
 
 use super::baseline::{Baseline, Before};
-use super::drm::{self, Card, Clients};
-use super::ladder::{self, ChildProcesses, Found, Listed, OnDevice, Place};
-use super::{DeviceReading, Gpus, VramOf, Why};
+use super::drm::{self, Card, DrmClients};
+use super::ladder::{self, ChildProcesses, DeviceUse, Found, Listed, Place};
+use super::{DeviceReading, Gpus, GroupVram, Why};
 
 /// A reading of all devices and of the processes on them, for every backend in one round of sampling.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ impl Snapshot {
 
     /// Returns the VRAM of the process group that `leader` leads, as drivers report it; no estimates. On
     /// AMD and Intel this reads files of the group's processes, so it may block like [`Gpus::read`].
-    pub fn of_group(&self, leader: u32) -> VramOf {
+    pub fn group_vram(&self, leader: u32) -> GroupVram {
         self.of_child(leader, &[], None)
     }
 
@@ -73,7 +73,7 @@ impl Snapshot {
     /// a hidden list of processes could not show. With it there is an estimate if the driver reports no
     /// bytes: the increase of the device's use. An estimate is made only if the device was idle then and no
     /// other program is on it now.
-    pub fn of_child(&self, leader: u32, outside: &[u32], before: Option<(&Baseline, bool)>) -> VramOf {
+    pub fn of_child(&self, leader: u32, outside: &[u32], before: Option<(&Baseline, bool)>) -> GroupVram {
         let place = Place { alone: before.map_or(self.place.alone, |(_, alone)| alone), ..self.place };
         self.find(ChildProcesses { leader, outside }, before.map(|(before, _)| before), place)
     }
@@ -92,18 +92,18 @@ impl Snapshot {
         Baseline { devices: devices.collect() }
     }
 
-    fn find(&self, child: ChildProcesses<'_>, before: Option<&Baseline>, place: Place) -> VramOf {
+    fn find(&self, child: ChildProcesses<'_>, before: Option<&Baseline>, place: Place) -> GroupVram {
         let files = self.users.iter().any(|users| matches!(users, Users::Files { .. }));
-        let clients = if files { Clients::of_child(&self.proc, child) } else { Clients::default() };
-        let mut answer = VramOf::default();
+        let clients = if files { DrmClients::of_child(&self.proc, child) } else { DrmClients::default() };
+        let mut answer = GroupVram::default();
         for (device, users) in self.devices.iter().zip(&self.users) {
             let gpu = device.index;
             let found = match users {
                 Users::Unified => continue,
                 Users::Listed(listed) => {
                     let listed = listed.as_deref().map_err(String::as_str);
-                    let device = OnDevice { gpu, listed, used: device.used };
-                    ladder::on_device(&device, child, before.and_then(|before| before.of(gpu)), place)
+                    let device = DeviceUse { gpu, listed, used: device.used };
+                    ladder::find_vram(&device, child, before.and_then(|before| before.of(gpu)), place)
                 }
                 Users::Files { card, kfd } => from_files(gpu, child, &clients.on(card), kfd),
             };
@@ -144,7 +144,7 @@ fn from_files(
     by_files: &Result<Option<u64>, String>,
     kfd: &[Listed],
 ) -> Found {
-    let ours = kfd.iter().filter(|one| one.who.is_of(child)).filter_map(|one| one.bytes);
+    let ours = kfd.iter().filter(|one| one.who.belongs_to(child)).filter_map(|one| one.bytes);
     let by_kfd = ours.reduce(u64::saturating_add);
     match (by_files, by_kfd) {
         (Err(reason), None) => Found::Unknown(Why::Unreadable { gpu, reason: reason.clone() }),

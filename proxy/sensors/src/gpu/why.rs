@@ -18,18 +18,18 @@ pub enum Why {
     #[error("no driver lists this backend on a GPU")]
     NotOnAny,
     /// All devices share the host's memory.
-    #[error("{} uses the host's memory, so the host series watches all there is", named(*.0))]
+    #[error("{} uses the host's memory, so the host series watches all there is", gpu_name(*.0))]
     Unified(GpuIndex),
     /// The driver gives no list of processes.
-    #[error("the driver does not say which processes use {} ({reason})", named(*.gpu))]
+    #[error("the driver does not say which processes use {} ({reason})", gpu_name(*.gpu))]
     NotListed { gpu: GpuIndex, reason: String },
     /// The driver lists the backend, but not its bytes, or as 0 bytes, which no process on a GPU holds.
-    #[error("the driver lists this backend on {} but not the bytes that it holds; {doubt}", named(*.gpu))]
+    #[error("the driver lists this backend on {} but not the bytes that it holds; {doubt}", gpu_name(*.gpu))]
     NoBytes { gpu: GpuIndex, doubt: Doubt },
     /// The listed processes cannot be matched with ours.
     #[error(
         "the processes that the driver lists on {} cannot be told apart in a container with its own process ids; {doubt}",
-        named(*.gpu)
+        gpu_name(*.gpu)
     )]
     Hidden {
         /// Index of the device.
@@ -38,7 +38,7 @@ pub enum Why {
         doubt: Doubt,
     },
     /// The files with the figures cannot be read.
-    #[error("what the backend holds on {} cannot be read: {reason}", named(*.gpu))]
+    #[error("what the backend holds on {} cannot be read: {reason}", gpu_name(*.gpu))]
     Unreadable { gpu: GpuIndex, reason: String },
 }
 
@@ -65,7 +65,7 @@ pub enum Doubt {
     NoTotals,
 }
 
-fn named(index: GpuIndex) -> String {
+fn gpu_name(index: GpuIndex) -> String {
     format!("GPU {}", index.0)
 }
 
@@ -73,7 +73,7 @@ impl Why {
     /// Returns the reason as a whole sentence.
     pub fn sentence(&self) -> String {
         match self.gpu() {
-            Some(gpu) => format!("the VRAM policy is off for {} because {self}", named(gpu)),
+            Some(gpu) => format!("the VRAM policy is off for {} because {self}", gpu_name(gpu)),
             None => format!("the VRAM policy is off because {self}"),
         }
     }

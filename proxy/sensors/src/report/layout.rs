@@ -13,10 +13,10 @@ const MAGIC: [u8; 8] = *b"LWREPT1\0";
 const VERSION: u32 = 1;
 
 /// Index of the word after the counts: the time of the last write.
-const UPDATED: usize = 20;
+const UPDATED_WORD: usize = 20;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Header {
+pub(super) struct ReportHeader {
     pub(super) pid: u32,
     pub(super) started_unix_ms: u64,
     /// Bits of the active fixes.
@@ -25,9 +25,9 @@ pub(super) struct Header {
 }
 
 /// Reads numbers from the front of some bytes.
-struct Pieces<'a>(&'a [u8]);
+struct WordReader<'a>(&'a [u8]);
 
-impl Pieces<'_> {
+impl WordReader<'_> {
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (piece, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
@@ -44,11 +44,11 @@ impl Pieces<'_> {
 }
 
 /// Reads the header of a whole file; `None` if this is no report in a known format.
-pub(super) fn header(file: &[u8]) -> Option<Header> {
+pub(super) fn header(file: &[u8]) -> Option<ReportHeader> {
     if file.len() != FILE_BYTES {
         return None;
     }
-    let mut pieces = Pieces(header_bytes(file)?);
+    let mut pieces = WordReader(header_bytes(file)?);
     let known = pieces.take() == Some(MAGIC)
         && pieces.u32() == Some(VERSION)
         && pieces.u32() == u32::try_from(RECORD_BYTES).ok()
@@ -56,7 +56,7 @@ pub(super) fn header(file: &[u8]) -> Option<Header> {
     if !known {
         return None;
     }
-    Some(Header {
+    Some(ReportHeader {
         pid: pieces.u32()?,
         started_unix_ms: pieces.u64()?,
         active: pieces.u64()?,
@@ -98,19 +98,19 @@ impl Record {
 }
 
 /// Returns a record on which two readings agree and that was not being written; `None` otherwise.
-pub(super) fn at_rest(before: &[u8], after: &[u8], index: usize) -> Option<Record> {
+pub(super) fn record_at_rest(before: &[u8], after: &[u8], index: usize) -> Option<Record> {
     let start = HEADER_BYTES + index * RECORD_BYTES;
     let bytes = after.get(start..start + RECORD_BYTES)?;
     if before.get(start..start + RECORD_BYTES)? != bytes {
         return None;
     }
-    let mut pieces = Pieces(bytes);
+    let mut pieces = WordReader(bytes);
     let seq = pieces.u32()?;
     if !seq.is_multiple_of(2) {
         return None;
     }
     let (state, device, context) = (pieces.u32()?, pieces.take().map(i32::from_ne_bytes)?, pieces.u32()?);
     let words: Vec<u64> = std::iter::from_fn(|| pieces.u64()).collect();
-    let updated_unix_ms = words.get(UPDATED).copied().unwrap_or(0);
+    let updated_unix_ms = words.get(UPDATED_WORD).copied().unwrap_or(0);
     Some(Record { state, device, context, counts: Counts::from_words(words), updated_unix_ms })
 }

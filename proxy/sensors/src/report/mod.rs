@@ -39,11 +39,11 @@ pub const VARIABLE: &str = "LLAMA_WARDEN_REPORT";
 
 /// Maximum number of readings, of which two in a row must agree. A record is being written for less than a
 /// microsecond, about a thousand times a second.
-const READINGS: usize = 6;
+const MAX_READINGS: usize = 6;
 
 /// Maximum number of names in a folder that are examined for further reports, because this happens every
 /// second.
-const NAMES: usize = 4096;
+const MAX_FOLDER_NAMES: usize = 4096;
 
 /// A fix that is active in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -163,7 +163,7 @@ pub fn beside(path: &Path) -> Vec<PathBuf> {
         let number = other.strip_prefix(name).and_then(|rest| rest.strip_prefix('.'));
         number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
     };
-    let names = entries.take(NAMES).filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let names = entries.take(MAX_FOLDER_NAMES).filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut found: Vec<PathBuf> =
         names.filter(|other| is_ours(other)).map(|other| path.with_file_name(other)).collect();
     found.sort();
@@ -186,7 +186,7 @@ fn settle(mut reading: impl FnMut() -> Option<Vec<u8>>) -> Option<Report> {
     let mut before = reading()?;
     layout::header(&before)?;
     let mut settled: [Option<Record>; RECORDS] = [None; RECORDS];
-    for _ in 1..READINGS {
+    for _ in 1..MAX_READINGS {
         let after = reading()?;
         layout::header(&after)?;
         // Another process has taken over the file: the earlier readings belong to the previous one.
@@ -196,7 +196,7 @@ fn settle(mut reading: impl FnMut() -> Option<Vec<u8>>) -> Option<Report> {
             if !same_writer {
                 *known = None;
             } else if known.is_none() {
-                *known = layout::at_rest(&before, &after, index);
+                *known = layout::record_at_rest(&before, &after, index);
                 restless |= known.is_none();
             }
         }

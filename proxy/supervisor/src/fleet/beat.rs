@@ -9,13 +9,13 @@ use crate::model::Message;
 
 impl Fleet {
     /// Checks the loader's task. `None` if it no longer has to run.
-    pub fn ask_loader(&self) -> Option<oneshot::Receiver<()>> {
+    pub fn check_loader(&self) -> Option<oneshot::Receiver<()>> {
         (!self.inner.loader_ends.is_cancelled()).then(|| self.inner.context.loading.ask())
     }
 
     /// Checks the tasks of all models and canaries. Each receiver resolves when its task is responsive, and
     /// fails if the task has ended, as that of a model just removed may have.
-    pub fn ask_tasks(&self) -> Vec<(ModelName, oneshot::Receiver<()>)> {
+    pub fn check_tasks(&self) -> Vec<(ModelName, oneshot::Receiver<()>)> {
         let roster = self.inner.roster.load();
         let handles = roster.handles().chain(roster.canaries());
         let asked = handles.map(|handle| {

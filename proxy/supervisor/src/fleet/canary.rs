@@ -39,16 +39,16 @@ use crate::view::canary::{CanaryEntry, CanaryKind, CanaryState, CanaryView};
 use crate::view::event::EventKind;
 
 /// Suffix of a canary's name after the name of its model.
-const SUFFIX: &str = "@canary";
+const CANARY_SUFFIX: &str = "@canary";
 
 /// Name of a model's canary.
 pub(super) fn name_of(model: &ModelName) -> ModelName {
-    ModelName::new(format!("{model}{SUFFIX}"))
+    ModelName::new(format!("{model}{CANARY_SUFFIX}"))
 }
 
 /// Running canaries, and the last one of each model.
 #[derive(Debug, Default)]
-pub(super) struct Canaries {
+pub(super) struct CanarySet {
     /// A canary runs; avoids the lookup while none does.
     any: AtomicBool,
     running: ArcSwap<QuickMap<ModelName, Arc<Running>>>,
@@ -374,7 +374,7 @@ impl Fleet {
     }
 }
 
-impl Canaries {
+impl CanarySet {
     fn insert(&self, running: &Arc<Running>) {
         self.running.rcu(|map| {
             let mut map = QuickMap::clone(map);
@@ -410,7 +410,7 @@ impl Canaries {
     }
 
     /// Drops canaries of removed models.
-    pub(super) fn forget_others(&self, config: &FleetConfig) {
+    pub(super) fn retain_configured(&self, config: &FleetConfig) {
         lock(&self.past).retain(|model, _| config.models.iter().any(|spec| spec.name == *model));
     }
 }
@@ -423,13 +423,13 @@ pub(super) fn with_canaries(
     let mut config = configured.clone();
     for (model, canary) in canaries {
         let base = configured.models.iter().find(|spec| spec.name == *model);
-        config.models.extend(base.map(|base| SharedSpec::new(spec_of(base, canary), canary.facts)));
+        config.models.extend(base.map(|base| SharedSpec::new(canary_spec(base, canary), canary.facts)));
     }
     config
 }
 
 /// Spec of a canary: that of its model except for names, room, and the binary.
-fn spec_of(base: &ModelSpec, canary: &CanarySpec) -> ModelSpec {
+fn canary_spec(base: &ModelSpec, canary: &CanarySpec) -> ModelSpec {
     let mut spec = base.clone();
     spec.name = name_of(&base.name);
     spec.aliases.clear();
@@ -437,7 +437,7 @@ fn spec_of(base: &ModelSpec, canary: &CanarySpec) -> ModelSpec {
     spec.command.binary.clone_from(&canary.binary);
     (spec.run.replicas, spec.run.preload, spec.run.pin) = (1, true, false);
     // After the canary, its conversations return to the model's own build.
-    spec.run.warm = warden_policies::modes::Warm::Off;
+    spec.run.warm = warden_policies::modes::WarmMode::Off;
     (spec.ttl, spec.fallback) = (None, None);
     spec.loading.guest = true;
     (spec.loading.pin, spec.loading.ttl) = (false, None);

@@ -23,20 +23,20 @@ use warden_policies::{GenerationId, ModelName, Work};
 
 use super::Fleet;
 use super::roster::Handle;
-use crate::clock::now_of_machine;
+use crate::clock::monotonic_now;
 use crate::error::Denied;
 use crate::lease::Lease;
 use crate::lease::queue::{Elsewhere, Tally};
 use crate::lease::refused::Refused;
 use crate::model::bequeath::{ModelWill, WillRecord};
-use crate::model::context::Since;
+use crate::model::context::FleetStart;
 use crate::model::{Control, Message};
-use crate::process::heir::{Gate, Heir, HeirRecord};
-use crate::process::settings::SetElsewhere;
+use crate::process::heir::{Gate, HeirRecord, ProcessHeir};
+use crate::process::settings::InheritedSetting;
 use crate::sync::lock;
 
 /// Interval for asking a busy fleet again.
-const ASK_AGAIN: Duration = Duration::from_millis(50);
+const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Everything that a fleet hands over to the next one.
 #[derive(Debug)]
@@ -55,11 +55,11 @@ struct FleetRecord {
 /// A serialized piece of a will. All pieces with their files make up the will.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct WillPiece(Piece);
+pub struct WillPiece(WillPart);
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Piece {
+enum WillPart {
     Fleet(FleetRecord),
     Model(Box<WillRecord>),
     /// Process of the preceding model, with its files.
@@ -71,10 +71,10 @@ impl FleetWill {
     pub fn into_pieces(self) -> impl Iterator<Item = (WillPiece, Vec<OwnedFd>)> {
         let model = |will: ModelWill| {
             let heirs = will.heirs.into_iter();
-            let heirs = heirs.map(|heir| (Piece::Process(Box::new(heir.record)), heir.files));
-            std::iter::once((Piece::Model(Box::new(will.record)), Vec::new())).chain(heirs)
+            let heirs = heirs.map(|heir| (WillPart::Process(Box::new(heir.record)), heir.files));
+            std::iter::once((WillPart::Model(Box::new(will.record)), Vec::new())).chain(heirs)
         };
-        std::iter::once((Piece::Fleet(self.record), Vec::new()))
+        std::iter::once((WillPart::Fleet(self.record), Vec::new()))
             .chain(self.models.into_iter().flat_map(model))
             .map(|(piece, files)| (WillPiece(piece), files))
     }
@@ -82,14 +82,14 @@ impl FleetWill {
     /// Joins the pieces. `None` if they are incomplete.
     pub fn from_pieces(pieces: impl IntoIterator<Item = (WillPiece, Vec<OwnedFd>)>) -> Option<Self> {
         let mut pieces = pieces.into_iter();
-        let (WillPiece(Piece::Fleet(record)), _) = pieces.next()? else { return None };
+        let (WillPiece(WillPart::Fleet(record)), _) = pieces.next()? else { return None };
         let mut models: Vec<ModelWill> = Vec::new();
         for (WillPiece(piece), files) in pieces {
             match piece {
-                Piece::Fleet(_) => return None,
-                Piece::Model(record) => models.push(ModelWill { record: *record, heirs: Vec::new() }),
-                Piece::Process(record) => {
-                    models.last_mut()?.heirs.push(Heir { record: *record, files });
+                WillPart::Fleet(_) => return None,
+                WillPart::Model(record) => models.push(ModelWill { record: *record, heirs: Vec::new() }),
+                WillPart::Process(record) => {
+                    models.last_mut()?.heirs.push(ProcessHeir { record: *record, files });
                 }
             }
         }
@@ -101,10 +101,10 @@ impl FleetWill {
         self.models.iter().map(|model| model.heirs.len()).sum()
     }
 
-    pub(super) fn since(&self) -> Since {
-        let run = now_of_machine().saturating_sub(self.record.began);
+    pub(super) fn since(&self) -> FleetStart {
+        let run = monotonic_now().saturating_sub(self.record.began);
         let now = Instant::now();
-        Since {
+        FleetStart {
             epoch: now.checked_sub(run).unwrap_or(now),
             generations: self.record.generations,
             begun: tokio_util::sync::CancellationToken::new(),
@@ -136,7 +136,7 @@ struct Touched {
     model: String,
     /// Settings that are kept, unless the next instance knows them already.
     #[serde(default)]
-    settings: Vec<SetElsewhere>,
+    settings: Vec<InheritedSetting>,
 }
 
 /// Remaining work of an instance that has let go of its processes.
@@ -224,7 +224,7 @@ impl Fleet {
         loop {
             let busy = match self.freeze().await {
                 Ok(models) => {
-                    let began = now_of_machine().saturating_sub(run);
+                    let began = monotonic_now().saturating_sub(run);
                     let began = began.saturating_sub(inner.context.epoch.elapsed().saturating_sub(run));
                     let generations = inner.context.last_generation().0;
                     let record = FleetRecord { began, generations };
@@ -236,7 +236,7 @@ impl Fleet {
             if Instant::now() >= deadline {
                 return Err(busy);
             }
-            tokio::time::sleep(ASK_AGAIN).await;
+            tokio::time::sleep(BUSY_RETRY_INTERVAL).await;
         }
     }
 
@@ -365,7 +365,7 @@ impl Fleet {
     }
 
     /// Waits until no earlier instance has any work left.
-    pub async fn elders_ended(&self) {
+    pub async fn predecessors_ended(&self) {
         let mut elders = self.inner.elders.subscribe();
         // Fails only without a sender, and we hold one.
         drop(elders.wait_for(|elders| *elders == 0).await);
@@ -407,7 +407,7 @@ impl Fleet {
     pub fn refusals(&self) -> Vec<Refused> {
         let context = &self.inner.context;
         let of_ours = self.own().into_iter().filter_map(|handle| {
-            let denied = handle.leases.refusal_elsewhere()?;
+            let denied = handle.leases.predecessor_refusal()?;
             Refused::now(handle.leases.name().as_str(), &denied)
         });
         // No task here serves these models.
@@ -477,7 +477,7 @@ impl Shares {
             if self.touched.insert(model.clone()) {
                 leases.settings.touch();
             }
-            for SetElsewhere { generation, number, path, body } in settings {
+            for InheritedSetting { generation, number, path, body } in settings {
                 // Apply each setting once, because a client may change it here later. A change made here
                 // while this one is on its way is overwritten.
                 let last = self.set.entry((model.clone(), path.clone())).or_default();
@@ -500,7 +500,7 @@ impl Shares {
             let came = remains.came.get(name.as_str()).copied().filter(|_| is_ours);
             let open = remains.counts.iter().filter(|count| count.open).map(|count| count.generation);
             let (waiting, came) = (waiting.unwrap_or_default(), came.unwrap_or_default());
-            handle.leases.set_elsewhere(Elsewhere::new(waiting, came, open.collect()));
+            handle.leases.set_predecessor(Elsewhere::new(waiting, came, open.collect()));
         }
         *lock(&self.fleet.inner.awaited) = remains.waiting.keys().cloned().collect();
     }

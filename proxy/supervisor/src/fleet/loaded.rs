@@ -14,7 +14,7 @@ use crate::view::ModelState;
 
 /// Polling interval of a request that loads nothing. Such a request does not join the queue, because a
 /// queued request starts a process.
-const COMING_LOOK: Duration = Duration::from_millis(50);
+const LOADED_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Fleet {
     /// Lease for a request that loads nothing: on a serving process, or after waiting for one that starts
@@ -43,7 +43,7 @@ impl Fleet {
             if !self.is_coming(model) {
                 return Ok(None);
             }
-            tokio::time::sleep(COMING_LOOK).await;
+            tokio::time::sleep(LOADED_POLL_INTERVAL).await;
         }
     }
 

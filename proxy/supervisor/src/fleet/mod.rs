@@ -23,24 +23,24 @@ use warden_policies::quarantine::{Fingerprint, QuarantinePolicy, Standing};
 use warden_policies::{GenerationId, ModelName, QuickMap, ServerFacts};
 
 pub use self::canary::CanaryRoute;
-use self::canary::{Canaries, with_canaries};
+use self::canary::{CanarySet, with_canaries};
 use self::handover::FleetWill;
-use self::roster::{Handle, Roster};
+use self::roster::{Handle, ModelRoster};
 use crate::clock;
 use crate::error::{ControlError, Denied, FleetError, ResolveError};
 use crate::lease::Lease;
 use crate::lease::admit::{Size, Weighed};
 use crate::lease::queue::coming::Coming;
-use crate::lease::queue::{Leases, Refusal};
+use crate::lease::queue::{LeaseQueue, Refusal};
 use crate::memory::loading::LoadingDesk;
-use crate::memory::loading::loader::Loader;
-use crate::model::context::{Context, Since};
+use crate::memory::loading::loader::ModelLoader;
+use crate::model::context::{Context, FleetStart};
 use crate::model::{Control, Message, Model};
 use crate::process::host::Host;
 use crate::process::nursery::NurseryHandle;
 use crate::process::{World, control_group, directories};
 use crate::remote::Remote;
-use crate::spec::{CanarySpec, Common, FleetConfig, RemoteSpec, SharedSpec, Watch};
+use crate::spec::{CanarySpec, CommonConfig, FleetConfig, RemoteSpec, SharedSpec, Watch};
 use crate::state::StateWriter;
 use crate::sync::lock;
 use crate::view::FleetView;
@@ -52,25 +52,25 @@ use crate::view::reclaim_entry::ReclaimEntry;
 use crate::worker_threads::{WorkKind, run_job};
 
 /// Digits of a fingerprint that are shown.
-const FINGERPRINT_SHOWN: usize = 8;
+const FINGERPRINT_DIGITS: usize = 8;
 
 /// All models. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Fleet {
-    inner: Arc<Inner>,
+    inner: Arc<FleetInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct FleetInner {
     context: Arc<Context>,
-    roster: ArcSwap<Roster>,
+    roster: ArcSwap<ModelRoster>,
     tasks: TaskTracker,
     /// Ends the loader's task.
     loader_ends: CancellationToken,
     ending: AtomicBool,
     /// Number of earlier instances that still have work.
     elders: watch::Sender<usize>,
-    canaries: Canaries,
+    canaries: CanarySet,
     /// Will of the previous instance for models that do not exist here yet.
     will: std::sync::Mutex<Option<FleetWill>>,
     /// Models with waiting requests in the previous instance.
@@ -137,8 +137,8 @@ impl Fleet {
             .map_err(|(path, source)| FleetError::StateDir { path, source })?;
         let journal = Arc::new(Journal::new(config.watch.child.events_kept));
         let (loading, told) = LoadingDesk::new();
-        let common = Arc::new(std::sync::Mutex::new(Common::from(&config)));
-        let loader = Loader::new(
+        let common = Arc::new(std::sync::Mutex::new(CommonConfig::from(&config)));
+        let loader = ModelLoader::new(
             Arc::clone(&world),
             Arc::clone(&journal),
             Arc::clone(&loading),
@@ -146,19 +146,19 @@ impl Fleet {
             told,
             config.watch.sensors.read_limit,
         );
-        let since = will.as_ref().map_or_else(Since::now, FleetWill::since);
+        let since = will.as_ref().map_or_else(FleetStart::now, FleetWill::since);
         let begun = since.begun.clone();
         let context = Context::new(world, journal, ledger, state, &config, loading, common, since);
         let empty = FleetConfig { models: Vec::new(), remotes: Vec::new(), ..config.clone() };
         let fleet = Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(FleetInner {
                 context: Arc::new(context),
-                roster: ArcSwap::from_pointee(Roster::default()),
+                roster: ArcSwap::from_pointee(ModelRoster::default()),
                 tasks: TaskTracker::new(),
                 loader_ends: CancellationToken::new(),
                 ending: AtomicBool::new(false),
                 elders: watch::Sender::new(0),
-                canaries: Canaries::default(),
+                canaries: CanarySet::default(),
                 will: std::sync::Mutex::new(will),
                 awaited: std::sync::Mutex::default(),
                 change: Mutex::new(Change {
@@ -238,7 +238,7 @@ impl Fleet {
         self.leases(model)?.lease_again(kind, tokens).await
     }
 
-    fn leases(&self, model: &ModelName) -> Result<Arc<Leases>, Denied> {
+    fn leases(&self, model: &ModelName) -> Result<Arc<LeaseQueue>, Denied> {
         let leases = self.inner.roster.load().get(model).map(|handle| Arc::clone(&handle.leases));
         leases.ok_or(Denied::Removed)
     }
@@ -302,7 +302,8 @@ impl Fleet {
                 .map(|model| roster.get(&model).map_or(0, |handle| handle.leases.release_requests(None)));
         }
         let begin = which.to_ascii_lowercase();
-        let is_print = begin.len() >= FINGERPRINT_SHOWN && begin.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_print =
+            begin.len() >= FINGERPRINT_DIGITS && begin.bytes().all(|byte| byte.is_ascii_hexdigit());
         if is_print {
             return Ok(roster.handles().map(|handle| handle.leases.release_requests(Some(&begin))).sum());
         }
@@ -311,7 +312,7 @@ impl Fleet {
     }
 
     /// Logs an operator's action on a request, which does not involve a model's task.
-    pub fn tell_of_request(
+    pub fn log_request_action(
         &self,
         model: Option<&ModelName>,
         generation: Option<GenerationId>,
@@ -373,7 +374,7 @@ impl Fleet {
         let (reply, answer) = oneshot::channel();
         handle.send(Control::Restart(by.map(Arc::from), reply));
         let done = answer.await.unwrap_or(Err(ControlError::ShuttingDown));
-        self.kept_in_time().await;
+        self.wait_for_ledger().await;
         done
     }
 
@@ -418,7 +419,7 @@ impl Fleet {
         let (reply, answer) = oneshot::channel();
         handle.send(Control::Reclaim(by.map(Arc::from), reply));
         let done = answer.await.unwrap_or(Err(ControlError::ShuttingDown));
-        self.kept_in_time().await;
+        self.wait_for_ledger().await;
         done
     }
 
@@ -434,14 +435,14 @@ impl Fleet {
         let (reply, answer) = oneshot::channel();
         handle.send(Control::Pin(pinned, by.into(), reply));
         let done = answer.await.unwrap_or(Err(ControlError::ShuttingDown));
-        self.kept_in_time().await;
+        self.wait_for_ledger().await;
         done
     }
 
     /// Waits until actions of operators are in the ledger, unless its disk hangs.
-    pub(super) async fn kept_in_time(&self) {
-        const PATIENCE: Duration = Duration::from_millis(250);
-        self.inner.context.state.written(PATIENCE).await;
+    pub(super) async fn wait_for_ledger(&self) {
+        const LEDGER_WAIT: Duration = Duration::from_millis(250);
+        self.inner.context.state.written(LEDGER_WAIT).await;
     }
 
     /// Writer of the state directory.
@@ -541,7 +542,7 @@ impl Fleet {
             return Err(FleetError::ShuttingDown);
         }
         self.keep_canaries(&mut change, &config);
-        inner.canaries.forget_others(&config);
+        inner.canaries.retain_configured(&config);
         // Boxed because it is rare and large, and should not be part of the caller's future.
         Ok(Box::pin(self.put_in_place(&mut change, config)).await)
     }
@@ -561,7 +562,7 @@ impl Fleet {
                 report.needs_restart.push(name.to_owned());
             }
         }
-        *lock(&inner.context.common) = Common::from(&config);
+        *lock(&inner.context.common) = CommonConfig::from(&config);
         let old = inner.roster.load_full();
         let before = |name: &ModelName| change.config.models.iter().find(|spec| spec.name == *name).cloned();
         let mut handles = Vec::with_capacity(config.models.len() + config.remotes.len());
@@ -622,7 +623,7 @@ impl Fleet {
             inner.context.publisher.set_paused(false);
         }
         // Store the new roster before the old models refuse, so that clients hear that the model is unknown.
-        inner.roster.store(Arc::new(Roster::new(&config, handles, canaries)));
+        inner.roster.store(Arc::new(ModelRoster::new(&config, handles, canaries)));
         for handle in gone {
             // Here and not in its task, so that no request gets in after this call.
             handle.leases.refuse(Some(Refusal::Removed));
@@ -644,7 +645,7 @@ impl Fleet {
     fn launch(&self, spec: &SharedSpec, watch: Watch, after_others: bool) -> Arc<Handle> {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
-        let leases = Arc::new(Leases::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
+        let leases = Arc::new(LeaseQueue::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
         leases.set_admission(spec.admission.mode, spec.admission.policy.clone());
         leases.set_quarantine(spec.quarantine);
         leases.set_canary(spec.canary_of.is_some());
@@ -669,7 +670,7 @@ impl Fleet {
     fn point(&self, spec: &RemoteSpec) -> Arc<Handle> {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
-        let leases = Arc::new(Leases::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
+        let leases = Arc::new(LeaseQueue::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
         // A remote model has no process that a request could kill.
         leases.set_quarantine(QuarantinePolicy {
             refuse_for: Duration::ZERO,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use warden_policies::{ModelName, QuickMap};
 
 use crate::error::{FleetError, ResolveError};
-use crate::lease::queue::Leases;
+use crate::lease::queue::LeaseQueue;
 use crate::model::mailbox::Outbox;
 use crate::spec::FleetConfig;
 use crate::view::log::LogRing;
@@ -14,7 +14,7 @@ use crate::view::log::LogRing;
 /// Parts of one model that the fleet holds.
 #[derive(Debug)]
 pub(super) struct Handle {
-    pub(super) leases: Arc<Leases>,
+    pub(super) leases: Arc<LeaseQueue>,
     pub(super) logs: Arc<LogRing>,
     pub(super) sender: Outbox,
     /// The model is served by a remote endpoint.
@@ -22,7 +22,7 @@ pub(super) struct Handle {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Roster {
+pub(super) struct ModelRoster {
     handles: Vec<Arc<Handle>>,
     by_name: QuickMap<String, usize>,
     /// By their own names, which clients cannot use.
@@ -30,7 +30,7 @@ pub(super) struct Roster {
     any_name: bool,
 }
 
-impl Roster {
+impl ModelRoster {
     /// `handles` belong to the models of the configuration, in order, without the `canaries`.
     pub(super) fn new(
         config: &FleetConfig,

@@ -17,7 +17,7 @@ use crate::view::event::{Event, EventKind};
 use crate::view::{FleetView, ModelState, ModelView};
 
 /// Interval for gathering events before the trial judges them.
-const GATHER: Duration = Duration::from_millis(20);
+const EVENT_GATHER_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Fleet {
     /// Watches a canary until it has ended. Subscribes at the call.
@@ -40,9 +40,9 @@ impl Fleet {
                         Err(RecvError::Lagged(_)) => None,
                         Err(RecvError::Closed) => return,
                     },
-                    Ok(()) = views.changed() => seen(&running, &views.borrow_and_update()),
+                    Ok(()) = views.changed() => record_view(&running, &views.borrow_and_update()),
                     () = running.told.notified() => {
-                        tokio::time::sleep(GATHER).await;
+                        tokio::time::sleep(EVENT_GATHER_INTERVAL).await;
                         None
                     }
                     () = tokio::time::sleep(left), if !left.is_zero() => None,
@@ -92,12 +92,12 @@ fn told(running: &Running, event: &Event) -> Option<Verdict> {
             return Some(Verdict::undecided(format!("there is no room for it: `{wanted}` needs it")));
         }
         (Arm::Canary, EventKind::Crashed { failure, .. }) if !runs => {
-            return Some(does_not_start(failure, runs));
+            return Some(start_verdict(failure, runs));
         }
-        (Arm::Canary, EventKind::Failed { failure }) => return Some(does_not_start(failure, runs)),
+        (Arm::Canary, EventKind::Failed { failure }) => return Some(start_verdict(failure, runs)),
         (arm, EventKind::Crashed { outside: false, .. }) => lock(&running.trial).died(arm),
         (arm, EventKind::Unwell { reason, .. }) => {
-            lock(&running.trial).is_unwell(arm, reason.to_string());
+            lock(&running.trial).record_symptom(arm, reason.to_string());
         }
         _ => {}
     }
@@ -105,7 +105,7 @@ fn told(running: &Running, event: &Event) -> Option<Verdict> {
 }
 
 /// Verdict for a process that did not start; `again`: one had been ready before it.
-fn does_not_start(failure: &Failure, again: bool) -> Verdict {
+fn start_verdict(failure: &Failure, again: bool) -> Verdict {
     if again {
         Verdict::worse(format!("it does not start again: {}", failure.message))
     } else if failure.kind == FailureKind::OutOfMemory {
@@ -117,7 +117,7 @@ fn does_not_start(failure: &Failure, again: bool) -> Verdict {
 
 /// Records the state of both: memory, and what missed events would have reported. Returns a verdict that
 /// ends the canary at once.
-fn seen(running: &Running, view: &FleetView) -> Option<Verdict> {
+fn record_view(running: &Running, view: &FleetView) -> Option<Verdict> {
     let base = view.models.iter().find(|model| model.name == running.model);
     let canary = view.canaries.iter().find(|model| model.name == running.name);
     let mut trial = lock(&running.trial);
@@ -134,7 +134,7 @@ fn seen(running: &Running, view: &FleetView) -> Option<Verdict> {
         running.reaches(Stage::Starts);
     }
     let failure = canary.last_failure.as_ref().filter(|_| canary.state == ModelState::Failed)?;
-    Some(does_not_start(failure, canary.was_ready))
+    Some(start_verdict(failure, canary.was_ready))
 }
 
 /// Memory of a model's processes: the worst state of each series.

@@ -17,9 +17,9 @@
 
 use warden_policies::GenerationId;
 use warden_policies::admission::{
-    self, Admission, AdmissionMode, AdmissionPolicy, PromptCost, Replica, Room,
+    self, Admission, AdmissionMode, AdmissionPolicy, PromptCost, ReplicaRoom, Room,
 };
-use warden_policies::dispatch::{Dispatch, LeaseKind, Ticket};
+use warden_policies::dispatch::{LeaseDispatch, LeaseKind, Ticket};
 use warden_policies::sample::MemoryKind;
 
 use crate::error::{Denied, NoRoom};
@@ -86,7 +86,7 @@ pub enum Size {
 
 /// Waiting prompt without room.
 #[derive(Debug)]
-struct Waiting {
+struct WaitingPrompt {
     ticket: Ticket,
     kind: LeaseKind,
     tokens: u64,
@@ -96,7 +96,7 @@ struct Waiting {
     short: NoRoom,
 }
 
-impl Waiting {
+impl WaitingPrompt {
     /// Updates the action. Returns true if it has changed.
     fn answer(&mut self, judged: &Judged) -> bool {
         let Some((action, short)) = judged.action() else { return false };
@@ -150,15 +150,15 @@ pub(crate) struct Looked {
 
 /// Admission state of one model, under its lock.
 #[derive(Debug)]
-pub(crate) struct Admit {
+pub(crate) struct PromptAdmission {
     mode: AdmissionMode,
     policy: AdmissionPolicy,
     board: Board,
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingPrompt>,
     wishes: Vec<(GenerationId, MemoryKind)>,
 }
 
-impl Admit {
+impl PromptAdmission {
     pub(crate) fn new(mode: AdmissionMode, policy: AdmissionPolicy) -> Self {
         Self { mode, policy, board: Board::default(), waiting: Vec::new(), wishes: Vec::new() }
     }
@@ -178,12 +178,12 @@ impl Admit {
     }
 
     /// True if prompts without room have to wait.
-    pub(crate) fn enforces(&self) -> bool {
+    pub(crate) fn holds_prompts(&self) -> bool {
         self.mode == AdmissionMode::Enforce
     }
 
     /// Checks if a prompt of this size would fit somewhere now.
-    pub(crate) fn weigh(&self, dispatch: &Dispatch, size: Size) -> Weighed {
+    pub(crate) fn weigh(&self, dispatch: &LeaseDispatch, size: Size) -> Weighed {
         let tokens = match size {
             Size::Bytes(bytes) => admission::estimate_tokens(&self.policy, bytes),
             Size::Tokens(tokens) => tokens,
@@ -200,7 +200,7 @@ impl Admit {
     /// Decides about a prompt for process `chosen`. `leased`: it holds a lease there already.
     pub(crate) fn judge(
         &self,
-        dispatch: &Dispatch,
+        dispatch: &LeaseDispatch,
         chosen: GenerationId,
         tokens: u64,
         leased: bool,
@@ -210,7 +210,7 @@ impl Admit {
         let Some(at) = open.iter().position(|id| *id == chosen).filter(|_| self.asks()) else {
             return Judged::Fits;
         };
-        let replicas: Vec<Replica> = (0..)
+        let replicas: Vec<ReplicaRoom> = (0..)
             .zip(&open)
             .map(|(replica, id)| self.replica(dispatch, replica, *id, tokens, leased && *id == chosen))
             .collect();
@@ -245,15 +245,15 @@ impl Admit {
 
     fn replica(
         &self,
-        dispatch: &Dispatch,
+        dispatch: &LeaseDispatch,
         replica: u32,
         id: GenerationId,
         tokens: u64,
         leased: bool,
-    ) -> Replica {
+    ) -> ReplicaRoom {
         let running = dispatch.in_flight(id).saturating_sub(u32::from(leased));
         let Some(known) = self.known(id) else {
-            return Replica { replica, in_flight: running, recycle: None, rooms: Vec::new() };
+            return ReplicaRoom { replica, in_flight: running, recycle: None, rooms: Vec::new() };
         };
         let (now, fresh) = (known.cost.need(tokens, known.largest), known.cost.need(tokens, 0));
         let need = |needs: &[(MemoryKind, u64)], series| {
@@ -269,11 +269,17 @@ impl Admit {
         });
         // Memory read while requests ran counts as theirs until the next reading, even if they have ended.
         let in_flight = running.max(u32::from(known.busy));
-        Replica { replica, in_flight, recycle: known.recycle, rooms: rooms.collect() }
+        ReplicaRoom { replica, in_flight, recycle: known.recycle, rooms: rooms.collect() }
     }
 
     /// Shortage in a replica: in this memory, or in the first one that is short.
-    fn short(&self, tokens: u64, id: GenerationId, replica: &Replica, series: Option<MemoryKind>) -> NoRoom {
+    fn short(
+        &self,
+        tokens: u64,
+        id: GenerationId,
+        replica: &ReplicaRoom,
+        series: Option<MemoryKind>,
+    ) -> NoRoom {
         let lacks = |room: &&Room| {
             room.left.is_some_and(|left| left < room.need.saturating_add(self.policy.reserve.0))
         };
@@ -297,7 +303,7 @@ impl Admit {
 
     /// Adds a prompt that had its turn in the queue.
     pub(crate) fn wait(&mut self, ticket: Ticket, kind: LeaseKind, action: &'static str, short: NoRoom) {
-        self.waiting.push(Waiting { ticket, kind, tokens: short.tokens, action, short });
+        self.waiting.push(WaitingPrompt { ticket, kind, tokens: short.tokens, action, short });
     }
 
     pub(crate) fn waiting(&self) -> usize {
@@ -322,7 +328,7 @@ impl Admit {
     }
 
     /// Judges all waiting prompts again, in order. Takes leases for those that fit.
-    pub(crate) fn look(&mut self, dispatch: &mut Dispatch) -> Looked {
+    pub(crate) fn look(&mut self, dispatch: &mut LeaseDispatch) -> Looked {
         let mut looked = Looked::default();
         let mut wishes: Vec<(GenerationId, MemoryKind)> = Vec::new();
         for mut one in std::mem::take(&mut self.waiting) {
@@ -331,8 +337,11 @@ impl Admit {
                 continue;
             };
             // In a mode that keeps no prompt waiting, release those that wait.
-            let judged =
-                if self.enforces() { self.judge(dispatch, chosen, one.tokens, false) } else { Judged::Fits };
+            let judged = if self.holds_prompts() {
+                self.judge(dispatch, chosen, one.tokens, false)
+            } else {
+                Judged::Fits
+            };
             if one.answer(&judged) {
                 looked.told.push((chosen, one.action, one.short));
             }

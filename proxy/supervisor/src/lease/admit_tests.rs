@@ -12,7 +12,7 @@ use warden_policies::{ModelName, ServerFacts, defaults};
 use super::*;
 use crate::lease::Lease;
 use crate::lease::cell::Cell;
-use crate::lease::queue::Leases;
+use crate::lease::queue::LeaseQueue;
 use crate::process::endpoint::Endpoint;
 use crate::view::event::{EventKind, Journal};
 
@@ -23,14 +23,14 @@ const B: GenerationId = GenerationId(2);
 
 /// A model with this admission mode, and processes of two slots each.
 struct Rig {
-    leases: Arc<Leases>,
+    leases: Arc<LeaseQueue>,
     journal: Arc<Journal>,
 }
 
 impl Rig {
     fn new(mode: AdmissionMode, open: &[GenerationId]) -> Self {
         let journal = Arc::new(Journal::new(100));
-        let leases = Arc::new(Leases::new(ModelName::new("m"), Arc::clone(&journal), 4, WAIT));
+        let leases = Arc::new(LeaseQueue::new(ModelName::new("m"), Arc::clone(&journal), 4, WAIT));
         let policy =
             AdmissionPolicy { reserve: warden_policies::ByteSize(0), ..defaults().admission.clone() };
         leases.set_admission(mode, policy);
@@ -183,7 +183,7 @@ async fn a_fresh_process_is_asked_for_and_the_only_one_may_be_replaced_by_it() {
     // In a sequential replacement no process is open for a while.
     rig.leases.close(A);
     rig.leases.forget(A);
-    assert!(rig.leases.in_need());
+    assert!(rig.leases.needs_process());
     assert_eq!(rig.leases.admission_wish(A), None);
     rig.open(B);
     assert_eq!(large.await.unwrap().unwrap().generation(), B);
@@ -233,7 +233,7 @@ async fn a_mode_that_only_warns_lets_those_go_who_wait() {
 #[tokio::test]
 async fn a_queue_for_nobody_still_tells_the_numbers_and_sends_elsewhere() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A, B]);
-    rig.leases.set_queue(0, WAIT);
+    rig.leases.set_queue_limits(0, WAIT);
     rig.publish(vec![known(A, 10), known(B, 100)]);
     assert_eq!(rig.lease(50).await.unwrap().generation(), B);
     assert!(matches!(rig.lease(2000).await, Err(Denied::NoRoom(_))));
@@ -244,7 +244,7 @@ async fn a_queue_for_nobody_still_tells_the_numbers_and_sends_elsewhere() {
 #[tokio::test]
 async fn a_newcomer_does_not_take_the_place_of_one_who_waits_for_room() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
-    rig.leases.set_queue(1, WAIT);
+    rig.leases.set_queue_limits(1, WAIT);
     rig.publish(vec![Known { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
     let _large = rig.waiting(50).await;
     let _running = (rig.lease(1).await.unwrap(), rig.lease(1).await.unwrap());
@@ -275,7 +275,7 @@ async fn those_who_wait_for_room_count_in_the_queue_and_are_dismissed_with_it() 
 async fn under_contention_every_prompt_is_answered_and_every_lease_comes_back() {
     const CALLERS: u64 = 1000;
     let journal = Arc::new(Journal::new(1));
-    let leases = Arc::new(Leases::new(ModelName::new("m"), Arc::clone(&journal), usize::MAX, WAIT));
+    let leases = Arc::new(LeaseQueue::new(ModelName::new("m"), Arc::clone(&journal), usize::MAX, WAIT));
     let rig = Rig { leases, journal };
     rig.leases.set_admission(AdmissionMode::Enforce, defaults().admission.clone());
     let callers = TaskTracker::new();
@@ -320,5 +320,5 @@ async fn under_contention_every_prompt_is_answered_and_every_lease_comes_back() 
         }
     }
     tokio::time::timeout(WAIT, callers.wait()).await.unwrap();
-    assert!(rig.leases.is_still());
+    assert!(rig.leases.is_idle());
 }

@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 use warden_policies::{GenerationId, QuickMap, ServerFacts, Work};
 
 use crate::lease::address::Address;
-use crate::lease::outcomes::{Decode, Outcomes, Prefill};
-use crate::lease::pulse::Pulses;
+use crate::lease::outcomes::{Decode, OutcomeStats, Prefill};
+use crate::lease::pulse::ProgressTracker;
 use crate::process::Process;
 use crate::process::needs::Kin;
 use crate::sync::lock;
@@ -32,8 +32,8 @@ pub(crate) struct Cell {
     pub(super) work: Mutex<Work>,
     /// Microseconds from `born` to the last byte received, plus one; 0 before the first.
     progress: AtomicU64,
-    pub(crate) pulses: Pulses,
-    pub(super) outcomes: Mutex<Outcomes>,
+    pub(crate) pulses: ProgressTracker,
+    pub(super) outcomes: Mutex<OutcomeStats>,
     pub(super) attachments: Mutex<QuickMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     /// Time for which the process had hung when it was ended; empty if it did not hang.
     hung: OnceLock<Duration>,
@@ -54,7 +54,7 @@ impl Cell {
             saves_for_us: AtomicBool::new(false),
             work: Mutex::default(),
             progress: AtomicU64::new(0),
-            pulses: Pulses::new(),
+            pulses: ProgressTracker::new(),
             outcomes: Mutex::default(),
             attachments: Mutex::default(),
             hung: OnceLock::new(),
@@ -117,7 +117,7 @@ impl Cell {
     }
 
     /// Records that we ask the process to end, and revokes its leases.
-    pub(crate) fn tell_to_end(&self) {
+    pub(crate) fn request_stop(&self) {
         self.told_to_end.store(true, Ordering::Release);
         self.revoke();
     }

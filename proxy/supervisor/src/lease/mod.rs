@@ -35,7 +35,7 @@ use crate::lease::address::Address;
 use crate::lease::cell::Cell;
 use crate::lease::outcomes::Outcome;
 use crate::lease::pulse::{Asked, Pulse};
-use crate::lease::queue::Leases;
+use crate::lease::queue::LeaseQueue;
 use crate::lease::queue::ward::Alone;
 use crate::lease::turns::Turn;
 use crate::process::needs::Kin;
@@ -44,7 +44,7 @@ use crate::sync::lock;
 /// Right to send one request to one generation. Dropping it gives it back, so it belongs into the response
 /// body, which ends with the exchange.
 pub struct Lease {
-    leases: Arc<Leases>,
+    leases: Arc<LeaseQueue>,
     cell: Arc<Cell>,
     kind: LeaseKind,
     queued_for: Duration,
@@ -63,18 +63,23 @@ pub struct Lease {
 }
 
 /// No special state.
-const PLAIN: u8 = 0;
+const NO_SOLITUDE: u8 = 0;
 /// Waits to be alone.
-const SEEKS: u8 = 1;
-const ALONE: u8 = 2;
+const SEEKS_SOLITUDE: u8 = 1;
+const HAS_SOLITUDE: u8 = 2;
 /// Only watches events.
-const WATCHES: u8 = 3;
+const WATCHES_EVENTS: u8 = 3;
 
 impl Lease {
-    pub(crate) fn new(leases: Arc<Leases>, cell: Arc<Cell>, kind: LeaseKind, queued_for: Duration) -> Self {
+    pub(crate) fn new(
+        leases: Arc<LeaseQueue>,
+        cell: Arc<Cell>,
+        kind: LeaseKind,
+        queued_for: Duration,
+    ) -> Self {
         let pulse = (kind == LeaseKind::Slot).then(|| cell.pulses.begin());
         let no = || AtomicBool::new(false);
-        let (over, reads, pauses, beside) = (no(), no(), no(), AtomicU8::new(PLAIN));
+        let (over, reads, pauses, beside) = (no(), no(), no(), AtomicU8::new(NO_SOLITUDE));
         Self { leases, cell, kind, queued_for, pulse, asked: OnceLock::new(), over, reads, pauses, beside }
     }
 
@@ -268,7 +273,7 @@ impl Lease {
     /// one. Call it once per lease, before sending a suspect. A granted solitude ends with [`Lease::join`]
     /// or the lease.
     pub async fn alone(&self, request: Fingerprint) -> Alone {
-        self.beside.store(SEEKS, Ordering::Relaxed);
+        self.beside.store(SEEKS_SOLITUDE, Ordering::Relaxed);
         self.leases.seek(self.cell.id, self.kind);
         let waiting = self.leases.until_alone(self.cell.id, self.kind, request, Instant::now());
         let alone = tokio::select! {
@@ -277,9 +282,9 @@ impl Lease {
             alone = waiting => alone,
         };
         if alone == Alone::Granted {
-            self.beside.store(ALONE, Ordering::Relaxed);
+            self.beside.store(HAS_SOLITUDE, Ordering::Relaxed);
         } else {
-            self.beside.store(PLAIN, Ordering::Relaxed);
+            self.beside.store(NO_SOLITUDE, Ordering::Relaxed);
             self.leases.unseek(self.cell.id, self.kind);
         }
         alone
@@ -287,7 +292,7 @@ impl Lease {
 
     /// True if solitude was granted and has not ended.
     pub fn is_alone(&self) -> bool {
-        self.beside.load(Ordering::Relaxed) == ALONE
+        self.beside.load(Ordering::Relaxed) == HAS_SOLITUDE
     }
 
     /// Time for which a suspect may be alone.
@@ -297,7 +302,11 @@ impl Lease {
 
     /// Ends the solitude, if it was granted.
     pub fn join(&self) {
-        if self.beside.compare_exchange(ALONE, PLAIN, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        if self
+            .beside
+            .compare_exchange(HAS_SOLITUDE, NO_SOLITUDE, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+        {
             self.leases.join(self.cell.id);
         }
     }
@@ -309,7 +318,8 @@ impl Lease {
 
     /// Marks the answer as an endless event stream: drains do not wait for it, and it counts as no work.
     pub fn watches(&self) {
-        let first = self.beside.compare_exchange(PLAIN, WATCHES, Ordering::Relaxed, Ordering::Relaxed);
+        let first =
+            self.beside.compare_exchange(NO_SOLITUDE, WATCHES_EVENTS, Ordering::Relaxed, Ordering::Relaxed);
         if self.needs_no_slot() && first.is_ok() {
             if self.reads.swap(false, Ordering::Relaxed) {
                 self.leases.reads(self.cell.id, false);
@@ -369,12 +379,12 @@ impl Drop for Lease {
             self.leases.left(self.cell.id, request);
         }
         let kind = match self.beside.load(Ordering::Relaxed) {
-            WATCHES if self.needs_no_slot() => LeaseKind::Watch,
-            SEEKS => {
+            WATCHES_EVENTS if self.needs_no_slot() => LeaseKind::Watch,
+            SEEKS_SOLITUDE => {
                 self.leases.unseek(self.cell.id, self.kind);
                 self.kind
             }
-            ALONE => {
+            HAS_SOLITUDE => {
                 self.leases.join(self.cell.id);
                 self.kind
             }

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 /// Speeds kept until they are read: more answers than end between two samples with any number of slots.
-const KEPT: usize = 256;
+const SPEEDS_KEPT: usize = 256;
 
 /// End of an exchange with a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -50,14 +50,14 @@ pub(crate) struct Decode {
 
 /// Outcomes of one generation.
 #[derive(Debug, Default)]
-pub(crate) struct Outcomes {
+pub(crate) struct OutcomeStats {
     compute_errors: u32,
     decodes: VecDeque<Decode>,
     prefills: VecDeque<Prefill>,
     largest_prompt: u64,
 }
 
-impl Outcomes {
+impl OutcomeStats {
     /// Records an outcome; `busy` as in [`Decode`].
     pub(crate) fn note(&mut self, outcome: &Outcome, busy: u32) {
         let succeeded = outcome.status.is_some_and(|status| (200..300).contains(&status));
@@ -74,7 +74,7 @@ impl Outcomes {
             && ms.is_finite()
             && ms > 0.0
         {
-            if self.decodes.len() == KEPT {
+            if self.decodes.len() == SPEEDS_KEPT {
                 self.decodes.pop_front();
             }
             self.decodes.push_back(Decode { tokens, ms, busy });
@@ -84,7 +84,7 @@ impl Outcomes {
             && !outcome.compute_error
             && new > 0
         {
-            if self.prefills.len() == KEPT {
+            if self.prefills.len() == SPEEDS_KEPT {
                 self.prefills.pop_front();
             }
             let all = outcome.prompt.unwrap_or(new).max(new);
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn only_a_success_ends_a_streak_of_compute_errors() {
-        let mut outcomes = Outcomes::default();
+        let mut outcomes = OutcomeStats::default();
         for (outcome, streak) in [
             (ended(500, true), 1),
             (ended(400, false), 1),
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn speeds_are_handed_over_once_and_kept_in_bounds() {
-        let mut outcomes = Outcomes::default();
+        let mut outcomes = OutcomeStats::default();
         let told = |tokens, ms| Outcome { decode: Some((tokens, ms)), ..ended(200, false) };
         for tokens in 1..=300 {
             outcomes.note(&told(tokens, 10.0), 2);
@@ -152,14 +152,14 @@ mod tests {
         }
         outcomes.note(&Outcome { compute_error: true, ..told(7, 1.0) }, 1);
         let decodes = outcomes.take_decodes();
-        assert_eq!(decodes.len(), KEPT);
+        assert_eq!(decodes.len(), SPEEDS_KEPT);
         assert_eq!(decodes.last(), Some(&Decode { tokens: 300, ms: 10.0, busy: 2 }));
         assert_eq!(outcomes.take_decodes(), []);
     }
 
     #[test]
     fn the_largest_prompt_stays() {
-        let mut outcomes = Outcomes::default();
+        let mut outcomes = OutcomeStats::default();
         for prompt in [Some(5), Some(900), None, Some(20)] {
             outcomes.note(&Outcome { prompt, ..ended(200, false) }, 1);
         }

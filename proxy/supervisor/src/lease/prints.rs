@@ -8,25 +8,25 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// Bytes of a text, or members of a list, per hash.
-const BLOCK: usize = 256;
+const BLOCK_SIZE: usize = 256;
 
 /// Messages without the last one that identify a conversation: a system prompt, a question and its answer.
 /// Fewer may be shared by many.
-const COMMON: usize = 3;
+const MIN_SHARED_MESSAGES: usize = 3;
 
 /// Hashes of a prompt, each of everything up to the end of a message or text block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Prints {
+pub(crate) struct PromptHashes {
     all: Vec<u64>,
     /// The hashes are of messages, of which the last may be edited.
     messages: bool,
 }
 
-impl Prints {
+impl PromptHashes {
     /// Hashes of a request body. `None` if its prompt has an unknown form or must not be kept: the request
     /// disables the cache, or has its own adapters.
     pub(crate) fn of(body: &[u8]) -> Option<Self> {
-        let body: Body = serde_json::from_slice(body).ok()?;
+        let body: PromptBody = serde_json::from_slice(body).ok()?;
         if body.cache_prompt == Some(false) || body.lora.is_some() {
             return None;
         }
@@ -44,7 +44,8 @@ impl Prints {
         let begins = |with: &[u64]| !with.is_empty() && self.all.starts_with(with);
         let but_last = other.all.split_last().map_or(&[][..], |(_, rest)| rest);
         self.messages == other.messages
-            && (begins(&other.all) || (self.messages && but_last.len() >= COMMON && begins(but_last)))
+            && (begins(&other.all)
+                || (self.messages && but_last.len() >= MIN_SHARED_MESSAGES && begins(but_last)))
     }
 
     /// True if this request contains the other one's whole prompt unedited.
@@ -54,7 +55,7 @@ impl Prints {
 }
 
 #[derive(Deserialize)]
-struct Body {
+struct PromptBody {
     messages: Option<Blocks>,
     prompt: Option<Blocks>,
     cache_prompt: Option<bool>,
@@ -76,18 +77,18 @@ impl<'de> Deserialize<'de> for Blocks {
 
             fn visit_str<E>(self, text: &str) -> Result<Blocks, E> {
                 let mut hasher = DefaultHasher::new();
-                let (whole, _) = text.as_bytes().as_chunks::<BLOCK>();
+                let (whole, _) = text.as_bytes().as_chunks::<BLOCK_SIZE>();
                 Ok(Blocks(whole.iter().map(|block| then(&mut hasher, block.as_slice())).collect()))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Blocks, A::Error> {
                 let (mut hasher, mut all) = (DefaultHasher::new(), Vec::new());
                 let (mut numbers, mut newest) = (0, 0);
-                while let Some(Print(print, is_number)) = list.next_element()? {
+                while let Some(JsonHash(print, is_number)) = list.next_element()? {
                     newest = then(&mut hasher, print);
                     // Prompts have many tokens or few messages.
                     numbers = if is_number { numbers + 1 } else { 0 };
-                    if numbers % BLOCK == 0 {
+                    if numbers % BLOCK_SIZE == 0 {
                         all.push(newest);
                     }
                 }
@@ -107,58 +108,58 @@ fn then(hasher: &mut DefaultHasher, what: impl Hash) -> u64 {
 }
 
 /// Hash of any JSON value, and whether it is a number.
-struct Print(u64, bool);
+struct JsonHash(u64, bool);
 
-impl<'de> Deserialize<'de> for Print {
+impl<'de> Deserialize<'de> for JsonHash {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct Of;
         impl<'de> Visitor<'de> for Of {
-            type Value = Print;
+            type Value = JsonHash;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("JSON")
             }
 
-            fn visit_bool<E>(self, value: bool) -> Result<Print, E> {
-                Ok(Print(hashed(value), false))
+            fn visit_bool<E>(self, value: bool) -> Result<JsonHash, E> {
+                Ok(JsonHash(hashed(value), false))
             }
 
-            fn visit_i64<E>(self, value: i64) -> Result<Print, E> {
-                Ok(Print(hashed(value), true))
+            fn visit_i64<E>(self, value: i64) -> Result<JsonHash, E> {
+                Ok(JsonHash(hashed(value), true))
             }
 
-            fn visit_u64<E>(self, value: u64) -> Result<Print, E> {
-                Ok(Print(hashed(value), true))
+            fn visit_u64<E>(self, value: u64) -> Result<JsonHash, E> {
+                Ok(JsonHash(hashed(value), true))
             }
 
-            fn visit_f64<E>(self, value: f64) -> Result<Print, E> {
-                Ok(Print(hashed(value.to_bits()), true))
+            fn visit_f64<E>(self, value: f64) -> Result<JsonHash, E> {
+                Ok(JsonHash(hashed(value.to_bits()), true))
             }
 
-            fn visit_str<E>(self, value: &str) -> Result<Print, E> {
-                Ok(Print(hashed(value), false))
+            fn visit_str<E>(self, value: &str) -> Result<JsonHash, E> {
+                Ok(JsonHash(hashed(value), false))
             }
 
-            fn visit_unit<E>(self) -> Result<Print, E> {
-                Ok(Print(hashed(()), false))
+            fn visit_unit<E>(self) -> Result<JsonHash, E> {
+                Ok(JsonHash(hashed(()), false))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Print, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<JsonHash, A::Error> {
                 let mut hasher = DefaultHasher::new();
                 b'['.hash(&mut hasher);
-                while let Some(Print(print, _)) = list.next_element()? {
+                while let Some(JsonHash(print, _)) = list.next_element()? {
                     print.hash(&mut hasher);
                 }
-                Ok(Print(hasher.finish(), false))
+                Ok(JsonHash(hasher.finish(), false))
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Print, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<JsonHash, A::Error> {
                 let mut hasher = DefaultHasher::new();
                 b'{'.hash(&mut hasher);
-                while let Some((Print(name, _), Print(value, _))) = map.next_entry()? {
+                while let Some((JsonHash(name, _), JsonHash(value, _))) = map.next_entry()? {
                     (name, value).hash(&mut hasher);
                 }
-                Ok(Print(hasher.finish(), false))
+                Ok(JsonHash(hasher.finish(), false))
             }
         }
         from.deserialize_any(Of)
@@ -175,8 +176,8 @@ mod tests {
 
     use super::*;
 
-    fn of(body: &Value) -> Option<Prints> {
-        Prints::of(body.to_string().as_bytes())
+    fn of(body: &Value) -> Option<PromptHashes> {
+        PromptHashes::of(body.to_string().as_bytes())
     }
 
     #[test]
@@ -199,7 +200,7 @@ mod tests {
             let (old, new) = (of(&old).unwrap(), of(&new).unwrap());
             assert_eq!(new.go_on_from(&old), expected, "{old:?} {new:?}");
         }
-        assert!(!Prints::default().go_on_from(&Prints::default()), "nothing is known of either");
+        assert!(!PromptHashes::default().go_on_from(&PromptHashes::default()), "nothing is known of either");
     }
 
     #[test]

@@ -46,11 +46,11 @@ pub(crate) struct Pulse {
 }
 
 /// Events that show computed output: the first may come with the head, before anything was computed.
-const BEGUN: u64 = 2;
+const BEGUN_EVENTS: u64 = 2;
 
 impl Pulse {
     fn has_begun(&self) -> bool {
-        self.events.load(Ordering::Relaxed) >= BEGUN
+        self.events.load(Ordering::Relaxed) >= BEGUN_EVENTS
     }
 
     fn is_awaited(&self) -> bool {
@@ -59,7 +59,7 @@ impl Pulse {
 }
 
 /// Progress of all requests of one generation.
-pub(crate) struct Pulses {
+pub(crate) struct ProgressTracker {
     born: Instant,
     all: Mutex<Vec<Arc<Pulse>>>,
     /// Tokens of prompts whose clients left before the first token, and when they left: the server may
@@ -70,16 +70,16 @@ pub(crate) struct Pulses {
     /// Events with data, and whole answers.
     moves: AtomicU64,
     /// Histogram of pauses between tokens, with four steps per doubling.
-    gaps: [AtomicU32; STEPS],
+    gaps: [AtomicU32; GAP_STEPS],
     /// Context size in tokens; 0 while unknown.
     context: AtomicU64,
 }
 
-const STEPS: usize = 160;
+const GAP_STEPS: usize = 160;
 /// Maximum number of abandoned prompts that are remembered.
-const LEFT_KEPT: usize = 64;
+const ABANDONED_KEPT: usize = 64;
 
-impl Pulses {
+impl ProgressTracker {
     pub(crate) fn new() -> Self {
         Self {
             born: Instant::now(),
@@ -87,7 +87,7 @@ impl Pulses {
             left: Mutex::default(),
             pausing: AtomicU32::new(0),
             moves: AtomicU64::new(0),
-            gaps: [const { AtomicU32::new(0) }; STEPS],
+            gaps: [const { AtomicU32::new(0) }; GAP_STEPS],
             context: AtomicU64::new(0),
         }
     }
@@ -103,7 +103,7 @@ impl Pulses {
         lock(&self.all).retain(|known| !Arc::ptr_eq(known, pulse));
         if pulse.is_awaited() && !pulse.has_begun() {
             let mut left = lock(&self.left);
-            if left.len() == LEFT_KEPT {
+            if left.len() == ABANDONED_KEPT {
                 left.pop_front();
             }
             left.push_back((Instant::now(), self.tokens(pulse)));
@@ -139,7 +139,7 @@ impl Pulses {
             return;
         }
         let since = pulse.since.swap(0, Ordering::Relaxed);
-        if pulse.events.fetch_add(events, Ordering::Relaxed) >= BEGUN && since > 0 {
+        if pulse.events.fetch_add(events, Ordering::Relaxed) >= BEGUN_EVENTS && since > 0 {
             let gap = self.micros(Instant::now()).saturating_sub(since - 1);
             self.gaps[step(gap)].fetch_add(1, Ordering::Relaxed);
         }
@@ -227,7 +227,7 @@ impl Pulses {
     }
 }
 
-impl std::fmt::Debug for Pulses {
+impl std::fmt::Debug for ProgressTracker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Pulses({} requests)", lock(&self.all).len())
     }
@@ -238,7 +238,7 @@ fn step(micros: u64) -> usize {
     let micros = micros.max(4);
     let doublings = micros.ilog2();
     let quarter = (micros >> (doublings - 2)) & 3;
-    usize::try_from(u64::from(doublings) * 4 + quarter).unwrap_or(STEPS).min(STEPS - 1)
+    usize::try_from(u64::from(doublings) * 4 + quarter).unwrap_or(GAP_STEPS).min(GAP_STEPS - 1)
 }
 
 /// Longest pause of a step, in microseconds.
@@ -283,12 +283,12 @@ mod tests {
             let upper = upper(step(micros));
             assert!(upper >= micros && upper <= micros + micros / 4 + 1, "{micros}: {upper}");
         }
-        assert!(step(u64::MAX) < STEPS && step(0) == step(4));
+        assert!(step(u64::MAX) < GAP_STEPS && step(0) == step(4));
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_sends_or_reads_waits_for_nothing_and_who_has_had_a_token_waits_for_the_next() {
-        let pulses = Pulses::new();
+        let pulses = ProgressTracker::new();
         let pulse = pulses.begin();
         assert_eq!(pulses.awaited(LONG), Awaited::default());
         let body = text(3000);
@@ -324,7 +324,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_prompt_whose_client_left_counts_for_a_while_and_a_whole_answer_is_a_move() {
-        let pulses = Pulses::new();
+        let pulses = ProgressTracker::new();
         let pulse = pulses.begin();
         pulses.asks(&pulse, text(300), false);
         assert_eq!(pulses.awaited(LONG).whole, 1);

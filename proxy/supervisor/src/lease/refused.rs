@@ -11,12 +11,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::clock::now_of_machine;
+use crate::clock::monotonic_now;
 use crate::error::Denied;
 use crate::sync::lock;
 
 /// Time for which a refusal is passed on. An instance that has not received it by then does not listen.
-const TOLD_FOR: Duration = Duration::from_secs(10);
+const REFUSAL_LIFETIME: Duration = Duration::from_secs(10);
 
 /// Refusal of a model's requests by the deciding instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ impl Refused {
     /// Refusal at the present time. `None` if the reason cannot be serialized, which does not happen.
     pub(crate) fn now(model: &str, denied: &Denied) -> Option<Self> {
         let denied = serde_json::to_value(denied).ok()?;
-        Some(Self { model: model.to_owned(), at: now_of_machine(), denied })
+        Some(Self { model: model.to_owned(), at: monotonic_now(), denied })
     }
 
     /// The reason, if this version knows it.
@@ -48,7 +48,7 @@ impl Refused {
     }
 
     fn age(&self) -> Duration {
-        now_of_machine().saturating_sub(self.at)
+        monotonic_now().saturating_sub(self.at)
     }
 }
 
@@ -70,7 +70,7 @@ impl Refusals {
     /// Refusals that are recent enough to pass on.
     pub(crate) fn all(&self) -> Vec<Refused> {
         let mut all = lock(&self.0);
-        all.retain(|_, refused| refused.age() < TOLD_FOR);
+        all.retain(|_, refused| refused.age() < REFUSAL_LIFETIME);
         all.values().cloned().collect()
     }
 }
@@ -90,7 +90,7 @@ mod tests {
         refusals.note(later.clone());
         refusals.note(first.clone());
         assert_eq!(refusals.all(), [later]);
-        let old = Refused { model: "n".to_owned(), at: first.at.saturating_sub(TOLD_FOR), ..first };
+        let old = Refused { model: "n".to_owned(), at: first.at.saturating_sub(REFUSAL_LIFETIME), ..first };
         refusals.note(old);
         assert_eq!(refusals.all().len(), 1);
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use warden_policies::{GenerationId, warmth};
 
-use crate::lease::prints::Prints;
+use crate::lease::prints::PromptHashes;
 use crate::process::touch::Said;
 use crate::sync::lock;
 
@@ -46,7 +46,7 @@ impl std::fmt::Debug for Turn {
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) turn: Turn,
-    prints: Prints,
+    prints: PromptHashes,
 }
 
 impl Kept {
@@ -61,9 +61,9 @@ impl Kept {
     }
 
     /// True if this turn, the next one after `old`, shows that the slot restored for `old` was not used.
-    fn shows_no_use_of(&self, old: &Self) -> bool {
+    fn disproves_restore(&self, old: &Self) -> bool {
         let evaluated = self.turn.prefill.map_or(0, |(tokens, _)| tokens);
-        self.prints.extend(&old.prints) && warmth::is_of_no_use(old.tokens(), self.turn.prompt, evaluated)
+        self.prints.extend(&old.prints) && warmth::is_useless(old.tokens(), self.turn.prompt, evaluated)
     }
 }
 
@@ -90,7 +90,7 @@ struct RestoredSlots {
 }
 
 /// Minimum number of tokens in an evaluation that counts for the speed.
-const TELLING: u64 = 64;
+const MIN_TELLING_TOKENS: u64 = 64;
 
 impl Turns {
     /// Starts or stops keeping conversations. Stopping drops them.
@@ -108,7 +108,7 @@ impl Turns {
     /// Records an answered request.
     pub(crate) fn note(&self, generation: GenerationId, mut turn: Turn) {
         let numbers = &warden_policies::defaults().warmth;
-        if let Some((tokens, ms)) = turn.prefill.filter(|(tokens, _)| *tokens >= TELLING) {
+        if let Some((tokens, ms)) = turn.prefill.filter(|(tokens, _)| *tokens >= MIN_TELLING_TOKENS) {
             self.note_pace(tokens, ms);
         }
         // Only the first request counts: later ones may find their slot taken.
@@ -118,18 +118,18 @@ impl Turns {
         }
         let most = numbers.kept_bytes.0;
         let fits = |body: &Bytes| body.len() as u64 <= most / 2;
-        let prints = turn.body.as_ref().filter(|body| fits(body)).map(|body| Prints::of(body));
+        let prints = turn.body.as_ref().filter(|body| fits(body)).map(|body| PromptHashes::of(body));
         let prints = if let Some(Some(prints)) = prints {
             // Copy the body, because it may be a part of a larger buffer.
             turn.body = turn.body.map(|body| Bytes::copy_from_slice(&body));
             prints
         } else {
             turn.body = None;
-            Prints::default()
+            PromptHashes::default()
         };
         let new = Arc::new(Kept { turn, prints });
         if let Some((_, made_of, restored)) = unproven
-            && restored.iter().any(|old| new.shows_no_use_of(old))
+            && restored.iter().any(|old| new.disproves_restore(old))
         {
             lock(&self.restored).unused_by = Some(made_of);
         }

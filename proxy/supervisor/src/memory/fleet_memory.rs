@@ -19,11 +19,11 @@ use warden_policies::{ByteSize, GenerationId, GpuIndex, MemoryKind, MemoryLimit,
 use crate::process::MachineMemory;
 use crate::spec::SharedBudgets;
 use crate::sync::lock;
-use crate::view::ledger::AfterExit;
+use crate::view::ledger::GpuAfterExit;
 
 /// Stage of a generation's end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Stage {
+enum ExitStage {
     #[default]
     Stays,
     /// Draining, or asked to end.
@@ -42,7 +42,7 @@ struct Part {
     members: Vec<(MemoryKind, Member)>,
     /// Peak of each GPU's memory.
     peaks: BTreeMap<GpuIndex, u64>,
-    stage: Stage,
+    stage: ExitStage,
     /// Returned memory, as seen when another process was about to be made.
     looked: Option<Returned>,
 }
@@ -64,7 +64,7 @@ pub(crate) struct Returned {
     /// Missing bytes of each memory that could be judged; `None` if none are missing.
     pub(crate) missing: Vec<(MemoryKind, Option<u64>)>,
     /// Figures of the GPUs.
-    pub(crate) gpus: Vec<AfterExit>,
+    pub(crate) gpus: Vec<GpuAfterExit>,
 }
 
 impl Returned {
@@ -82,10 +82,10 @@ impl FleetMemory {
     /// A generation is about to be made, with this much memory free.
     pub(crate) fn born(&self, id: GenerationId, free: &MachineMemory) {
         let mut parts = lock(&self.parts);
-        let before = with_others(&parts, id, free);
+        let before = free_with_others(&parts, id, free);
         // Afterwards the new process's share is unknown.
         let dead: Vec<GenerationId> =
-            parts.iter().filter(|(_, part)| part.stage == Stage::Dead).map(|(id, _)| *id).collect();
+            parts.iter().filter(|(_, part)| part.stage == ExitStage::Dead).map(|(id, _)| *id).collect();
         for dead in dead {
             let found = look(&parts, dead, free);
             if let Some(part) = parts.get_mut(&dead) {
@@ -98,7 +98,7 @@ impl FleetMemory {
     /// Records that the process is gone, before its returned memory is known.
     pub(crate) fn died(&self, id: GenerationId) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
-            part.stage = Stage::Dead;
+            part.stage = ExitStage::Dead;
         }
     }
 
@@ -129,7 +129,7 @@ impl FleetMemory {
         // Dead processes take nothing again.
         let others = parts
             .iter()
-            .filter(|(id, part)| Some(**id) != besides && part.stage != Stage::Dead)
+            .filter(|(id, part)| Some(**id) != besides && part.stage != ExitStage::Dead)
             .map(|(_, part)| part);
         let gave = |part: &Part| {
             part.peaks.get(&gpu).copied().unwrap_or(0).saturating_sub(part.holds(MemoryKind::Vram(gpu)))
@@ -149,13 +149,13 @@ impl FleetMemory {
     /// Marks a generation that will soon free its memory.
     pub(crate) fn leaves(&self, id: GenerationId) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
-            part.stage = Stage::Leaves;
+            part.stage = ExitStage::Leaves;
         }
     }
 
     /// True if another generation is freeing its memory, so that there may be room soon.
     pub(crate) fn is_making_room(&self, besides: GenerationId) -> bool {
-        lock(&self.parts).iter().any(|(id, part)| *id != besides && (part.stage != Stage::Stays))
+        lock(&self.parts).iter().any(|(id, part)| *id != besides && (part.stage != ExitStage::Stays))
     }
 
     /// Removes a generation.
@@ -174,11 +174,12 @@ impl FleetMemory {
         let parts = lock(&self.parts);
         let own = parts.get(&id)?;
         let chosen = own.members.iter().filter_map(|(series, _)| {
-            let budget = in_bytes(budgets, *series, total(*series));
-            let all = parts.iter().filter(|(_, part)| part.stage != Stage::Dead).filter_map(|(id, part)| {
-                let member = part.members.iter().find(|(of, _)| of == series)?.1;
-                Some((*id, member))
-            });
+            let budget = budget_in_bytes(budgets, *series, total(*series));
+            let all =
+                parts.iter().filter(|(_, part)| part.stage != ExitStage::Dead).filter_map(|(id, part)| {
+                    let member = part.members.iter().find(|(of, _)| of == series)?.1;
+                    Some((*id, member))
+                });
             let (ids, members): (Vec<GenerationId>, Vec<Member>) = all.unzip();
             let (index, chosen) = share::first(*series, &members, budget)?;
             (ids[index] == id).then_some(chosen)
@@ -197,7 +198,7 @@ impl FleetMemory {
 
 fn look(parts: &BTreeMap<GenerationId, Part>, id: GenerationId, free: &MachineMemory) -> Option<Returned> {
     let Some(part) = parts.get(&id) else { return Some(Returned::default()) };
-    let after = with_others(parts, id, free);
+    let after = free_with_others(parts, id, free);
     let mut returned = Returned::default();
     for (series, before) in &part.before {
         if !part.knows(*series) || part.holds(*series) == 0 {
@@ -209,14 +210,14 @@ fn look(parts: &BTreeMap<GenerationId, Part>, id: GenerationId, free: &MachineMe
         returned.missing.push((*series, missing));
         if let MemoryKind::Vram(gpu) = series {
             let (free_before_spawn, free_after_exit) = (*before, *after);
-            returned.gpus.push(AfterExit { gpu: *gpu, free_before_spawn, free_after_exit });
+            returned.gpus.push(GpuAfterExit { gpu: *gpu, free_before_spawn, free_after_exit });
         }
     }
     Some(returned)
 }
 
 /// Free memory plus that of our others, where all of it is known.
-fn with_others(
+fn free_with_others(
     parts: &BTreeMap<GenerationId, Part>,
     id: GenerationId,
     free: &MachineMemory,
@@ -224,7 +225,10 @@ fn with_others(
     let host = free.host.map(|bytes| (MemoryKind::Host, bytes));
     let gpus = free.gpus.iter().map(|(gpu, bytes)| (MemoryKind::Vram(*gpu), *bytes));
     let others = || {
-        parts.iter().filter(|(other, part)| **other != id && part.stage != Stage::Dead).map(|(_, part)| part)
+        parts
+            .iter()
+            .filter(|(other, part)| **other != id && part.stage != ExitStage::Dead)
+            .map(|(_, part)| part)
     };
     let known = |(series, bytes): (MemoryKind, u64)| {
         let held = others().map(|part| part.holds(series)).fold(bytes, u64::saturating_add);
@@ -233,7 +237,7 @@ fn with_others(
     host.into_iter().chain(gpus).filter_map(known).collect()
 }
 
-fn in_bytes(budgets: &SharedBudgets, series: MemoryKind, total: Option<u64>) -> SharedBudget {
+fn budget_in_bytes(budgets: &SharedBudgets, series: MemoryKind, total: Option<u64>) -> SharedBudget {
     let of_host = |limit: Option<ByteSize>| limit.map(|limit| limit.0);
     let of_gpu = |limit: Option<MemoryLimit>| match limit? {
         MemoryLimit::Bytes(bytes) => Some(bytes.0),

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use warden_policies::book::Measured;
 use warden_policies::book::held::{self, Held};
-use warden_policies::growth::{Growth, Prior, Verdict};
+use warden_policies::growth::{Growth, LeakPrior, Verdict};
 use warden_policies::health::Offload;
 use warden_policies::measured_needs::MeasuredNeeds;
 use warden_policies::start_search::StartFinding;
@@ -29,7 +29,7 @@ use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_briefly};
 
 /// Name of the file.
-const FILE: &str = "growth.json";
+const HISTORY_FILE: &str = "growth.json";
 
 /// History of processes with one key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ struct Known {
     /// For people, because keys are hashes.
     model: ModelName,
     #[serde(default)]
-    priors: Vec<Prior>,
+    priors: Vec<LeakPrior>,
     #[serde(flatten)]
     measured: MeasuredNeeds,
     /// Best GPU offload.
@@ -70,13 +70,13 @@ pub struct KnownMemory {
     /// Peak with the largest prompts, as measured by an experiment.
     pub worst: Vec<(MemoryKind, u64)>,
     /// Slopes of their leaks.
-    pub leaks: Vec<Prior>,
+    pub leaks: Vec<LeakPrior>,
 }
 
 /// Change of one history.
 #[derive(Clone, Debug, PartialEq)]
 enum KnownChange {
-    Priors(Vec<Prior>),
+    Priors(Vec<LeakPrior>),
     Measured(MeasuredNeeds),
     Offload(Offload),
     Held(Vec<Held>),
@@ -97,7 +97,7 @@ impl KnownChange {
 
 /// Change that is not in the file yet.
 #[derive(Clone, Debug)]
-struct Pending {
+struct PendingChange {
     key: String,
     model: ModelName,
     /// Maximum number of histories.
@@ -105,7 +105,7 @@ struct Pending {
     change: KnownChange,
 }
 
-impl Pending {
+impl PendingChange {
     fn apply(self, all: &mut Vec<Known>) {
         let old = all.iter().position(|known| known.key == self.key).map(|at| all.remove(at));
         let mut one = old.unwrap_or_else(|| Known {
@@ -133,23 +133,23 @@ impl Pending {
 
 #[derive(Debug)]
 pub(crate) struct LeakHistory {
-    kept: Arc<Kept>,
+    kept: Arc<HistoryFile>,
     /// Writer of the file; without it each change is written at once.
     state: Option<StateWriter>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct HistoryFile {
     path: PathBuf,
     /// Never held during disk access.
-    memory: Mutex<Memory>,
+    memory: Mutex<HistoryState>,
 }
 
 #[derive(Debug)]
-struct Memory {
+struct HistoryState {
     /// Oldest first.
     known: Vec<Known>,
-    pending: Vec<Pending>,
+    pending: Vec<PendingChange>,
     /// A job to write the pending changes is queued.
     queued: bool,
 }
@@ -157,13 +157,13 @@ struct Memory {
 impl LeakHistory {
     /// Reads the file in `directory`, if there is one.
     pub(crate) fn open(directory: &Path, state: Option<StateWriter>) -> Self {
-        let path = directory.join(FILE);
-        let memory = Memory { known: read(&path), pending: Vec::new(), queued: false };
-        Self { kept: Arc::new(Kept { path, memory: Mutex::new(memory) }), state }
+        let path = directory.join(HISTORY_FILE);
+        let memory = HistoryState { known: read(&path), pending: Vec::new(), queued: false };
+        Self { kept: Arc::new(HistoryFile { path, memory: Mutex::new(memory) }), state }
     }
 
     /// Known leaks for this key.
-    pub(crate) fn of(&self, key: &str) -> Vec<Prior> {
+    pub(crate) fn of(&self, key: &str) -> Vec<LeakPrior> {
         self.get(key, |known| known.priors.clone()).unwrap_or_default()
     }
 
@@ -187,7 +187,7 @@ impl LeakHistory {
         &self,
         key: &str,
         model: &ModelName,
-        found: &[Prior],
+        found: &[LeakPrior],
         growth: &[Growth],
         keep: usize,
     ) {
@@ -252,7 +252,7 @@ impl LeakHistory {
 
     /// Applies a change in memory at once, and to the file when its disk answers.
     fn change(&self, key: &str, model: &ModelName, keep: usize, change: KnownChange) {
-        let news = Pending { key: key.to_owned(), model: model.clone(), keep, change };
+        let news = PendingChange { key: key.to_owned(), model: model.clone(), keep, change };
         let mut memory = lock(&self.kept.memory);
         news.clone().apply(&mut memory.known);
         memory.pending.retain(|older| !news.replaces(older));
@@ -276,7 +276,7 @@ impl LeakHistory {
     }
 }
 
-impl Kept {
+impl HistoryFile {
     /// Merges pending changes with the present file, writes it, and loads the result.
     fn write_pending(&self) -> io::Result<()> {
         let (mut known, pending) = {
@@ -296,7 +296,7 @@ impl Kept {
         write(&self.path, &known)?;
         let mut memory = lock(&self.memory);
         let written =
-            |news: &Pending| pending.iter().any(|old| news.replaces(old) && old.change == news.change);
+            |news: &PendingChange| pending.iter().any(|old| news.replaces(old) && old.change == news.change);
         memory.pending.retain(|news| !written(news));
         memory.pending.iter().cloned().for_each(|news| news.apply(&mut known));
         memory.known = known;
@@ -342,14 +342,14 @@ fn write_change(
 ) -> io::Result<()> {
     fs::create_dir_all(state_dir)?;
     let kept = LeakHistory::open(state_dir, None).kept;
-    lock(&kept.memory).pending.push(Pending { key: key(command), model: model.clone(), keep, change });
+    lock(&kept.memory).pending.push(PendingChange { key: key(command), model: model.clone(), keep, change });
     kept.write_pending()
 }
 
 /// Memory of earlier processes with this command. Only reads the file; an unreadable or missing one counts
 /// as empty.
 pub fn known_memory(state_dir: &Path, command: &Command) -> KnownMemory {
-    let (path, key) = (state_dir.join(FILE), key(command));
+    let (path, key) = (state_dir.join(HISTORY_FILE), key(command));
     let all: Vec<Known> =
         fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
     let found = all.into_iter().find(|known| known.key == key);
@@ -399,17 +399,18 @@ fn write(path: &Path, known: &[Known]) -> io::Result<()> {
 /// others wait for.
 pub(crate) fn key(command: &Command) -> String {
     let own = command.clone();
-    let whole = run_briefly(WorkKind::ModelFiles, DISK_ANSWERS, move || key_in(&own, std::env::vars_os()));
+    let whole =
+        run_briefly(WorkKind::ModelFiles, DISK_TIMEOUT, move || key_with_disk(&own, std::env::vars_os()));
     whole.unwrap_or_else(|| key_of(command, std::env::vars_os(), |_| None))
 }
 
 /// Time limit for the disk. A working one answers within milliseconds; threads of a busy machine may take
 /// longer.
-const DISK_ANSWERS: Duration = Duration::from_secs(1);
+const DISK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Prefixes of inherited variables that count: of the server and ggml, drivers and their libraries, the
 /// allocator and the loader.
-const COUNT: [&str; 16] = [
+const COUNTED_PREFIXES: [&str; 16] = [
     "LLAMA_",
     "GGML_",
     "CUDA_",
@@ -428,7 +429,7 @@ const COUNT: [&str; 16] = [
     "LD_",
 ];
 /// Variables that do not affect memory, or that differ from run to run.
-const COUNT_NOT: [&str; 6] = [
+const IGNORED_VARIABLES: [&str; 6] = [
     "LLAMA_API_KEY",
     "LLAMA_CACHE",
     "LLAMA_WARDEN_REPORT",
@@ -438,13 +439,13 @@ const COUNT_NOT: [&str; 6] = [
 ];
 
 /// Flags for files that the process writes: they change with each start and must not change the key.
-const WRITTEN_BY_FLAG: [&str; 1] = ["--log-file"];
+const WRITTEN_FILE_FLAGS: [&str; 1] = ["--log-file"];
 /// Variables for files that the process writes. Files named by variables of other programs do not count
 /// either.
-const WRITTEN: [&str; 4] =
+const WRITTEN_FILE_VARIABLES: [&str; 4] =
     ["LLAMA_LOG_FILE", "LLAMA_ARG_LOG_FILE", "LLAMA_WARDEN_REPORT", "LLAMA_WARDEN_RECLAIM"];
 
-fn key_in(command: &Command, inherited: impl Iterator<Item = (OsString, OsString)>) -> String {
+fn key_with_disk(command: &Command, inherited: impl Iterator<Item = (OsString, OsString)>) -> String {
     let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
     key_of(command, inherited, |text| {
         let file = fs::metadata(directory.join(text)).ok().filter(fs::Metadata::is_file)?;
@@ -471,14 +472,17 @@ fn key_of(
     for text in std::iter::once(&*binary).chain(command.args.iter().map(String::as_str)) {
         add(text);
         // llama-server accepts `_` for `-` in the names of its flags.
-        let was = std::mem::replace(&mut written, WRITTEN_BY_FLAG.contains(&text.replace('_', "-").as_str()));
+        let was =
+            std::mem::replace(&mut written, WRITTEN_FILE_FLAGS.contains(&text.replace('_', "-").as_str()));
         if let Some(file) = file(text).filter(|_| !was) {
             add(&file);
         }
     }
     let own = |name: &str| name.starts_with("LLAMA_WARDEN_") && name.contains("__");
     let counts = |name: &str| {
-        COUNT.iter().any(|known| name.starts_with(known)) && !COUNT_NOT.contains(&name) && !own(name)
+        COUNTED_PREFIXES.iter().any(|known| name.starts_with(known))
+            && !IGNORED_VARIABLES.contains(&name)
+            && !own(name)
     };
     let inherited = inherited.filter_map(|(name, value)| {
         let name = name.into_string().ok().filter(|name| counts(name))?;
@@ -491,7 +495,8 @@ fn key_of(
     }
     for (name, value) in env {
         add(&format!("{name}={value}"));
-        let read = COUNT.iter().any(|known| name.starts_with(known)) && !WRITTEN.contains(&name.as_str());
+        let read = COUNTED_PREFIXES.iter().any(|known| name.starts_with(known))
+            && !WRITTEN_FILE_VARIABLES.contains(&name.as_str());
         if let Some(file) = file(&value).filter(|_| read) {
             add(&file);
         }
@@ -502,12 +507,12 @@ fn key_of(
 #[cfg(test)]
 mod tests {
     use warden_policies::admission::Price;
-    use warden_policies::growth::Interval;
+    use warden_policies::growth::IntervalEstimate;
 
     use super::*;
 
-    fn prior(series: MemoryKind, value: f64) -> Prior {
-        Prior { series, slope: Interval { value, low: value, high: value }, blame: None }
+    fn prior(series: MemoryKind, value: f64) -> LeakPrior {
+        LeakPrior { series, slope: IntervalEstimate { value, low: value, high: value }, blame: None }
     }
 
     fn growth(series: MemoryKind, verdict: Verdict) -> Growth {
@@ -610,7 +615,7 @@ mod tests {
         };
         let inherits = |pairs: &[(&str, &str)], removed: &[&str]| {
             let pairs: Vec<_> = pairs.iter().map(|(name, value)| (name.into(), value.into())).collect();
-            key_in(&command(&[], removed), pairs.into_iter())
+            key_with_disk(&command(&[], removed), pairs.into_iter())
         };
         let absent = inherits(&[], &[]);
         fs::write(directory.path().join("model.gguf"), "one").unwrap();
@@ -624,7 +629,11 @@ mod tests {
         let cured = inherits(&[cure], &[]);
         assert_ne!(two, cured);
         assert_eq!(inherits(&[cure], &["GGML_CUDA_DISABLE_GRAPHS"]), two);
-        assert_eq!(key_in(&command(&[cure], &[]), std::iter::empty()), cured, "wherever it comes from");
+        assert_eq!(
+            key_with_disk(&command(&[cure], &[]), std::iter::empty()),
+            cured,
+            "wherever it comes from"
+        );
         // Files that the process writes itself, and files named by other programs' variables.
         let writes = |text: &str| {
             fs::write(directory.path().join("log"), text).unwrap();
@@ -633,7 +642,7 @@ mod tests {
                 &[],
             );
             writes.args.extend(["--log_file".to_owned(), "log".to_owned()]);
-            key_in(&writes, std::iter::empty())
+            key_with_disk(&writes, std::iter::empty())
         };
         assert_eq!(writes("a line"), writes("a line and another"));
         // Irrelevant variables.

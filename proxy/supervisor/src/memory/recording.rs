@@ -15,24 +15,24 @@ use crate::state::{StateKind, StateWriter};
 use crate::sync::lock;
 
 /// Names to try; a directory with that many old recordings is an error.
-const NAMES: u32 = 10_000;
+const NAME_ATTEMPTS: u32 = 10_000;
 
 /// A recording. The writer thread of the state directory opens and writes it.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     state: StateWriter,
-    tape: Arc<Tape>,
+    tape: Arc<RecordingState>,
 }
 
 #[derive(Debug)]
-struct Tape {
+struct RecordingState {
     over: AtomicBool,
     /// Locked by the writer thread only.
-    file: Mutex<Option<TapeFile>>,
+    file: Mutex<Option<RecordingFile>>,
 }
 
 #[derive(Debug)]
-struct TapeFile {
+struct RecordingFile {
     path: PathBuf,
     file: File,
     left: u64,
@@ -50,7 +50,7 @@ impl Recorder {
     ) -> Self {
         let recorder = Self {
             state: state.clone(),
-            tape: Arc::new(Tape { over: AtomicBool::new(false), file: Mutex::default() }),
+            tape: Arc::new(RecordingState { over: AtomicBool::new(false), file: Mutex::default() }),
         };
         let (directory, model) = (directory.to_owned(), model.clone());
         recorder.give(0, move |tape| {
@@ -59,7 +59,7 @@ impl Recorder {
             match opened {
                 Ok((path, file)) => {
                     tracing::info!(%model, %generation, path = %path.display(), "recording");
-                    *tape = Some(TapeFile { path, file, left: limit });
+                    *tape = Some(RecordingFile { path, file, left: limit });
                 }
                 Err(error) => {
                     let path = directory.display();
@@ -74,7 +74,7 @@ impl Recorder {
         let mut line = trace::line(sample);
         line.push('\n');
         self.give(line.len(), move |tape| {
-            let Some(TapeFile { path, file, left }) = tape else { return };
+            let Some(RecordingFile { path, file, left }) = tape else { return };
             let path = path.display();
             if line.len() as u64 > *left {
                 tracing::warn!(%path, "the recording has reached its size (`internal.sensors.trace_bytes`) and stops");
@@ -89,7 +89,7 @@ impl Recorder {
     }
 
     /// Queues a job for the file. The recording is over when there is no file any more.
-    fn give(&self, bytes: usize, job: impl FnOnce(&mut Option<TapeFile>) + Send + 'static) {
+    fn give(&self, bytes: usize, job: impl FnOnce(&mut Option<RecordingFile>) + Send + 'static) {
         if self.tape.over.load(Ordering::Relaxed) {
             return;
         }
@@ -111,7 +111,7 @@ impl Recorder {
 fn create(directory: &Path, model: &ModelName, generation: GenerationId) -> io::Result<(PathBuf, File)> {
     let tame = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
     let name: String = model.as_str().chars().map(tame).collect();
-    for number in 1..=NAMES {
+    for number in 1..=NAME_ATTEMPTS {
         let more = if number == 1 { String::new() } else { format!("-{number}") };
         let path = directory.join(format!("{name}-{generation}{more}.jsonl"));
         match File::options().write(true).create_new(true).open(&path) {
@@ -126,14 +126,14 @@ fn create(directory: &Path, model: &ModelName, generation: GenerationId) -> io::
 mod tests {
     use std::time::Duration;
 
-    use warden_policies::sample::{Edge, Work};
+    use warden_policies::sample::{SampleEdge, Work};
 
     use super::*;
 
     fn sample(second: u64) -> Sample {
         Sample {
             at: Duration::from_secs(second),
-            edge: Edge::Tick,
+            edge: SampleEdge::Tick,
             host: None,
             vram: Vec::new(),
             pools: Vec::new(),

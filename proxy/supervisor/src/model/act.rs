@@ -27,21 +27,21 @@ use crate::process::endpoint::{Endpoint, endpoint, flags};
 use crate::process::failure::{self, OutOfMemory};
 use crate::process::group::Exit;
 use crate::process::socket_name::SOCKET_PATH_LIMIT;
-use crate::process::{Process, Sink, reclaim_file, report_file};
+use crate::process::{LineSink, Process, reclaim_file, report_file};
 use crate::spec::Command;
 use crate::sync::lock;
 use crate::view::event::EventKind;
 use crate::worker_threads::{WorkKind, run_job};
 
 /// Time limit for creating the directory in which a process saves its slots.
-const ANNOUNCE: Duration = Duration::from_secs(5);
+const SLOT_DIR_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Model {
     /// Passes an event to a unit's machine and carries out the resulting effects.
     pub(super) fn step(&mut self, id: UnitId, event: Event) {
         let now = self.context.now();
         let policy = self.spec.lifecycle;
-        let asks = self.asks_to_stay();
+        let asks = self.is_asking_to_stay();
         let Some(unit) = self.unit_mut(id) else { return };
         let before = unit.machine.clone();
         if asks && matches!(event, Event::Exited(_) | Event::Felled) && before.restarts_when_ended() {
@@ -82,11 +82,11 @@ impl Model {
             self.carry_out(id, effect);
         }
         if phase != before.phase() {
-            self.tell_phase(id, before.phase(), phase);
+            self.log_phase_change(id, before.phase(), phase);
         }
     }
 
-    fn tell_phase(&mut self, id: UnitId, before: Phase, phase: Phase) {
+    fn log_phase_change(&mut self, id: UnitId, before: Phase, phase: Phase) {
         let Some(unit) = self.unit(id) else { return };
         let generation = unit.generation();
         match (before, phase) {
@@ -241,7 +241,7 @@ impl Model {
             && let Some((reason, passed)) = self.replacements.note_opened(replica, generation, &opened, start)
             && reason.is_policy()
         {
-            self.cooldown.note_ready(self.context.now());
+            self.cooldown.record_ready(self.context.now());
             if let Some(first) = passed {
                 self.cooldown.note_replaced(&first, self.experience.load_time, &self.spec.recycle);
             }
@@ -321,7 +321,7 @@ impl Model {
                 let mut command = with_socket.command.clone();
                 let announcing =
                     run_job(WorkKind::ModelFiles, move || (files.announce(&mut command), command));
-                match tokio::time::timeout(ANNOUNCE, announcing).await {
+                match tokio::time::timeout(SLOT_DIR_TIMEOUT, announcing).await {
                     Ok(Ok((Ok(is_ours), command))) => {
                         with_socket.command = command;
                         born.saves_for_us.store(is_ours, Ordering::Relaxed);
@@ -340,7 +340,7 @@ impl Model {
     }
 
     /// Handler for each output line of a generation.
-    pub(super) fn sink(&self, generation: GenerationId, command: &Command) -> Sink {
+    pub(super) fn sink(&self, generation: GenerationId, command: &Command) -> LineSink {
         line_sink(generation, command, Arc::clone(&self.logs), self.outbox.clone())
     }
 
@@ -369,7 +369,7 @@ impl Model {
     pub(super) fn await_exit(&mut self, generation: GenerationId, process: Arc<dyn Process>) {
         /// While other processes start, their memory is unknown. After this many looks the result stays
         /// unknown.
-        const LOOKS: u32 = 5;
+        const MAX_RETURN_LOOKS: u32 = 5;
         let context = Arc::clone(&self.context);
         let (limit, wait) = (self.watch.sensors.read_limit, self.watch.sensors.return_wait);
         let outbox = self.outbox.clone();
@@ -383,7 +383,7 @@ impl Model {
             };
             if let Some(cell) = cell {
                 // Report the end early: requests that may be repeated wait for it.
-                leases.ended(&cell, ending(&cell, exit, why));
+                leases.ended(&cell, requests_end(&cell, exit, why));
             }
             context.fleet_memory.died(generation);
             outbox.send(Message::Report(generation, Report::Exited(exit, why)));
@@ -392,7 +392,7 @@ impl Model {
                 let free = context.world.free(limit).await;
                 match context.fleet_memory.returned(generation, &free) {
                     Some(returned) if looks > 0 || returned.is_complete() => break returned,
-                    _ if looks == LOOKS => break Returned::default(),
+                    _ if looks == MAX_RETURN_LOOKS => break Returned::default(),
                     _ => looks += 1,
                 }
                 tokio::time::sleep(wait).await;
@@ -420,7 +420,7 @@ impl Model {
 }
 
 /// Meaning of a process's end for the requests that were in flight.
-fn ending(cell: &Cell, exit: Exit, why: OutOfMemory) -> Ending {
+fn requests_end(cell: &Cell, exit: Exit, why: OutOfMemory) -> Ending {
     if cell.was_told_to_end() {
         // We ended the process; if it hung, its requests may be the cause.
         return if cell.hung().is_some() { Ending::OfItself } else { Ending::Stopped };

@@ -13,28 +13,28 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use warden_policies::GenerationId;
-use warden_policies::cooldown::Cooldown;
+use warden_policies::cooldown::RecycleCooldown;
 use warden_policies::lifecycle::Phase;
 
-use super::loading::Stand;
-use super::pin::ByHand;
+use super::loading::LoadState;
+use super::pin::ManualPin;
 use super::unit::{Generation, Role, Unit};
 use super::warm::Packed;
-use super::{Control, Custody, Message, Model, Report};
+use super::{Control, Message, Model, Report, TaskCustody};
 use crate::clock;
 use crate::error::Denied;
 use crate::lease::cell::Cell;
 use crate::lease::queue::Refusal;
 use crate::lease::refused::Refused;
 use crate::process::Health;
-use crate::process::heir::{Gate, Heir, HeirRecord};
-use crate::view::Modalities;
+use crate::process::heir::{Gate, HeirRecord, ProcessHeir};
+use crate::view::InputModalities;
 
 /// Everything about a model that the next instance takes over.
 #[derive(Debug)]
 pub(crate) struct ModelWill {
     pub(crate) record: WillRecord,
-    pub(crate) heirs: Vec<Heir>,
+    pub(crate) heirs: Vec<ProcessHeir>,
 }
 
 /// Serializable part of [`ModelWill`], without the processes.
@@ -47,19 +47,19 @@ pub(crate) struct WillRecord {
     pub(crate) places: Vec<Vec<usize>>,
     /// The model runs with its fallback arguments.
     pub(crate) fell_back: bool,
-    pub(crate) cooldown: Cooldown,
+    pub(crate) cooldown: RecycleCooldown,
     pub(crate) crashes: u64,
     pub(crate) n_ctx: Option<u64>,
-    pub(crate) modalities: Option<Modalities>,
+    pub(crate) modalities: Option<InputModalities>,
     /// Pin set by an operator, if any.
     #[serde(default)]
-    pub(super) by_hand: Option<ByHand>,
+    pub(super) by_hand: Option<ManualPin>,
     /// Settings that clients made in its processes: route and body.
     pub(crate) settings: Vec<(String, Vec<u8>)>,
 }
 
 /// Outcome of the frozen state.
-enum Ends {
+enum FreezeEnd {
     Thawed,
     LetGo,
 }
@@ -83,7 +83,7 @@ impl Model {
             () if lives().any(|live| live.process.is_none()) => Some("a process is being created"),
             () if lives().any(|live| live.asked_back.is_some()) => Some("a process is giving memory back"),
             () if lives().any(|live| !matches!(live.packed, Packed::NotYet)) => Some("slots are being saved"),
-            () if !matches!(self.stand, Stand::Out | Stand::In { told: true, asking: None, .. }) => {
+            () if !matches!(self.stand, LoadState::Out | LoadState::In { told: true, asking: None, .. }) => {
                 Some("it is waiting for room, or leaving")
             }
             () => None,
@@ -101,7 +101,7 @@ impl Model {
             return Err(format!("the model `{}`: {why}", self.spec.name));
         }
         let places = match &self.stand {
-            Stand::In { places, .. } => places.clone(),
+            LoadState::In { places, .. } => places.clone(),
             _ => Vec::new(),
         };
         let settings = self.leases.settings.all().into_iter();
@@ -118,15 +118,15 @@ impl Model {
             settings: settings.map(|one| (one.path, one.body.to_vec())).collect(),
         };
         let units = self.units.iter().filter_map(|unit| Some((unit.replica, unit.live.as_ref()?)));
-        let heirs: Option<Vec<Heir>> = units.map(|(replica, live)| self.heir(replica, live)).collect();
+        let heirs: Option<Vec<ProcessHeir>> = units.map(|(replica, live)| self.heir(replica, live)).collect();
         let Some(heirs) = heirs else {
             return Err(format!("the model `{}`: a process of it cannot be handed over", self.spec.name));
         };
-        self.custody = Custody::Frozen;
+        self.custody = TaskCustody::Frozen;
         Ok(ModelWill { record, heirs })
     }
 
-    fn heir(&self, replica: u32, live: &Generation) -> Option<Heir> {
+    fn heir(&self, replica: u32, live: &Generation) -> Option<ProcessHeir> {
         let process = live.process.as_ref()?;
         let (child, files) = process.bequeath()?;
         let epoch = self.context.epoch;
@@ -147,19 +147,19 @@ impl Model {
             work: live.cell.work(),
             memory: live.memory.bequeath(),
         };
-        Some(Heir { record, files })
+        Some(ProcessHeir { record, files })
     }
 
     /// Decides nothing until the handover succeeds or fails. Returns true if this instance continues.
-    pub(super) async fn stay_frozen(&mut self) -> bool {
+    pub(super) async fn wait_while_frozen(&mut self) -> bool {
         let mut stashed = Vec::new();
         let ends = loop {
             match self.inbox.recv().await {
-                Some(Message::Control(Control::Thaw)) | None => break Ends::Thawed,
+                Some(Message::Control(Control::Thaw)) | None => break FreezeEnd::Thawed,
                 Some(Message::Control(Control::LetGo(reply))) => {
                     self.let_go();
                     let _told = reply.send(());
-                    break Ends::LetGo;
+                    break FreezeEnd::LetGo;
                 }
                 // The task is responsive. The watchdog must not end the program because the next instance
                 // hangs.
@@ -171,9 +171,9 @@ impl Model {
         for message in stashed {
             self.outbox.send(message);
         }
-        self.custody = Custody::Ours;
+        self.custody = TaskCustody::Ours;
         match ends {
-            Ends::Thawed => {
+            FreezeEnd::Thawed => {
                 for live in self.lives() {
                     if let Some(child) = live.process.as_ref().and_then(|process| process.bequeathed()) {
                         self.context.world.thaw(child);
@@ -181,7 +181,7 @@ impl Model {
                 }
                 true
             }
-            Ends::LetGo => false,
+            FreezeEnd::LetGo => false,
         }
     }
 
@@ -208,9 +208,9 @@ impl Model {
                 message = self.inbox.recv() => match message {
                     Some(Message::Report(generation, Report::Exited(..))) => self.lose(generation),
                     Some(Message::Report(generation, Report::Probed { health: Health::Ready, .. })) => {
-                        self.open_again(generation);
+                        self.reopen_gate(generation);
                     }
-                    Some(Message::Report(generation, Report::Probed { .. })) => self.doubt_again(generation),
+                    Some(Message::Report(generation, Report::Probed { .. })) => self.probe_doubted(generation),
                     Some(Message::Control(Control::Disband)) | None => return,
                     Some(Message::Control(Control::Gates(gates, refused))) => {
                         self.follow_gates(&gates);
@@ -229,7 +229,7 @@ impl Model {
                 },
                 () = leases.wake.notified() => {
                     for generation in self.leases.take_doubts() {
-                        self.doubt_again(generation);
+                        self.probe_doubted(generation);
                     }
                 }
                 Some(_) = self.helpers.join_next(), if !self.helpers.is_empty() => {}
@@ -239,7 +239,7 @@ impl Model {
                 self.leases.dismiss(&Denied::ShuttingDown);
             }
             // Pending answers are all that can change here.
-            self.operators.give_answers();
+            self.operators.send_answers();
         }
     }
 
@@ -298,7 +298,7 @@ impl Model {
     fn turn_away(&self, refused: &[Refused]) {
         for refused in refused {
             match refused.denied() {
-                Some(denied) => self.leases.dismiss_since(&denied, refused.moment()),
+                Some(denied) => self.leases.refuse_waiting_since(&denied, refused.moment()),
                 None => {
                     tracing::debug!(model = %self.spec.name, "why the next program turned callers away means nothing here");
                 }
@@ -307,7 +307,7 @@ impl Model {
     }
 
     /// Probes a process that refused a connection.
-    fn doubt_again(&mut self, generation: GenerationId) {
+    fn probe_doubted(&mut self, generation: GenerationId) {
         let (timeout, pause) = (self.spec.lifecycle.probe_timeout, self.spec.lifecycle.start_probe_interval);
         let process = self.lives().find(|live| live.id == generation).and_then(|live| live.process.clone());
         let Some(process) = process else {
@@ -331,7 +331,7 @@ impl Model {
     }
 
     /// Reopens the gate of a generation, unless the next instance has closed it.
-    fn open_again(&self, generation: GenerationId) {
+    fn reopen_gate(&self, generation: GenerationId) {
         let live = self.lives().find(|live| live.id == generation);
         if let Some(live) = live.filter(|_| self.is_followed(generation)) {
             self.leases.open(&live.cell, self.limit(live.slots));

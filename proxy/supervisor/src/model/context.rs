@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use warden_policies::share::{Arbiter, Reach, ReplacementSlot, ReplacementSlotId};
+use warden_policies::share::{ReplacementArbiter, ReplacementReach, ReplacementSlot, ReplacementSlotId};
 use warden_policies::{GenerationId, GpuIndex, MemoryKind, ModelName};
 
 use crate::error::Denied;
@@ -19,12 +19,12 @@ use crate::memory::fleet_memory::FleetMemory;
 use crate::memory::leak_history::LeakHistory;
 use crate::memory::loading::LoadingDesk;
 use crate::process::{World, socket_name};
-use crate::spec::{Common, FleetConfig};
+use crate::spec::{CommonConfig, FleetConfig};
 use crate::state::StateWriter;
 use crate::sync::lock;
 use crate::view::event::Journal;
 use crate::view::ledger::Ledger;
-use crate::view::publish::Publisher;
+use crate::view::publish::ViewPublisher;
 
 #[derive(Debug)]
 pub(crate) struct Context {
@@ -33,7 +33,7 @@ pub(crate) struct Context {
     pub(crate) ledger: Ledger,
     /// Writes the state directory.
     pub(crate) state: StateWriter,
-    pub(crate) publisher: Publisher,
+    pub(crate) publisher: ViewPublisher,
     pub(crate) runtime_dir: PathBuf,
     pub(crate) traces: PathBuf,
     pub(crate) fleet_memory: FleetMemory,
@@ -41,10 +41,10 @@ pub(crate) struct Context {
     /// Channel to the loader that decides which models are loaded.
     pub(crate) loading: Arc<LoadingDesk>,
     /// Configuration shared by all models.
-    pub(crate) common: Arc<Mutex<Common>>,
+    pub(crate) common: Arc<Mutex<CommonConfig>>,
     /// Memory that did not come back after a process ended, described per GPU.
     pub(crate) leaks: Mutex<BTreeMap<GpuIndex, String>>,
-    arbiter: Mutex<Arbiter>,
+    arbiter: Mutex<ReplacementArbiter>,
     pub(crate) epoch: Instant,
     /// Cancelled once this instance owns the processes of its predecessor.
     pub(crate) begun: CancellationToken,
@@ -60,14 +60,14 @@ pub(crate) struct Context {
 
 /// Clock and counters with which a fleet starts.
 #[derive(Debug)]
-pub(crate) struct Since {
+pub(crate) struct FleetStart {
     pub(crate) epoch: Instant,
     /// Last generation number in use.
     pub(crate) generations: u64,
     pub(crate) begun: CancellationToken,
 }
 
-impl Since {
+impl FleetStart {
     /// Start of a fleet without a predecessor.
     pub(crate) fn now() -> Self {
         let begun = CancellationToken::new();
@@ -78,12 +78,12 @@ impl Since {
 
 /// Right to replace a process now. Dropping it lets the next replacement begin.
 #[derive(Debug)]
-pub(crate) struct Permit {
+pub(crate) struct ReplacementPermit {
     context: Arc<Context>,
     slot: ReplacementSlotId,
 }
 
-impl Drop for Permit {
+impl Drop for ReplacementPermit {
     fn drop(&mut self) {
         lock(&self.context.arbiter).release(self.slot);
     }
@@ -98,14 +98,14 @@ impl Context {
         state: StateWriter,
         config: &FleetConfig,
         loading: Arc<LoadingDesk>,
-        common: Arc<Mutex<Common>>,
-        since: Since,
+        common: Arc<Mutex<CommonConfig>>,
+        since: FleetStart,
     ) -> Self {
         Self {
             world,
             journal,
             ledger,
-            publisher: Publisher::default(),
+            publisher: ViewPublisher::default(),
             runtime_dir: config.runtime_dir.clone(),
             traces: config.state_dir.join("traces"),
             fleet_memory: FleetMemory::default(),
@@ -114,7 +114,7 @@ impl Context {
             loading,
             common,
             leaks: Mutex::default(),
-            arbiter: Mutex::new(Arbiter::new()),
+            arbiter: Mutex::new(ReplacementArbiter::new()),
             epoch: since.epoch,
             begun: since.begun,
             followed: Notify::new(),
@@ -126,7 +126,7 @@ impl Context {
 
     /// Reports refusals of a model's requests, so that the previous instance refuses its waiting requests
     /// too.
-    pub(crate) fn turn_away_before_us(&self, model: &ModelName, denied: &Denied) {
+    pub(crate) fn refuse_in_predecessor(&self, model: &ModelName, denied: &Denied) {
         if let Some(refused) = Refused::now(model.as_str(), denied) {
             self.refused.note(refused);
             self.followed.notify_one();
@@ -140,18 +140,23 @@ impl Context {
         model: &ModelName,
         replica: u32,
         gpus: &[GpuIndex],
-        reach: Reach,
-    ) -> Option<Permit> {
+        reach: ReplacementReach,
+    ) -> Option<ReplacementPermit> {
         match lock(&self.arbiter).request(model, replica, gpus, reach) {
-            ReplacementSlot::Granted(slot) => Some(Permit { context: Arc::clone(self), slot }),
+            ReplacementSlot::Granted(slot) => Some(ReplacementPermit { context: Arc::clone(self), slot }),
             ReplacementSlot::Wait { .. } => None,
         }
     }
 
     /// Permit to replace a replica at once, despite other replacements. Later ones wait for its end.
-    pub(crate) fn claim(self: &Arc<Self>, model: &ModelName, replica: u32, gpus: &[GpuIndex]) -> Permit {
+    pub(crate) fn claim(
+        self: &Arc<Self>,
+        model: &ModelName,
+        replica: u32,
+        gpus: &[GpuIndex],
+    ) -> ReplacementPermit {
         let slot = lock(&self.arbiter).claim(model, replica, gpus);
-        Permit { context: Arc::clone(self), slot }
+        ReplacementPermit { context: Arc::clone(self), slot }
     }
 
     /// True if a backend may be ended because this memory is almost exhausted. Only one at a time may.

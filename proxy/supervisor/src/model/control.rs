@@ -32,8 +32,8 @@ impl Model {
             }
             Control::GiveBack => self.give_back(),
             Control::Stay { places, beside, question } => self.stay(places, beside, question),
-            Control::Anew { why, question } => self.load_anew(why, question),
-            Control::ClearAway => self.clear_away_files(),
+            Control::Anew { why, question } => self.reload_model(why, question),
+            Control::ClearAway => self.clear_kept_files(),
             Control::Come => self.wanted |= self.end.is_none(),
             Control::Apply(spec, watch, reply) => {
                 let replaced = self.apply(spec, *watch);
@@ -41,7 +41,7 @@ impl Model {
             }
             Control::Load(places, asked) => self.take_room(places, asked),
             Control::Unload(wanted) => self.make_room_for(wanted),
-            Control::Never { why, by_room } => self.never_loaded(&why, by_room),
+            Control::Never { why, by_room } => self.note_never_loaded(&why, by_room),
             Control::Learn(binary, facts) => self.learn_facts(&binary, facts),
             Control::Point(_, reply) => drop(reply.send(false)),
             Control::HandOver(reply) => {
@@ -77,15 +77,15 @@ impl Model {
             return;
         }
         self.give_up_replacements("the model was drained");
-        self.leases.expect_nobody();
+        self.leases.expect_no_retries();
         self.wanted = false;
         let generations = self.units.iter().filter_map(Unit::generation).collect();
-        self.all_down();
+        self.stop_all();
         self.operators.drains.push(Drain { generations, reply });
     }
 
     /// Stops all processes and cancels held starts.
-    pub(super) fn all_down(&mut self) {
+    pub(super) fn stop_all(&mut self) {
         for unit in &mut self.units {
             unit.held = None;
             if unit.role == Role::Successor {
@@ -105,7 +105,7 @@ impl Model {
         self.watch = watch;
         let (binary, facts) = (self.spec.command.binary.clone(), self.spec.facts);
         self.learn_facts(&binary, facts);
-        self.leases.set_queue(self.spec.queue.depth, self.spec.queue.wait);
+        self.leases.set_queue_limits(self.spec.queue.depth, self.spec.queue.wait);
         self.leases.set_admission(self.spec.admission.mode, self.spec.admission.policy.clone());
         self.leases.set_quarantine(self.spec.quarantine);
         // Admission and overlap settings do not affect what held replacements back.
@@ -130,12 +130,12 @@ impl Model {
         if self.spec.max_in_flight != old.max_in_flight {
             self.reopen();
         }
-        self.apply_away();
+        self.drop_disallowed_state();
         self.apply_loading();
         let remade = recipe(&self.spec) != recipe(&old);
         self.ask_to_stay(&needed, remade);
         self.set_replicas();
-        self.keep_turns();
+        self.enable_conversations();
         if remade {
             self.timers.configuration = None;
             for path in self.leases.settings.clear() {
@@ -144,13 +144,13 @@ impl Model {
                 );
                 self.tell(None, EventKind::SettingLost { message });
             }
-            self.start_the_failed();
+            self.retry_failed();
         }
         remade && self.units.iter().any(|unit| unit.live.is_some())
     }
 
     /// Retries failed starts with the current command.
-    pub(super) fn start_the_failed(&mut self) {
+    pub(super) fn retry_failed(&mut self) {
         for id in self.ids() {
             if self.unit(id).is_some_and(|unit| matches!(unit.phase(), Phase::Backoff | Phase::Failed)) {
                 self.revive(id, Event::Reset);
@@ -202,7 +202,7 @@ impl Model {
         while let Some(replacement) = self.replacements.take_surplus(replicas) {
             self.give_up(replacement, "the replica was removed from the configuration");
         }
-        self.replacements.keep_replicas(replicas);
+        self.replacements.retain_replicas(replicas);
     }
 
     /// Removes the model. The fleet has already refused its requests.
@@ -212,7 +212,7 @@ impl Model {
             self.end = Some(End::Removed);
         }
         self.give_up_replacements("the model was removed from the configuration");
-        self.all_down();
+        self.stop_all();
     }
 
     /// Ends the model by `deadline`. The fleet has already refused new requests.

@@ -17,7 +17,7 @@ use warden_policies::lifecycle::{Event, Phase};
 use warden_policies::{Reason, units};
 
 use super::Model;
-use super::timers::Recovery;
+use super::timers::OffloadRecovery;
 use super::unit::{Role, Unit, UnitId};
 use crate::clock;
 use crate::error::{Failure, FailureKind};
@@ -42,7 +42,7 @@ impl Model {
 
     /// Decides if a ready successor ends instead of taking over, because it has lost much and the old
     /// process can serve. `vram` is what it holds now, if that was read.
-    pub(super) fn turns_down(&mut self, id: UnitId, vram: Option<u64>) -> bool {
+    pub(super) fn yields_to_old(&mut self, id: UnitId, vram: Option<u64>) -> bool {
         let Some(unit) = self.unit(id).filter(|unit| unit.role == Role::Successor) else { return false };
         let Some(live) = &unit.live else { return false };
         let (replica, generation) = (unit.replica, live.id);
@@ -86,7 +86,7 @@ impl Model {
                     );
                     self.tell(Some(generation), EventKind::Unwell { reason: Reason::Degraded, message });
                     let tried = self.timers.recovery.map_or(0, |recovery| recovery.tried);
-                    self.timers.recovery = Some(Recovery { at: self.later(tried), tried });
+                    self.timers.recovery = Some(OffloadRecovery { at: self.later(tried), tried });
                     self.changed();
                 }
             }
@@ -122,20 +122,20 @@ impl Model {
             return;
         };
         let (replica, ready) = (unit.replica, unit.phase() == Phase::Ready);
-        if !ready || !self.replacements.is_empty() || !self.can_be_had(unit) {
+        if !ready || !self.replacements.is_empty() || !self.is_vram_available(unit) {
             // Looking is cheap, so the pause does not grow.
             let pause = self.health().offload_retry.max(Duration::from_secs(1));
-            self.timers.recovery = Some(Recovery { at: clock::again(now, pause), ..recovery });
+            self.timers.recovery = Some(OffloadRecovery { at: clock::again(now, pause), ..recovery });
             return;
         }
         let tried = recovery.tried.saturating_add(1);
-        self.timers.recovery = Some(Recovery { at: self.later(tried), tried });
+        self.timers.recovery = Some(OffloadRecovery { at: self.later(tried), tried });
         self.replace(replica, Reason::Degraded);
     }
 
     /// True if as much VRAM is free as the best process held, counting what this one frees. Without a GPU
     /// sensor only a start can show it.
-    fn can_be_had(&self, unit: &Unit) -> bool {
+    fn is_vram_available(&self, unit: &Unit) -> bool {
         let Some(live) = &unit.live else { return false };
         let Some(lost) = live.degraded else { return false };
         let devices = live.memory.devices.as_ref().filter(|devices| !devices.readings.is_empty());

@@ -3,22 +3,22 @@
 use std::time::Duration;
 
 use warden_policies::admission::Price;
-use warden_policies::replacement_cost::Lulls;
+use warden_policies::replacement_cost::LullHistory;
 
 use crate::memory::tracker::MemoryTracker;
 use crate::process::Props;
 use crate::spec::Command;
-use crate::view::Modalities;
+use crate::view::InputModalities;
 
 #[derive(Debug)]
-pub(super) struct Experience {
+pub(super) struct ModelExperience {
     /// Time from spawn to ready, at the last start.
     pub(super) load_time: Option<Duration>,
     /// Fastest start with the current command.
     fastest: Option<Duration>,
     pub(super) n_ctx: Option<u64>,
-    pub(super) modalities: Option<Modalities>,
-    pub(super) lulls: Lulls,
+    pub(super) modalities: Option<InputModalities>,
+    pub(super) lulls: LullHistory,
     /// A process did not start with a slot directory.
     pub(super) refuses_slot_files: bool,
     /// `made_of` hash of processes that are known not to use restored slots.
@@ -29,8 +29,8 @@ pub(super) struct Experience {
     prices: (String, Vec<Price>),
 }
 
-impl Experience {
-    pub(super) fn new(lulls: Lulls) -> Self {
+impl ModelExperience {
+    pub(super) fn new(lulls: LullHistory) -> Self {
         let (load_time, fastest, n_ctx, modalities, command, prices) = Default::default();
         let (refuses_slot_files, reuses_no_slots) = (false, None);
         Self {
@@ -47,7 +47,7 @@ impl Experience {
     }
 
     /// Fastest start with this command.
-    pub(super) fn fastest_of(&self, command: &Command) -> Option<Duration> {
+    pub(super) fn fastest_start(&self, command: &Command) -> Option<Duration> {
         self.fastest.filter(|_| self.command.as_ref() == Some(command))
     }
 

@@ -4,9 +4,9 @@
 use warden_policies::book::Needs;
 
 use super::Model;
-use super::loading::Stand;
+use super::loading::LoadState;
 use crate::error::FailureKind;
-use crate::spec::{Command, Fallback, ModelSpec, SharedSpec};
+use crate::spec::{Command, FallbackSpec, ModelSpec, SharedSpec};
 use crate::view::event::EventKind;
 
 /// Consecutive starts without enough memory before the fallback is used. After the first one other models
@@ -25,7 +25,7 @@ impl Model {
     /// process. Returns true if it switched.
     pub(super) fn fall_back(&mut self, because: &str) -> bool {
         let any = self.units.iter().any(|unit| unit.live.is_some());
-        let Some(Fallback { args, needs }) = self.spec.fallback.clone() else { return false };
+        let Some(FallbackSpec { args, needs }) = self.spec.fallback.clone() else { return false };
         if self.whole.is_some() || any {
             return false;
         }
@@ -36,17 +36,17 @@ impl Model {
         self.whole = Some(Whole { command, needs });
         self.tell(None, EventKind::FallsBack { message });
         self.apply_loading();
-        if matches!(self.stand, Stand::In { .. }) {
+        if matches!(self.stand, LoadState::In { .. }) {
             // The granted room was for the larger configuration.
             self.give_room_back();
         }
-        self.start_the_failed();
+        self.retry_failed();
         true
     }
 
     /// Switches to the fallback arguments because the inherited processes run with them.
-    pub(super) fn be_less(&mut self) {
-        let Some(Fallback { args, needs }) = self.spec.fallback.clone() else { return };
+    pub(super) fn inherit_fallback(&mut self) {
+        let Some(FallbackSpec { args, needs }) = self.spec.fallback.clone() else { return };
         let command = self.spec.command.clone();
         self.spec.command.args.extend(args);
         let needs = std::mem::replace(&mut self.spec.loading.needs, needs);
@@ -67,7 +67,7 @@ impl Model {
     }
 
     /// Returns to the configured command: there may be more room at the next start.
-    pub(super) fn take_whole(&mut self) {
+    pub(super) fn restore_configured(&mut self) {
         if let Some(Whole { command, needs }) = self.whole.take() {
             self.spec.command = command;
             self.spec.loading.needs = needs;

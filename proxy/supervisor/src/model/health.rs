@@ -13,14 +13,14 @@ use warden_sensors::gpu::Fault;
 use crate::lease::cell::Cell;
 use crate::lease::outcomes::Decode;
 use crate::process::{Props, Sample, hints};
-use crate::spec::{Command, Common};
+use crate::spec::{Command, CommonConfig};
 use crate::view::HealthView;
 
 /// Shortest silence worth showing; less is only the pause between two looks.
-const STALL_SHOWN: Duration = Duration::from_secs(10);
+const MIN_SHOWN_STALL: Duration = Duration::from_secs(10);
 
 /// Xid of a GPU that has fallen off the bus: the meaning of a device that the driver lost.
-const OFF_THE_BUS: u64 = 79;
+const XID_OFF_THE_BUS: u64 = 79;
 
 #[derive(Debug)]
 pub(super) struct HealthTracker {
@@ -40,7 +40,7 @@ pub(super) struct HealthTracker {
 }
 
 impl HealthTracker {
-    pub(super) fn new(common: &Common, command: &Command) -> Self {
+    pub(super) fn new(common: &CommonConfig, command: &Command) -> Self {
         let mut policy = common.health.clone();
         if let Some(tokens) = hints::batch(command) {
             policy.prefill_step = tokens;
@@ -62,7 +62,7 @@ impl HealthTracker {
     pub(super) fn ready(&mut self, command: &Command, props: &Props, start: Duration) {
         self.tells_slots = props.tells_slots;
         self.asked_idle = hints::may_ask_idle(command, props.build);
-        self.wake = if hints::sleeps(command) { start.saturating_mul(2) } else { Duration::ZERO };
+        self.wake = if hints::unloads_when_idle(command) { start.saturating_mul(2) } else { Duration::ZERO };
     }
 
     /// Returns two flags: request counters, and request slots. A sleeping server is not woken, and a server
@@ -126,7 +126,7 @@ impl HealthTracker {
         for fault in devices.faults.iter().filter(|fault| fault.number > seen) {
             let xid = match fault.fault {
                 Fault::Xid(xid) => xid,
-                Fault::Lost => Some(OFF_THE_BUS),
+                Fault::Lost => Some(XID_OFF_THE_BUS),
                 Fault::Ecc(_) => None,
             };
             if let Some(xid) = xid.filter(|_| uses(fault.gpu)) {
@@ -151,7 +151,7 @@ impl HealthTracker {
             Symptom::SlowDecode { baseline, .. } => Some(baseline),
             _ => None,
         });
-        let stalled = self.health.stalled().filter(|(stalled, _)| *stalled >= STALL_SHOWN);
+        let stalled = self.health.stalled().filter(|(stalled, _)| *stalled >= MIN_SHOWN_STALL);
         HealthView {
             compute_errors: cell.compute_errors(),
             decode_rate: self.speed,

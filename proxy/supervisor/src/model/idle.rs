@@ -11,12 +11,12 @@ use crate::clock;
 use crate::view::event::EventKind;
 
 /// Interval for checking if a model that is kept for another one still has to stay.
-const COMPANY_LOOK: Duration = Duration::from_secs(1);
+const COMPANY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Model {
     /// Drains and stops processes that had no request for `ttl`. A request that arrives at this moment
     /// waits for the end and the next start.
-    pub(super) fn unload_the_idle(&mut self) {
+    pub(super) fn unload_if_idle(&mut self) {
         self.timers.idle = None;
         let Some(ttl) = self.spec.ttl.filter(|_| self.end.is_none()) else { return };
         let serves = |unit: &Unit| unit.role == Role::Current && unit.phase() == Phase::Ready;
@@ -33,15 +33,15 @@ impl Model {
             None => clock::after(now, ttl),
         };
         if due > now || self.leases.waiting() > 0 {
-            self.timers.idle = Some(due.max(clock::again(now, super::LOOK_FOR_ROOM)));
+            self.timers.idle = Some(due.max(clock::again(now, super::ROOM_CHECK_INTERVAL)));
             return;
         }
         if self.context.loading.keeps_company(&self.who) {
-            self.timers.idle = Some(clock::after(now, COMPANY_LOOK));
+            self.timers.idle = Some(clock::after(now, COMPANY_CHECK_INTERVAL));
             return;
         }
         self.tell(None, EventKind::Unloaded { idle_ms: clock::millis(ttl) });
         self.wanted = false;
-        self.all_down();
+        self.stop_all();
     }
 }

@@ -6,13 +6,13 @@ use warden_policies::lifecycle::{Effect, Event};
 
 use super::bequeath::ModelWill;
 use super::health::HealthTracker;
-use super::loading::Stand;
+use super::loading::LoadState;
 use super::recipe::{Recipe, recipe};
 use super::unit::{Generation, Role};
 use super::{Model, Report};
 use crate::lease::cell::Cell;
 use crate::memory::loading::Told;
-use crate::process::heir::Heir;
+use crate::process::heir::ProcessHeir;
 use crate::sync::lock;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Model {
             return;
         }
         if record.fell_back {
-            self.be_less();
+            self.inherit_fallback();
         }
         for (path, body) in record.settings {
             let by = heirs[0].record.generation;
@@ -38,14 +38,14 @@ impl Model {
         }
         // The processes have these settings already.
         let _known = self.leases.settings.take_fresh();
-        self.stand = Stand::In { places: record.places.clone(), told: true, asking: None, beside: true };
-        self.tell_loading(Told::Inherited(record.places));
+        self.stand = LoadState::In { places: record.places.clone(), told: true, asking: None, beside: true };
+        self.report_loading(Told::Inherited(record.places));
         for heir in heirs {
             self.adopt(heir);
         }
     }
 
-    fn adopt(&mut self, heir: Heir) {
+    fn adopt(&mut self, heir: ProcessHeir) {
         let record = heir.record.clone();
         let generation = record.generation;
         let current = self.current(record.replica).map(|unit| unit.id);

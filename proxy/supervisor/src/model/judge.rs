@@ -17,14 +17,14 @@ use warden_policies::cooldown::{Ask, Held};
 use warden_policies::growth::Verdict;
 use warden_policies::lifecycle::{Event, Phase, Timer};
 use warden_policies::recycle::{Decision, Facts, WhyNot, decide_unless};
-use warden_policies::share::Reach;
+use warden_policies::share::ReplacementReach;
 use warden_policies::{Action, GenerationId, MemoryKind, Reason};
 
 use super::Model;
-use super::look::{READ_AHEAD, READ_QUICKLY};
+use super::look::{READ_AHEAD_LIMIT, URGENT_READ_AHEAD_LIMIT};
 use super::unit::{Generation, Role, UnitId};
 use crate::clock;
-use crate::model::context::Permit;
+use crate::model::context::ReplacementPermit;
 use crate::view::event::EventKind;
 
 impl Model {
@@ -33,7 +33,7 @@ impl Model {
         let now = Instant::now();
         self.note_lull(id);
         let Some(facts) = self.facts(id, now) else { return };
-        self.note_passed(id, &facts);
+        self.note_exceeded_budgets(id, &facts);
         let barred = |reason, series| self.bars(&facts, reason, series).is_some();
         let denied = self.denies_growth(id, now);
         let decision = decide_unless(&self.spec.recycle, &facts, |reason, series| {
@@ -54,7 +54,7 @@ impl Model {
             Phase::Draining
                 if decision.action == Action::KillNow && !futile && !self.is_spared(&decision) =>
             {
-                self.cut_short(id, &decision);
+                self.cut_drain(id, &decision);
             }
             _ => {}
         }
@@ -62,7 +62,7 @@ impl Model {
 
     /// Tells the cooldown which budgets the process exceeds, and warns operators about budgets that are too
     /// small.
-    fn note_passed(&mut self, id: UnitId, facts: &Facts) {
+    fn note_exceeded_budgets(&mut self, id: UnitId, facts: &Facts) {
         let load_time = self.experience.load_time;
         let Some(live) = self.live_mut(id) else { return };
         let generation = live.id;
@@ -83,7 +83,7 @@ impl Model {
     }
 
     /// Same as [`Self::bars`] for a decision, with the memory of the last judgement.
-    fn bars_decision(&self, id: UnitId, decision: &Decision) -> Option<Held> {
+    fn lasting_hold_of(&self, id: UnitId, decision: &Decision) -> Option<Held> {
         let held = decision.series.and_then(|series| self.charged(id, series));
         self.cooldown.bars(decision.reason?, decision.series, held, &self.spec.recycle)
     }
@@ -92,13 +92,13 @@ impl Model {
     fn weigh(&mut self, id: UnitId, replica: u32, mut decision: Decision, now: Instant) {
         let mut facts = None;
         let too_small = |model: &Self, decision: &Decision| {
-            matches!(model.bars_decision(id, decision), Some(Held::BudgetTooSmall { .. }))
+            matches!(model.lasting_hold_of(id, decision), Some(Held::BudgetTooSmall { .. }))
         };
         // Work needs this memory, so it cannot be given back.
         while !too_small(self, &decision)
-            && let Some(waiting) = self.first_rung(id, &decision, now)
+            && let Some(waiting) = self.try_reclaim(id, &decision, now)
         {
-            let Some(other) = self.beside_a_rest(id, &mut facts, &waiting, now) else {
+            let Some(other) = self.other_than_suspended(id, &mut facts, &waiting, now) else {
                 self.remember(id, waiting, None, now);
                 return;
             };
@@ -124,7 +124,7 @@ impl Model {
             (false, _) => None,
             (true, true) => check().or(long.filter(|_| decision.action < Action::KillNow)),
             // Waiting for a better moment would not help.
-            (true, false) => self.bars_decision(id, &decision),
+            (true, false) => self.lasting_hold_of(id, &decision),
         };
         if let Some(by) = held {
             decision = decision.but(WhyNot::Held { by });
@@ -134,11 +134,11 @@ impl Model {
         let free = due && held.is_none() && !replacing;
         let spared = free && self.is_spared(&decision);
         let go = free && !spared && self.is_confirmed(id, &decision, now);
-        let alone = decision.action < Action::KillNow && self.another_comes(replica);
+        let alone = decision.action < Action::KillNow && self.is_another_starting(replica);
         // Do not wait for a file system when memory is almost exhausted.
         let prepared = if go && !alone && decision.action < Action::KillNow {
             let urgent = decision.action >= Action::DrainNow;
-            self.may_replace(id, if urgent { READ_QUICKLY } else { READ_AHEAD })
+            self.may_replace(id, if urgent { URGENT_READ_AHEAD_LIMIT } else { READ_AHEAD_LIMIT })
         } else {
             Some(Ok(()))
         };
@@ -150,7 +150,7 @@ impl Model {
         if let Some(Err(missing)) = &prepared {
             held = Some(Held::CannotStart);
             decision = decision.but(WhyNot::Held { by: Held::CannotStart });
-            self.keep_the_old(replica, &decision, missing);
+            self.keep_present_process(replica, &decision, missing);
         }
         let permit = if go && !alone { self.permit(id, replica) } else { None };
         if spared || go && permit.is_none() && decision.action < Action::KillNow {
@@ -168,7 +168,7 @@ impl Model {
             }
         }
         match held {
-            Some(held) if !replacing => self.tell_held(id, before, decision, held),
+            Some(held) if !replacing => self.log_held(id, before, decision, held),
             _ if go && decision.action == Action::KillNow => {
                 let permit = permit.unwrap_or_else(|| self.claim(id, replica));
                 self.kill_now(id, replica, &decision, permit);
@@ -181,7 +181,7 @@ impl Model {
     /// Decision without growth that is suspended because memory was given back: a budget, a share of
     /// requests, an age, other memory. `None` if nothing else is wanted or nothing is suspended. `facts`
     /// exclude the suspended growth.
-    fn beside_a_rest(
+    fn other_than_suspended(
         &self,
         id: UnitId,
         facts: &mut Option<Facts>,
@@ -226,7 +226,7 @@ impl Model {
         }
     }
 
-    fn tell_held(
+    fn log_held(
         &mut self,
         id: UnitId,
         before: Option<(Decision, Option<Held>)>,
@@ -275,7 +275,7 @@ impl Model {
     }
 
     /// True if another replica is starting after a crash, so that this one serves for both.
-    fn another_comes(&self, replica: u32) -> bool {
+    fn is_another_starting(&self, replica: u32) -> bool {
         let told = self.spec.lifecycle.failures_told;
         self.units.iter().any(|unit| {
             let comes =
@@ -289,29 +289,29 @@ impl Model {
     }
 
     /// Permit to replace a replica now; `None` while another replacement goes first.
-    pub(super) fn permit(&self, id: UnitId, replica: u32) -> Option<Permit> {
+    pub(super) fn permit(&self, id: UnitId, replica: u32) -> Option<ReplacementPermit> {
         let unit = self.unit(id)?;
         let gpus = unit.live.as_ref()?.memory.gpus();
         // Two overlapping replacements at a time would count the same free memory twice.
-        let reach = if self.would_overlap(unit) { Reach::Machine } else { Reach::Gpus };
+        let reach = if self.would_overlap(unit) { ReplacementReach::Machine } else { ReplacementReach::Gpus };
         self.context.permit(&self.spec.name, replica, &gpus, reach)
     }
 
     /// Permit for a replacement caused by a new configuration. Such replacements run one after another, so
     /// that each is judged by the memory that the last one left.
-    pub(super) fn permit_alone(&self, id: UnitId, replica: u32) -> Option<Permit> {
+    pub(super) fn exclusive_permit(&self, id: UnitId, replica: u32) -> Option<ReplacementPermit> {
         let gpus = self.live(id)?.memory.gpus();
-        self.context.permit(&self.spec.name, replica, &gpus, Reach::Machine)
+        self.context.permit(&self.spec.name, replica, &gpus, ReplacementReach::Machine)
     }
 
     /// Permit for a replacement that does not wait; others wait for it.
-    pub(super) fn claim(&self, id: UnitId, replica: u32) -> Permit {
+    pub(super) fn claim(&self, id: UnitId, replica: u32) -> ReplacementPermit {
         let gpus = self.live(id).map(|live| live.memory.gpus());
         self.context.claim(&self.spec.name, replica, &gpus.unwrap_or_default())
     }
 
     /// Ends a process without a drain and with a short grace, because memory is almost exhausted.
-    fn kill_now(&mut self, id: UnitId, replica: u32, decision: &Decision, permit: Permit) {
+    fn kill_now(&mut self, id: UnitId, replica: u32, decision: &Decision, permit: ReplacementPermit) {
         self.begin_by_policy(
             replica,
             decision,
@@ -319,11 +319,11 @@ impl Model {
             "sequential: memory is almost gone, so it does not drain",
         );
         self.step(id, Event::Recycle);
-        self.cut_short(id, decision);
+        self.cut_drain(id, decision);
     }
 
     /// Ends a drain now.
-    fn cut_short(&mut self, id: UnitId, decision: &Decision) {
+    fn cut_drain(&mut self, id: UnitId, decision: &Decision) {
         let Some(unit) = self.unit_mut(id) else { return };
         let generation: Option<GenerationId> = unit.generation();
         let Some(live) = &mut unit.live else { return };

@@ -11,14 +11,14 @@ use warden_policies::GenerationId;
 use super::mailbox::Outbox;
 use super::{Message, Report};
 use crate::memory::declared_memory;
-use crate::process::{Sink, discreet, failure};
+use crate::process::{LineSink, discreet, failure};
 use crate::spec::Command;
 use crate::view::log::LogRing;
 
 /// Memory lines that may wait for the model's task. A start writes some thirty.
-const SAID_PENDING: usize = 256;
+const MAX_PENDING_LINES: usize = 256;
 /// One alarm is enough: the task looks for the line itself.
-const ALARMS_PENDING: usize = 1;
+const MAX_PENDING_ALARMS: usize = 1;
 
 /// Builds the line handler of one generation.
 pub(super) fn line_sink(
@@ -26,10 +26,10 @@ pub(super) fn line_sink(
     command: &Command,
     logs: Arc<LogRing>,
     outbox: Outbox,
-) -> Sink {
+) -> LineSink {
     let given = discreet::known(command);
-    let said = Arc::new(Semaphore::new(SAID_PENDING));
-    let alarms = Arc::new(Semaphore::new(ALARMS_PENDING));
+    let said = Arc::new(Semaphore::new(MAX_PENDING_LINES));
+    let alarms = Arc::new(Semaphore::new(MAX_PENDING_ALARMS));
     Arc::new(move |stream, text| {
         if declared_memory::is_telling(&text)
             && let Ok(pending) = Arc::clone(&said).try_acquire_owned()
@@ -50,7 +50,7 @@ mod tests {
     use warden_policies::ModelName;
 
     use super::*;
-    use crate::model::mailbox::{Inbox, mailbox};
+    use crate::model::mailbox::{TaskInbox, mailbox};
     use crate::view::log::Stream;
 
     fn command() -> Command {
@@ -67,11 +67,11 @@ mod tests {
             sink(Stream::Stderr, format!("CUDA error: number {n}"));
             sink(Stream::Stderr, format!("load_model: initializing slots, n_slots = {n}"));
         }
-        let alarms = |inbox: &mut Inbox| {
+        let alarms = |inbox: &mut TaskInbox| {
             let all = std::iter::from_fn(|| inbox.try_recv());
             all.filter(|message| matches!(message, Message::Report(_, Report::Alarmed(_)))).count()
         };
-        assert!(inbox.len() <= SAID_PENDING + ALARMS_PENDING, "{}", inbox.len());
+        assert!(inbox.len() <= MAX_PENDING_LINES + MAX_PENDING_ALARMS, "{}", inbox.len());
         assert_eq!(alarms(&mut inbox), 1);
         sink(Stream::Stderr, "CUDA error: the next one".to_owned());
         assert_eq!(alarms(&mut inbox), 1, "once the last one is taken");

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use warden_policies::book::{Measured, Needs};
 use warden_policies::lifecycle::{Event, Phase, Timer};
-use warden_policies::loading::{Amounts, Reading, Spec};
+use warden_policies::loading::{LoadSpec, MemoryAmounts, Reading};
 use warden_policies::{MemoryKind, ModelName};
 
 use super::recipe::recipe;
@@ -25,7 +25,7 @@ use crate::view::event::EventKind;
 
 /// State of the model towards the loader.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Stand {
+pub(super) enum LoadState {
     /// No process, and none wanted.
     #[default]
     Out,
@@ -45,27 +45,27 @@ impl Model {
         let any = self.units.iter().any(|unit| unit.live.is_some()) || self.is_searching();
         let ends = self.end.is_some();
         match &self.stand {
-            Stand::In { told: false, .. } if self.serves_whole() => {
-                if let Stand::In { told, .. } = &mut self.stand {
+            LoadState::In { told: false, .. } if self.all_serve() => {
+                if let LoadState::In { told, .. } = &mut self.stand {
                     *told = true;
                 }
-                self.tell_loading(Told::Loaded);
+                self.report_loading(Told::Loaded);
             }
-            Stand::In { .. } if !any && (ends || self.fails()) => self.give_room_back(),
+            LoadState::In { .. } if !any && (ends || self.fails()) => self.give_room_back(),
             // Unloaded by an operator or after `ttl`.
-            Stand::In { .. } if self.end.map_or(!self.wanted, |end| end == End::Removed) => {
-                self.stand = Stand::Leaving { for_another: false };
-                self.tell_loading(Told::Leaves);
+            LoadState::In { .. } if self.end.map_or(!self.wanted, |end| end == End::Removed) => {
+                self.stand = LoadState::Leaving { for_another: false };
+                self.report_loading(Told::Leaves);
                 self.changed();
             }
-            Stand::Leaving { .. } if !any => {
-                self.take_whole();
+            LoadState::Leaving { .. } if !any => {
+                self.restore_configured();
                 self.give_room_back();
             }
             // The room was given back while a start waited for an answer.
-            Stand::Out if self.holds_starts() && !ends => drop(self.may_start()),
-            Stand::Asked { .. } if ends || !(self.wanted || self.holds_starts()) => {
-                self.take_whole();
+            LoadState::Out if self.holds_starts() && !ends => drop(self.may_start()),
+            LoadState::Asked { .. } if ends || !(self.wanted || self.holds_starts()) => {
+                self.restore_configured();
                 self.give_room_back();
             }
             _ => {}
@@ -73,14 +73,14 @@ impl Model {
     }
 
     pub(super) fn give_room_back(&mut self) {
-        self.replacements.give_turns_back();
-        self.stand = Stand::Out;
-        self.tell_loading(Told::Gone);
+        self.replacements.release_permits();
+        self.stand = LoadState::Out;
+        self.report_loading(Told::Gone);
         self.changed();
     }
 
     /// True if all replicas that can start serve. A replica that does not start does not delay others.
-    fn serves_whole(&self) -> bool {
+    fn all_serve(&self) -> bool {
         let current = || self.units.iter().filter(|unit| unit.role == Role::Current);
         let ready = |unit: &Unit| unit.phase() == Phase::Ready;
         current().any(ready) && current().all(|unit| ready(unit) || unit.waits_for_change())
@@ -97,24 +97,24 @@ impl Model {
 
     /// True if processes may be started now. Otherwise asks the loader for room.
     pub(super) fn may_start(&mut self) -> bool {
-        if let Stand::In { asking, .. } = self.stand {
+        if let LoadState::In { asking, .. } = self.stand {
             return asking.is_none();
         }
         let urgent = !self.operators.restarts.is_empty();
         let asks = match self.stand {
-            Stand::Out => true,
-            Stand::Asked { urgent: known, .. } => urgent && !known,
-            Stand::In { .. } | Stand::Leaving { .. } => false,
+            LoadState::Out => true,
+            LoadState::Asked { urgent: known, .. } => urgent && !known,
+            LoadState::In { .. } | LoadState::Leaving { .. } => false,
         };
         if asks {
             // A repeated wish keeps its number, because the answer may be on its way.
-            if self.stand == Stand::Out {
+            if self.stand == LoadState::Out {
                 self.asks += 1;
             }
             let number = self.asks;
-            let changed = matches!(self.stand, Stand::Asked { changed: true, .. });
-            self.stand = Stand::Asked { urgent, number, changed };
-            self.tell_loading(Told::Wants { spec: Box::new(self.loading_spec()), urgent, number });
+            let changed = matches!(self.stand, LoadState::Asked { changed: true, .. });
+            self.stand = LoadState::Asked { urgent, number, changed };
+            self.report_loading(Told::Wants { spec: Box::new(self.loading_spec()), urgent, number });
             self.changed();
         }
         false
@@ -135,8 +135,8 @@ impl Model {
     }
 
     /// Current needs, including measurements of processes with the same command.
-    pub(super) fn loading_spec(&self) -> Spec {
-        let mut spec = Spec {
+    pub(super) fn loading_spec(&self) -> LoadSpec {
+        let mut spec = LoadSpec {
             replicas: self.spec.run.replicas,
             ttl: self.spec.ttl,
             pin: self.is_pinned(),
@@ -168,49 +168,49 @@ impl Model {
                 Word::Never { why, by_room } => Control::Never { why, by_room },
             }));
         });
-        self.tell_loading(Told::Joins { leases: Arc::clone(&self.leases), listener });
+        self.report_loading(Told::Joins { leases: Arc::clone(&self.leases), listener });
         self.apply_loading();
     }
 
     /// Reports new settings. A loaded model stays loaded.
     pub(super) fn apply_loading(&self) {
-        self.tell_loading(Told::Is(Box::new(self.loading_spec())));
+        self.report_loading(Told::Is(Box::new(self.loading_spec())));
     }
 
     /// Handles the loader's answer that the model can never be loaded. Uses the fallback arguments if they
     /// can help; else its requests and operators get the reason.
-    pub(super) fn never_loaded(&mut self, why: &str, by_room: bool) {
-        if !matches!(self.stand, Stand::Asked { .. }) || by_room && self.fall_back(why) {
+    pub(super) fn note_never_loaded(&mut self, why: &str, by_room: bool) {
+        if !matches!(self.stand, LoadState::Asked { .. }) || by_room && self.fall_back(why) {
             return;
         }
         let denied = Denied::NeverLoaded(why.to_owned());
         self.leases.dismiss(&denied);
-        self.leases.give_up_elsewhere();
-        self.context.turn_away_before_us(&self.spec.name, &denied);
+        self.leases.give_up_predecessor();
+        self.context.refuse_in_predecessor(&self.spec.name, &denied);
         self.give_up_replacements(&format!("it cannot be loaded: {why}"));
         // The next request asks again, with the whole need. Until then no process may start.
         self.wanted = false;
-        self.all_down();
+        self.stop_all();
     }
 
     /// Room was granted to the wish with this number. Answers to withdrawn wishes are ignored.
     pub(super) fn take_room(&mut self, places: Vec<Vec<usize>>, asked: u64) {
-        let Stand::Asked { number, changed, .. } = self.stand else { return };
+        let LoadState::Asked { number, changed, .. } = self.stand else { return };
         if number != asked {
             return;
         }
-        self.stand = Stand::In { places, told: false, asking: None, beside: true };
+        self.stand = LoadState::In { places, told: false, asking: None, beside: true };
         if changed {
             // The room was granted for other settings.
             self.ask_now();
         } else {
-            self.start_the_held();
+            self.run_held_starts();
         }
         self.changed();
     }
 
     /// Runs the starts that waited for room.
-    fn start_the_held(&mut self) {
+    fn run_held_starts(&mut self) {
         for id in self.ids() {
             if let Some(event) = self.unit_mut(id).and_then(|unit| unit.held.take()) {
                 self.step(id, event);
@@ -220,52 +220,53 @@ impl Model {
 
     /// Asks whether the model may stay with new settings, if they change its memory or GPUs. Until the
     /// answer no process starts.
-    pub(super) fn ask_to_stay(&mut self, before: &Spec, remade: bool) {
+    pub(super) fn ask_to_stay(&mut self, before: &LoadSpec, remade: bool) {
         let now = self.loading_spec();
         // Measurements belong to the old command; the new one may need just as much.
-        let needs =
-            |spec: &Spec| spec.needs.clone().map(|needs| Needs { measured: Measured::default(), ..needs });
-        let places = |spec: &Spec| (spec.gpus.clone(), spec.may_split);
+        let needs = |spec: &LoadSpec| {
+            spec.needs.clone().map(|needs| Needs { measured: Measured::default(), ..needs })
+        };
+        let places = |spec: &LoadSpec| (spec.gpus.clone(), spec.may_split);
         let elsewhere = (self.spec.choose_gpus || remade) && places(&now) != places(before);
         if !(remade && needs(&now) != needs(before) || now.replicas != before.replicas || elsewhere) {
             return;
         }
-        if let Stand::Asked { changed, .. } = &mut self.stand {
+        if let LoadState::Asked { changed, .. } = &mut self.stand {
             *changed = true;
         }
         self.ask_now();
     }
 
     /// True while the model waits to hear if it may stay with new settings. No process starts meanwhile.
-    pub(super) fn asks_to_stay(&self) -> bool {
-        matches!(self.stand, Stand::In { asking: Some(_), .. })
+    pub(super) fn is_asking_to_stay(&self) -> bool {
+        matches!(self.stand, LoadState::In { asking: Some(_), .. })
     }
 
     fn ask_now(&mut self) {
-        if let Stand::In { asking, .. } = &mut self.stand {
+        if let LoadState::In { asking, .. } = &mut self.stand {
             self.asks += 1;
             *asking = Some(self.asks);
-            self.tell_loading(Told::Remade(self.asks));
+            self.report_loading(Told::Remade(self.asks));
         }
     }
 
     /// The loader lets the model stay, with these GPUs per process.
     pub(super) fn stay(&mut self, now: Vec<Vec<usize>>, fits_beside: bool, question: u64) {
-        let Stand::In { places, asking, beside, .. } = &mut self.stand else { return };
+        let LoadState::In { places, asking, beside, .. } = &mut self.stand else { return };
         if *asking != Some(question) {
             return;
         }
         (*places, *asking, *beside) = (now, None, fits_beside);
         self.timers.configuration = None;
-        self.start_the_held();
+        self.run_held_starts();
         self.changed();
     }
 
     /// The loader does not let the model stay: its requests end, it stops, and asks for room again.
-    pub(super) fn load_anew(&mut self, why: String, question: u64) {
+    pub(super) fn reload_model(&mut self, why: String, question: u64) {
         // Accept an answer to an earlier question as well: the loader already counts the model as leaving.
         if self.end.is_some()
-            || !matches!(self.stand, Stand::In { asking: Some(asked), .. } if asked >= question)
+            || !matches!(self.stand, LoadState::In { asking: Some(asked), .. } if asked >= question)
         {
             return;
         }
@@ -275,7 +276,7 @@ impl Model {
 
     /// Unloads the model for another one.
     pub(super) fn make_room_for(&mut self, wanted: ModelName) {
-        if self.end.is_some() || !matches!(self.stand, Stand::In { .. }) {
+        if self.end.is_some() || !matches!(self.stand, LoadState::In { .. }) {
             return;
         }
         self.tell(None, EventKind::MakesRoom { wanted });
@@ -286,36 +287,36 @@ impl Model {
     /// Ends the processes once their running requests have ended.
     fn leave_for(&mut self, why: &str) {
         self.give_up_replacements(why);
-        self.stand = Stand::Leaving { for_another: true };
-        self.all_down();
+        self.stand = LoadState::Leaving { for_another: true };
+        self.stop_all();
     }
 
     /// True while the model drains for another one. Running requests are not cut for that, however long
     /// they take.
-    pub(super) fn may_take_its_time(&self, id: UnitId) -> bool {
+    pub(super) fn may_drain_long(&self, id: UnitId) -> bool {
         let lost = self.spec.lifecycle.probes_lost;
         let crashed = self
             .live(id)
             .is_none_or(|live| live.crashed.is_some() || live.hurried || live.silent_for(lost).is_some());
         // Without running requests only slots are being saved, which has a time limit.
         let answers = self.live(id).is_some_and(|live| self.leases.in_flight(live.id) > 0);
-        answers && self.end.is_none() && self.stand == (Stand::Leaving { for_another: true }) && !crashed
+        answers && self.end.is_none() && self.stand == (LoadState::Leaving { for_another: true }) && !crashed
     }
 
     /// GPUs of a replica, if the loader chose them.
     pub(super) fn place_of(&self, replica: u32) -> Vec<usize> {
-        let Stand::In { places, .. } = &self.stand else { return Vec::new() };
+        let LoadState::In { places, .. } = &self.stand else { return Vec::new() };
         let place = usize::try_from(replica).ok().and_then(|replica| places.get(replica));
         place.filter(|_| self.spec.choose_gpus).cloned().unwrap_or_default()
     }
 
     /// Reports the memory of the model's processes, once all were read.
-    pub(super) fn tell_memory(&self) {
+    pub(super) fn report_memory(&self) {
         // During a replacement two processes hold memory, so the sum would be too large.
-        if !matches!(self.stand, Stand::In { .. }) || !self.replacements.is_empty() || !self.serves_whole() {
+        if !matches!(self.stand, LoadState::In { .. }) || !self.replacements.is_empty() || !self.all_serve() {
             return;
         }
-        let mut held = Amounts::none();
+        let mut held = MemoryAmounts::none();
         let made_of = recipe(&self.spec);
         // A retiring process ends and frees its memory.
         let current = self.units.iter().filter(|unit| unit.role == Role::Current);
@@ -328,28 +329,28 @@ impl Model {
             leaks |= live.memory.leaks();
             outdated |= live.made_of != made_of || !current.contains(&live.id);
             gpus_unknown |= !live.memory.knows_vram();
-            can_give |= live.can_be_asked(&self.spec.recycle.common);
+            can_give |= live.can_reclaim(&self.spec.recycle.common);
             held.add(MemoryKind::Host, live.memory.charged(MemoryKind::Host).unwrap_or(0));
             for vram in &live.memory.vram {
                 held.add(MemoryKind::Vram(vram.gpu), vram.bytes);
             }
         }
-        self.tell_loading(Told::Read(Reading { held, leaks, gpus_unknown, can_give, outdated }));
+        self.report_loading(Told::Read(Reading { held, leaks, gpus_unknown, can_give, outdated }));
     }
 
     /// Reports a start that lacked memory.
-    pub(super) fn tell_short(&self, kind: FailureKind) {
+    pub(super) fn report_short(&self, kind: FailureKind) {
         if kind == FailureKind::OutOfMemory {
-            self.tell_loading(Told::Short);
+            self.report_loading(Told::Short);
         }
     }
 
-    pub(super) fn tell_loading(&self, told: Told) {
+    pub(super) fn report_loading(&self, told: Told) {
         self.context.loading.tell(&self.who, told);
     }
 
     /// True if requests wait for the model while the model waits for room.
     pub(super) fn waits_for_room(&self) -> bool {
-        matches!(self.stand, Stand::Asked { .. }) && self.leases.in_need()
+        matches!(self.stand, LoadState::Asked { .. }) && self.leases.needs_process()
     }
 }

@@ -18,17 +18,17 @@ use super::unit::{Role, UnitId};
 use super::{Message, Model};
 use crate::clock;
 use crate::error::Failure;
-use crate::process::needs::Sight;
+use crate::process::needs::NeedsCheck;
 use crate::process::needs::missing::Missing;
 use crate::view::ledger::Mode;
 
 /// Maximum age of a result.
-const FRESH: Duration = Duration::from_secs(2);
+const CHECK_MAX_AGE: Duration = Duration::from_secs(2);
 
 /// Maximum wait of a replacement for reading the next model's files ahead, while the old process serves.
-pub(super) const READ_AHEAD: Duration = Duration::from_secs(30);
+pub(super) const READ_AHEAD_LIMIT: Duration = Duration::from_secs(30);
 /// Same limit for an urgent replacement.
-pub(super) const READ_QUICKLY: Duration = Duration::from_secs(3);
+pub(super) const URGENT_READ_AHEAD_LIMIT: Duration = Duration::from_secs(3);
 
 impl Model {
     /// Decides if the process of a unit may be replaced. `Err`: it is healthy and the next one could not
@@ -45,7 +45,7 @@ impl Model {
         let running = same.and_then(|live| live.process.as_ref()).map(|process| process.pid());
         // A result serves one replacement: the next one may follow a repair.
         if let Some((at, of, sight)) = self.needs.seen.take()
-            && at.elapsed() <= FRESH
+            && at.elapsed() <= CHECK_MAX_AGE
             && of == made_of
         {
             return Some(match sight.missing.clone() {
@@ -77,9 +77,9 @@ impl Model {
         });
     }
 
-    pub(super) fn looked(&mut self, made_of: Recipe, sight: Sight) {
+    pub(super) fn looked(&mut self, made_of: Recipe, sight: NeedsCheck) {
         self.needs.looking = false;
-        let other = |before: &Sight| before.stamps != sight.stamps;
+        let other = |before: &NeedsCheck| before.stamps != sight.stamps;
         if self.needs.kept.as_ref().is_some_and(|kept| other(kept) || sight.missing.is_none()) {
             self.needs.kept = None;
             self.timers.configuration = None;
@@ -127,7 +127,7 @@ impl Model {
         }
     }
 
-    pub(super) fn fire_look(&mut self, now: Instant) {
+    pub(super) fn fire_needs_check(&mut self, now: Instant) {
         if timers::take(&mut self.timers.look, now) {
             let made_of = recipe(&self.spec);
             let same = self.lives().find(|live| live.made_of == made_of);
@@ -138,7 +138,7 @@ impl Model {
 
     /// Keeps the present process because the next one could not start. The ledger and the requester get the
     /// reason once, until it changes.
-    pub(super) fn keep_the_old(&mut self, replica: u32, decision: &Decision, missing: &Missing) {
+    pub(super) fn keep_present_process(&mut self, replica: u32, decision: &Decision, missing: &Missing) {
         let asked = matches!(decision.reason, Some(Reason::Operator | Reason::Configuration));
         let sight = self.needs.found.take();
         let known = self.needs.kept.is_some() && self.needs.kept == sight;
@@ -153,11 +153,11 @@ impl Model {
     }
 
     /// Same check for an operator or a new configuration. True if the replacement may begin.
-    pub(super) fn is_prepared(&mut self, id: UnitId, replica: u32, reason: Reason) -> bool {
-        match self.may_replace(id, READ_AHEAD) {
+    pub(super) fn may_begin_replacement(&mut self, id: UnitId, replica: u32, reason: Reason) -> bool {
+        match self.may_replace(id, READ_AHEAD_LIMIT) {
             Some(Ok(())) => true,
             Some(Err(missing)) => {
-                self.keep_the_old(replica, &because(reason), &missing);
+                self.keep_present_process(replica, &because(reason), &missing);
                 false
             }
             None => {

@@ -8,19 +8,19 @@ use super::message::Message;
 
 /// Receives the messages to a model's task, in the order in which they were sent.
 #[derive(Debug)]
-pub(crate) struct Inbox(mpsc::UnboundedReceiver<Box<Message>>);
+pub(crate) struct TaskInbox(mpsc::UnboundedReceiver<Box<Message>>);
 
 /// Sends messages to a model's task.
 #[derive(Clone, Debug)]
 pub(crate) struct Outbox(mpsc::UnboundedSender<Box<Message>>);
 
 /// Opens the channel to a new task.
-pub(crate) fn mailbox() -> (Outbox, Inbox) {
+pub(crate) fn mailbox() -> (Outbox, TaskInbox) {
     let (sender, receiver) = mpsc::unbounded_channel();
-    (Outbox(sender), Inbox(receiver))
+    (Outbox(sender), TaskInbox(receiver))
 }
 
-impl Inbox {
+impl TaskInbox {
     /// Next message; `None` if all senders are dropped. Cancel safe: dropping the future loses no message.
     pub(crate) async fn recv(&mut self) -> Option<Message> {
         self.0.recv().await.map(|message| *message)

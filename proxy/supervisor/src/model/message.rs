@@ -14,7 +14,7 @@ use warden_policies::{GenerationId, ModelName, ServerFacts};
 use super::bequeath::ModelWill;
 use super::recipe::Recipe;
 use super::warm::pack::Parcel;
-use super::warm::unpack::Unpacked;
+use super::warm::unpack::WarmingResult;
 use crate::error::{ControlError, SpawnError};
 use crate::lease::refused::Refused;
 use crate::memory::fleet_memory::Returned;
@@ -22,7 +22,7 @@ use crate::memory::tracker::Taken;
 use crate::process::failure::OutOfMemory;
 use crate::process::group::Exit;
 use crate::process::heir::Gate;
-use crate::process::needs::Sight;
+use crate::process::needs::NeedsCheck;
 use crate::process::reclaim_file::Reclaimed;
 use crate::process::{Health, Process, Props, Sample};
 use crate::spec::{RemoteSpec, SharedSpec, Watch};
@@ -39,7 +39,7 @@ pub(crate) enum Message {
     /// Report of a helper. Reports about generations that are gone are ignored.
     Report(GenerationId, Report),
     /// Files needed by a process with this recipe were checked.
-    Looked(Box<Recipe>, Sight),
+    Looked(Box<Recipe>, NeedsCheck),
     /// The start search with this number has ended.
     StartSearched(u64, Box<StartFinding>),
     /// Request of an operator, a reload or the shutdown.
@@ -67,7 +67,7 @@ pub(crate) enum Report {
         /// Descriptions of client settings that could not be applied before the process serves.
         unset: Vec<String>,
         /// State carried over from the predecessor, if any.
-        warmed: Option<Box<Unpacked>>,
+        warmed: Option<Box<WarmingResult>>,
     },
     /// Slots of the drained process are saved.
     Packed(Box<Parcel>),
@@ -76,7 +76,7 @@ pub(crate) enum Report {
     /// Descriptions of settings of other processes that could not be applied to this one.
     Unset(Vec<String>),
     /// Files were checked just before the process was created.
-    Looked(Sight),
+    Looked(NeedsCheck),
     /// The starting process has made no progress for this long.
     StandsStill(Duration),
     /// The process is reaped. For SIGKILL: whether lack of memory was the reason.

@@ -98,32 +98,32 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use warden_policies::GenerationId;
-use warden_policies::cooldown::Cooldown;
+use warden_policies::cooldown::RecycleCooldown;
 use warden_policies::lifecycle::{Effect, Event, Timer};
 use warden_policies::loading::Who;
-use warden_policies::replacement_cost::Lulls;
+use warden_policies::replacement_cost::LullHistory;
 
-use self::experience::Experience;
+use self::experience::ModelExperience;
 use self::fallback::Whole;
-use self::loading::Stand;
-use self::mailbox::{Inbox, Outbox, mailbox};
+use self::loading::LoadState;
+use self::mailbox::{Outbox, TaskInbox, mailbox};
 pub(crate) use self::message::{Control, Message, Report};
 use self::needs::Needs;
-use self::operators::Operators;
-use self::pin::ByHand;
+use self::operators::OperatorRequests;
+use self::pin::ManualPin;
 use self::reclaim::ReclaimCounts;
-use self::replacement::Replacements;
+use self::replacement::ReplacementTracker;
 use self::start_search::DeadStarts;
 use self::timers::ModelTimers;
 use self::unit::{Generation, Role, Unit, UnitId};
-use self::warm::Away;
+use self::warm::UnloadedState;
 use crate::clock;
 use crate::lease::cell::Cell;
-use crate::lease::queue::Leases;
+use crate::lease::queue::LeaseQueue;
 use crate::memory::loading::Told;
 use crate::model::bequeath::ModelWill;
 use crate::model::context::Context;
-use crate::process::failure::Lateness;
+use crate::process::failure::StartLateness;
 use crate::spec::{SharedSpec, Watch};
 use crate::view::event::EventKind;
 use crate::view::log::LogRing;
@@ -133,11 +133,11 @@ pub(crate) struct Model {
     context: Arc<Context>,
     /// Identity of this model for the loader.
     who: Who,
-    leases: Arc<Leases>,
+    leases: Arc<LeaseQueue>,
     logs: Arc<LogRing>,
     spec: SharedSpec,
     watch: Watch,
-    inbox: Inbox,
+    inbox: TaskInbox,
     /// Sender for helpers' reports.
     outbox: Outbox,
     helpers: JoinSet<()>,
@@ -148,29 +148,29 @@ pub(crate) struct Model {
     /// Processes should run even without waiting requests.
     wanted: bool,
     /// State towards the loader.
-    stand: Stand,
+    stand: LoadState,
     /// Number of the last wish sent to the loader.
     asks: u64,
     /// Pin set by an operator, if any.
-    by_hand: Option<ByHand>,
+    by_hand: Option<ManualPin>,
     /// Configured command, while the fallback arguments replace it.
     whole: Option<Whole>,
     /// Starts that died of a signal.
     dead_starts: DeadStarts,
     end: Option<End>,
     /// Instance that decides about the processes.
-    custody: Custody,
+    custody: TaskCustody,
     /// Processes of the next instance that requests of this one may use.
     guests: BTreeMap<GenerationId, Arc<Cell>>,
     /// Generations whose gates are open in the next instance, as last reported.
     followed: Option<BTreeSet<GenerationId>>,
-    replacements: Replacements,
+    replacements: ReplacementTracker,
     reclaim_counts: ReclaimCounts,
     /// State kept when the model was unloaded.
-    away: Away,
-    operators: Operators,
-    cooldown: Cooldown,
-    experience: Experience,
+    away: UnloadedState,
+    operators: OperatorRequests,
+    cooldown: RecycleCooldown,
+    experience: ModelExperience,
     crashes: u64,
     note: Option<String>,
     /// Ended processes whose memory has not come back yet.
@@ -187,7 +187,7 @@ pub(crate) struct Model {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Custody {
+enum TaskCustody {
     Ours,
     /// No instance decides, until the handover succeeds or fails.
     Frozen,
@@ -201,7 +201,7 @@ enum End {
 }
 
 /// Interval for checking if removed models have freed their room.
-const LOOK_FOR_ROOM: Duration = Duration::from_millis(50);
+const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Upper bound of rounds for settling, more than any state needs. A bug here must not occupy a core for ever.
 const ROUNDS: usize = 64;
@@ -209,14 +209,15 @@ const ROUNDS: usize = 64;
 impl Model {
     pub(crate) fn new(
         context: Arc<Context>,
-        leases: Arc<Leases>,
+        leases: Arc<LeaseQueue>,
         logs: Arc<LogRing>,
         spec: SharedSpec,
         watch: Watch,
         will: Option<ModelWill>,
     ) -> (Self, Outbox) {
         let (outbox, inbox) = mailbox();
-        let experience = Experience::new(Lulls::new(&warden_policies::defaults().moment, context.now()));
+        let experience =
+            ModelExperience::new(LullHistory::new(&warden_policies::defaults().moment, context.now()));
         let who = Who { name: spec.name.clone(), life: context.loading.next_life() };
         let mut model = Self {
             context,
@@ -232,20 +233,20 @@ impl Model {
             searches: JoinSet::new(),
             units: Vec::new(),
             next_unit: 0,
-            stand: Stand::Out,
+            stand: LoadState::Out,
             asks: 0,
             by_hand: None,
             whole: None,
             dead_starts: DeadStarts::default(),
             end: None,
-            custody: Custody::Ours,
+            custody: TaskCustody::Ours,
             guests: BTreeMap::new(),
             followed: None,
-            replacements: Replacements::default(),
+            replacements: ReplacementTracker::default(),
             reclaim_counts: ReclaimCounts::default(),
-            away: Away::default(),
-            operators: Operators::default(),
-            cooldown: Cooldown::default(),
+            away: UnloadedState::default(),
+            operators: OperatorRequests::default(),
+            cooldown: RecycleCooldown::default(),
             experience,
             crashes: 0,
             note: None,
@@ -258,7 +259,7 @@ impl Model {
             steps: 0,
         };
         model.set_replicas();
-        model.keep_turns();
+        model.enable_conversations();
         model.join_loading();
         if let Some(will) = will {
             model.inherit(will);
@@ -281,21 +282,21 @@ impl Model {
     /// `self` is boxed because an async function stores its arguments twice.
     pub(crate) async fn run(mut self: Box<Self>) {
         loop {
-            if self.custody == Custody::Frozen && !self.stay_frozen().await {
+            if self.custody == TaskCustody::Frozen && !self.wait_while_frozen().await {
                 return self.see_off().await;
             }
             self.settle();
             if std::mem::take(&mut self.dirty) && self.shown {
                 self.context.publisher.update(self.show());
             }
-            self.operators.give_answers();
+            self.operators.send_answers();
             if self.is_over() {
                 while self.searches.join_next().await.is_some() {}
                 for generation in std::mem::take(&mut self.dying) {
                     self.context.fleet_memory.gone(generation);
                 }
                 if self.end == Some(End::Removed) {
-                    self.tell_loading(Told::Removed);
+                    self.report_loading(Told::Removed);
                     self.context.leaving.fetch_sub(1, Ordering::SeqCst);
                 }
                 return;
@@ -306,7 +307,7 @@ impl Model {
                 message = self.inbox.recv() => match message {
                     Some(Message::Report(generation, report)) => self.take_report(generation, report),
                     Some(Message::Looked(made_of, sight)) => self.looked(*made_of, sight),
-                    Some(Message::StartSearched(number, finding)) => self.start_searched(number, *finding),
+                    Some(Message::StartSearched(number, finding)) => self.note_start_search(number, *finding),
                     Some(Message::Control(control)) => self.control(control),
                     // No state change; the caller may have stopped waiting.
                     Some(Message::Beat(question)) => {
@@ -316,7 +317,7 @@ impl Model {
                     None => return,
                 },
                 () = leases.wake.notified() => self.spread_settings(),
-                () = sleep_until(deadline) => self.fire(Instant::now()),
+                () = sleep_until(deadline) => self.fire_timers(Instant::now()),
                 Some(_) = self.searches.join_next(), if !self.searches.is_empty() => {}
                 Some(ended) = self.helpers.join_next(), if !self.helpers.is_empty() => {
                     if let Err(error) = ended && error.is_panic() {
@@ -345,12 +346,12 @@ impl Model {
     /// Next deadline; `None` without timers.
     fn due_next(&self) -> Option<Instant> {
         let of_units = self.units.iter().filter_map(Unit::due_next);
-        let of_model = self.timers.next(Instant::now(), LOOK_FOR_ROOM);
+        let of_model = self.timers.next(Instant::now(), ROOM_CHECK_INTERVAL);
         of_units.chain(of_model).chain(self.end_deadline()).chain(self.away.next()).min()
     }
 
     /// Runs the timers that are due.
-    fn fire(&mut self, now: Instant) {
+    fn fire_timers(&mut self, now: Instant) {
         // Start nothing while the previous instance owns the processes or a start search runs one.
         let may_start = self.context.begun.is_cancelled() && !self.is_searching();
         for id in self.ids() {
@@ -360,14 +361,14 @@ impl Model {
                 && Self::starts(*timer)
                 && *at <= now
             {
-                *at = now + LOOK_FOR_ROOM;
+                *at = now + ROOM_CHECK_INTERVAL;
             }
             if let Some((timer, _)) = unit.timer.take_if(|(_, at)| *at <= now) {
                 if timer == Timer::Start {
-                    self.too_late(id, Lateness::NotReady(self.spec.lifecycle.start_timeout));
-                } else if timer == Timer::Drain && self.may_drain_on(id) {
-                    self.drain_later(id);
-                } else if timer == Timer::Drain && self.may_take_its_time(id) {
+                    self.too_late(id, StartLateness::NotReady(self.spec.lifecycle.start_timeout));
+                } else if timer == Timer::Drain && self.may_outlast_drain(id) {
+                    self.postpone_drain(id);
+                } else if timer == Timer::Drain && self.may_drain_long(id) {
                     self.carry_out(id, Effect::Arm(timer));
                 } else if Self::starts(timer) {
                     self.revive(id, Event::Timer(timer));
@@ -380,9 +381,9 @@ impl Model {
         }
         timers::take(&mut self.timers.configuration, now);
         timers::take(&mut self.timers.idle, now);
-        self.sweep_away(now);
+        self.drop_expired_state(now);
         self.recover(now);
-        self.fire_look(now);
+        self.fire_needs_check(now);
     }
 
     fn ids(&self) -> Vec<UnitId> {

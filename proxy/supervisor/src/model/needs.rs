@@ -4,7 +4,7 @@ use tokio::time::Instant;
 use warden_policies::Reason;
 
 use super::recipe::Recipe;
-use crate::process::needs::Sight;
+use crate::process::needs::NeedsCheck;
 use crate::process::needs::missing::Missing;
 
 /// Last results, and who requested the next check.
@@ -15,11 +15,11 @@ pub(super) struct Needs {
     /// A replacement waits for the next result.
     pub(super) wanted: bool,
     /// Result for that replacement.
-    pub(super) seen: Option<(Instant, Recipe, Sight)>,
+    pub(super) seen: Option<(Instant, Recipe, NeedsCheck)>,
     /// Last result with something missing.
-    pub(super) found: Option<Sight>,
+    pub(super) found: Option<NeedsCheck>,
     /// Result that kept a replacement from beginning.
-    pub(super) kept: Option<Sight>,
+    pub(super) kept: Option<NeedsCheck>,
     /// Replacement that begins when the result is there.
     pub(super) asked: Option<(u32, Reason)>,
 }

@@ -35,7 +35,7 @@ pub(super) struct Drain {
 }
 
 #[derive(Default)]
-pub(super) struct Operators {
+pub(super) struct OperatorRequests {
     pub(super) restarts: Vec<Restart>,
     pub(super) drains: Vec<Drain>,
     pub(super) reclaims: Vec<Reclaiming>,
@@ -43,7 +43,7 @@ pub(super) struct Operators {
     answers: Vec<Box<dyn FnOnce() + Send>>,
 }
 
-impl Operators {
+impl OperatorRequests {
     /// True if no operator waits.
     pub(super) fn are_still(&self) -> bool {
         self.restarts.is_empty() && self.drains.is_empty() && self.reclaims.is_empty()
@@ -71,14 +71,14 @@ impl Operators {
         self.answers.push(Box::new(move || drop(reply.send(answer))));
     }
 
-    pub(super) fn give_answers(&mut self) {
+    pub(super) fn send_answers(&mut self) {
         for answer in std::mem::take(&mut self.answers) {
             answer();
         }
     }
 }
 
-impl std::fmt::Debug for Operators {
+impl std::fmt::Debug for OperatorRequests {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { restarts, drains, reclaims, answers } = self;
         write!(f, "{restarts:?}, {drains:?}, {reclaims:?}, {} answers", answers.len())

@@ -11,7 +11,7 @@ use crate::view::pin_entry::{PinEntry, PinKind, PinView};
 
 /// Last pin command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ByHand {
+pub(super) struct ManualPin {
     pub(super) pinned: bool,
     pub(super) by: String,
 }
@@ -28,7 +28,7 @@ impl Model {
         }
         // Repeating a pin is no event.
         if self.by_hand.as_ref().is_none_or(|said| said.pinned != pinned) {
-            self.by_hand = Some(ByHand { pinned, by: by.to_owned() });
+            self.by_hand = Some(ManualPin { pinned, by: by.to_owned() });
             self.apply_loading();
             let ledger = &self.context.ledger;
             let entry = PinEntry {
@@ -43,7 +43,7 @@ impl Model {
             ledger.append_pin(&entry);
             self.tell(None, EventKind::Pinned { entry: Box::new(entry) });
         }
-        Ok(self.show_pin())
+        Ok(self.pin_view())
     }
 
     /// True if the model must never be unloaded for another one.
@@ -51,13 +51,13 @@ impl Model {
         self.by_hand.as_ref().map_or(self.spec.loading.pin, |said| said.pinned)
     }
 
-    pub(super) fn show_pin(&self) -> PinView {
+    pub(super) fn pin_view(&self) -> PinView {
         let by = self.by_hand.as_ref().map(|said| said.by.clone());
         PinView { pinned: self.is_pinned(), by }
     }
 
     /// Takes over the pin from the previous instance.
-    pub(super) fn inherit_pin(&mut self, said: Option<ByHand>) {
+    pub(super) fn inherit_pin(&mut self, said: Option<ManualPin>) {
         if said.is_some() {
             self.by_hand = said;
             self.apply_loading();

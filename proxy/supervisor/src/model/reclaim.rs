@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use warden_policies::defaults::Recycle;
 use warden_policies::lifecycle::Phase;
-use warden_policies::reclaim::{NoReclaim, Parts, Rung, Worth};
+use warden_policies::reclaim::{NoReclaim, Parts, ReclaimDecision, ReclaimWorth};
 use warden_policies::recycle::WhyNot;
 use warden_policies::{Action, Decision, GenerationId, Reason};
 
@@ -62,7 +62,7 @@ impl ReclaimCounts {
 impl Model {
     /// Tries a reclaim before the decision. Returns the decision in its present form while a reclaim is
     /// tried, or `None` if the decision is to be carried out.
-    pub(super) fn first_rung(&mut self, id: UnitId, decision: &Decision, now: Instant) -> Option<Decision> {
+    pub(super) fn try_reclaim(&mut self, id: UnitId, decision: &Decision, now: Instant) -> Option<Decision> {
         let at = self.context.now();
         let free = self.replacements.is_empty() && self.end.is_none();
         let policy = self.spec.recycle.common;
@@ -70,20 +70,20 @@ impl Model {
         let facts = live.memory.facts_of(decision.series).cloned();
         let rung = live.reclaims.rung(&policy, live.memory.parts, decision, facts.as_ref(), at);
         live.no_reclaim = match rung {
-            Rung::Replace(why) => Some(why),
+            ReclaimDecision::Replace(why) => Some(why),
             _ => None,
         };
         match rung {
-            Rung::Replace(_) => None,
+            ReclaimDecision::Replace(_) => None,
             // The process or another one of the model is about to be replaced, which goes first.
-            Rung::Reclaim if !free => None,
-            Rung::Reclaim => {
+            ReclaimDecision::Reclaim if !free => None,
+            ReclaimDecision::Reclaim => {
                 live.reclaims.asked(&policy, Some((decision, facts.as_ref())), at);
                 let reason = decision.reason?;
                 self.ask(id, reason, Some(decision));
                 Some(decision.but(WhyNot::Reclaiming))
             }
-            Rung::Wait => {
+            ReclaimDecision::Wait => {
                 let limit = if decision.action >= Action::DrainNow {
                     policy.reclaim_limit_hard
                 } else {
@@ -92,7 +92,7 @@ impl Model {
                 live.timers.judgement = Some(clock::again(now, limit));
                 Some(decision.but(WhyNot::Reclaiming))
             }
-            Rung::Rest { seconds, bytes } => Some(Decision {
+            ReclaimDecision::Rest { seconds, bytes } => Some(Decision {
                 reason: decision.reason,
                 series: decision.series,
                 limit_bytes: decision.limit_bytes,
@@ -144,7 +144,7 @@ impl Model {
     }
 
     /// Completes an entry with the first reading that began after the answer.
-    pub(super) fn note_read(&mut self, id: UnitId, number: u64) {
+    pub(super) fn complete_reclaim(&mut self, id: UnitId, number: u64) {
         let at = self.context.now();
         let Some(live) = self.live_mut(id) else { return };
         let Some(asked) = &mut live.asked_back else { return };
@@ -159,15 +159,15 @@ impl Model {
     }
 
     /// Writes the entry of a finished request.
-    pub(super) fn end_reclaim(&mut self, id: UnitId, worth: Option<Worth>) {
+    pub(super) fn end_reclaim(&mut self, id: UnitId, worth: Option<ReclaimWorth>) {
         let Some(asked) = self.live_mut(id).and_then(|live| live.asked_back.take()) else { return };
         let entry = ReclaimEntry {
             id: self.context.ledger.next(),
             at: clock::wall(),
             helped: match worth {
-                Some(Worth::Enough) => Some(true),
-                Some(Worth::NotEnough) => Some(false),
-                Some(Worth::Unknown) | None => None,
+                Some(ReclaimWorth::Enough) => Some(true),
+                Some(ReclaimWorth::NotEnough) => Some(false),
+                Some(ReclaimWorth::Unknown) | None => None,
             },
             by: self.operators.who_reclaims(asked.entry.generation),
             ..asked.entry
@@ -182,7 +182,7 @@ impl Model {
         for reclaiming in self.operators.reclaimed(entry.generation, &entry) {
             self.answer(reclaiming.reply, Ok(reclaiming.entries));
         }
-        self.note_given();
+        self.report_reclaimed();
         self.changed();
     }
 
@@ -196,20 +196,20 @@ impl Model {
             .iter()
             .filter(|_| self.end.is_none())
             .filter(serves)
-            .filter(|unit| unit.live.as_ref().is_some_and(|live| live.can_be_asked(&policy)))
+            .filter(|unit| unit.live.as_ref().is_some_and(|live| live.can_reclaim(&policy)))
             .map(|unit| unit.id)
             .collect();
         self.reclaim_counts.for_another = true;
         self.ask_each(able, Reason::Room);
-        self.note_given();
+        self.report_reclaimed();
     }
 
     /// Reports to the loader if no request is pending.
-    fn note_given(&mut self) {
+    fn report_reclaimed(&mut self) {
         if self.reclaim_counts.for_another && !self.lives().any(|live| live.asked_back.is_some()) {
             self.reclaim_counts.for_another = false;
-            self.tell_memory();
-            self.tell_loading(Told::GaveBack);
+            self.report_memory();
+            self.report_loading(Told::GaveBack);
         }
     }
 
@@ -281,12 +281,12 @@ impl Model {
 
 impl Generation {
     /// True if `policy.reclaim` is on and the process has reported that its build can give memory back.
-    pub(super) fn can_be_asked(&self, policy: &Recycle) -> bool {
+    pub(super) fn can_reclaim(&self, policy: &Recycle) -> bool {
         policy.reclaim && self.memory.parts.is_some_and(Parts::any)
     }
 
     /// Reclaim view of the process.
-    pub(super) fn show_reclaim(&self) -> ReclaimView {
+    pub(super) fn reclaim_view(&self) -> ReclaimView {
         ReclaimView {
             parts: self.memory.parts,
             wanted: self.made_of.reclaim,
@@ -297,7 +297,7 @@ impl Generation {
     }
 
     /// Why the process is replaced without a reclaim, if worth logging.
-    pub(super) fn why_no_reclaim(&self) -> Option<NoReclaim> {
+    pub(super) fn logged_no_reclaim(&self) -> Option<NoReclaim> {
         self.no_reclaim.filter(|why| {
             matches!(why, NoReclaim::NoHelp { .. } | NoReclaim::NoAnswer | NoReclaim::TooOften { .. })
         })

@@ -12,12 +12,12 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::{Event, Then, Timer};
+use warden_policies::lifecycle::{AfterStop, Event, Timer};
 use warden_policies::{Action, Decision, MemoryKind, Reason};
 
 use super::Model;
-use super::context::Permit;
-use super::replacement::{PassedBudget, Replacement};
+use super::context::ReplacementPermit;
+use super::replacement::{ExceededBudget, Replacement};
 use super::unit::{Role, Unit, UnitId};
 use crate::clock;
 use crate::error::{ControlError, Failure};
@@ -26,7 +26,7 @@ use crate::view::event::EventKind;
 use crate::view::ledger::{LedgerEntry, Mode};
 
 /// Maximum interval between two requests for a permit.
-const TURN: Duration = Duration::from_secs(1);
+const MAX_PERMIT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Decision that does not come from the policy.
 pub(super) fn because(reason: Reason) -> Decision {
@@ -35,8 +35,13 @@ pub(super) fn because(reason: Reason) -> Decision {
 
 impl Model {
     /// Begins a replacement that the policy decided and nothing holds back.
-    pub(super) fn replace_by_policy(&mut self, replica: u32, decision: Decision, permit: Option<Permit>) {
-        if self.asks_to_stay() {
+    pub(super) fn replace_by_policy(
+        &mut self,
+        replica: u32,
+        decision: Decision,
+        permit: Option<ReplacementPermit>,
+    ) {
+        if self.is_asking_to_stay() {
             // The next process would have settings for which room is not granted yet. The unit is judged
             // again later.
             return;
@@ -44,9 +49,9 @@ impl Model {
         let Some(unit) = self.current(replica) else { return };
         let id = unit.id;
         let (mode, note) = self.choose(unit);
-        self.began_by_policy(&decision);
+        self.note_policy_replacement(&decision);
         self.record(replica, &decision, mode, note, permit);
-        self.carry_on(id, replica, mode);
+        self.execute_replacement(id, replica, mode);
     }
 
     /// Records a policy replacement without a drain. The caller ends the process.
@@ -54,14 +59,14 @@ impl Model {
         &mut self,
         replica: u32,
         decision: &Decision,
-        permit: Option<Permit>,
+        permit: Option<ReplacementPermit>,
         note: &str,
     ) {
-        self.began_by_policy(decision);
+        self.note_policy_replacement(decision);
         self.record(replica, decision, Mode::Sequential, Some(note.to_owned()), permit);
     }
 
-    fn began_by_policy(&mut self, decision: &Decision) {
+    fn note_policy_replacement(&mut self, decision: &Decision) {
         let Some(reason) = decision.reason else { return };
         let off = self.cooldown.began(self.context.now(), reason, &self.spec.recycle);
         if let Some(held) = off {
@@ -76,14 +81,16 @@ impl Model {
         if !self.may_start() {
             return;
         }
-        if !self.is_prepared(id, replica, reason) {
+        if !self.may_begin_replacement(id, replica, reason) {
             return;
         }
         let permit = if reason == Reason::Configuration {
-            let Some(permit) = self.permit_alone(id, replica) else {
+            let Some(permit) = self.exclusive_permit(id, replica) else {
                 // A permit becomes free without notice when another replacement ends, so ask again.
-                self.timers.configuration =
-                    Some(clock::again(Instant::now(), self.spec.recycle.common.quiet_for.min(TURN)));
+                self.timers.configuration = Some(clock::again(
+                    Instant::now(),
+                    self.spec.recycle.common.quiet_for.min(MAX_PERMIT_INTERVAL),
+                ));
                 return;
             };
             permit
@@ -93,10 +100,10 @@ impl Model {
         let Some(unit) = self.current(replica) else { return };
         let (mode, note) = self.choose(unit);
         self.record(replica, &because(reason), mode, note, Some(permit));
-        self.carry_on(id, replica, mode);
+        self.execute_replacement(id, replica, mode);
     }
 
-    fn carry_on(&mut self, id: UnitId, replica: u32, mode: Mode) {
+    fn execute_replacement(&mut self, id: UnitId, replica: u32, mode: Mode) {
         match mode {
             Mode::Sequential => self.step(id, Event::Recycle),
             Mode::Overlap => {
@@ -113,7 +120,7 @@ impl Model {
         decision: &Decision,
         mode: Mode,
         note: Option<String>,
-        permit: Option<Permit>,
+        permit: Option<ReplacementPermit>,
     ) {
         let from = self.current(replica).and_then(Unit::generation);
         self.book(replica, decision, mode, note.clone(), permit);
@@ -130,7 +137,7 @@ impl Model {
         decision: &Decision,
         mode: Mode,
         note: Option<String>,
-        permit: Option<Permit>,
+        permit: Option<ReplacementPermit>,
     ) {
         let (Some(unit), Some(reason)) = (self.current(replica), decision.reason) else { return };
         let running = unit.generation().map_or(0, |generation| self.leases.in_flight(generation));
@@ -138,7 +145,7 @@ impl Model {
         let mut replacement = Replacement::new(&self.spec.name, unit, why, how, running, permit);
         let passed = unit.live.as_ref().and_then(|live| live.wish.passed.find(reason, decision.series));
         let load_time = self.experience.load_time;
-        replacement.budget = passed.map(|first| PassedBudget {
+        replacement.budget = passed.map(|first| ExceededBudget {
             first: *first,
             repeats: self.cooldown.is_repeated(first, load_time, &self.spec.recycle),
         });
@@ -148,7 +155,7 @@ impl Model {
 
     /// True if the requests of a draining generation may exceed its deadline: the replacement is for size,
     /// age or speed, and the machine has enough memory.
-    pub(super) fn may_drain_on(&self, id: UnitId) -> bool {
+    pub(super) fn may_outlast_drain(&self, id: UnitId) -> bool {
         let Some(unit) = self.unit(id) else { return false };
         let Some(live) = unit.live.as_ref() else { return false };
         let Some(reason) = self.replacements.of(live.id).map(Replacement::reason) else { return false };
@@ -161,7 +168,7 @@ impl Model {
             facts.is_none_or(|facts| facts.series.iter().any(|series| self.spec.recycle.is_short(series)));
         self.end.is_none()
             && self.operators.restarts.is_empty()
-            && unit.machine.then() == Some(Then::Restart)
+            && unit.machine.then() == Some(AfterStop::Restart)
             && reason.is_policy()
             && !ill
             && !short
@@ -172,7 +179,7 @@ impl Model {
 
     /// Handles an expired drain deadline whose requests must not be cut: the process serves again, and the
     /// drain is retried later.
-    pub(super) fn drain_later(&mut self, id: UnitId) {
+    pub(super) fn postpone_drain(&mut self, id: UnitId) {
         let deadline = self.spec.lifecycle.drain_deadline;
         let Some(unit) = self.unit_mut(id) else { return };
         let (replica, role) = (unit.replica, unit.role);
@@ -180,7 +187,9 @@ impl Model {
         if role == Role::Retiring {
             // Another process serves. Keep draining, without blocking other replacements.
             unit.timer = Some((Timer::Drain, clock::again(now, deadline)));
-            if let Some(replacement) = unit.generation().and_then(|from| self.replacements.of_mut(from)) {
+            if let Some(replacement) =
+                unit.generation().and_then(|from| self.replacements.replacement_of_mut(from))
+            {
                 drop(replacement.permit.take());
             }
             return;
@@ -207,9 +216,9 @@ impl Model {
     pub(super) fn complete(&mut self) {
         while let Some(replacement) = self.replacements.take_complete() {
             let entry = self.enter(replacement, None);
-            self.replacements.completed(entry);
+            self.replacements.note_completed(entry);
             // Memory was not reported during the replacement.
-            self.tell_memory();
+            self.report_memory();
             self.changed();
         }
     }
@@ -219,7 +228,7 @@ impl Model {
     pub(super) fn fail(&mut self, replica: u32, failure: &Failure) {
         let Some(replacement) = self.replacements.take(replica) else { return };
         if replacement.reason() == Reason::Configuration {
-            self.tell_loading(Told::Kept);
+            self.report_loading(Told::Kept);
             self.timers.configuration =
                 Some(clock::again(Instant::now(), self.spec.recycle.common.min_interval));
         }
@@ -248,9 +257,9 @@ impl Model {
     /// Stops following a replacement. If the new process already serves, the replacement counts as done,
     /// though not fully measured.
     pub(super) fn give_up(&mut self, mut replacement: Replacement, because: &str) {
-        if replacement.took_place() {
+        if replacement.has_taken_over() {
             let entry = self.enter(replacement, None);
-            self.replacements.completed(entry);
+            self.replacements.note_completed(entry);
         } else {
             replacement.give_up();
             self.enter(replacement, Some(because.to_owned()));

@@ -6,7 +6,7 @@ use warden_policies::units::scale;
 use warden_policies::{ByteSize, MemoryKind};
 
 use super::Model;
-use super::loading::Stand;
+use super::loading::LoadState;
 use super::recipe::recipe;
 use super::unit::Unit;
 use crate::spec::Replace;
@@ -46,7 +46,7 @@ impl Model {
     /// True unless the loader said that a process with the latest settings does not fit next to an older one.
     fn fits_beside(&self, unit: &Unit) -> bool {
         let is_older = || unit.live.as_ref().is_some_and(|live| live.made_of != recipe(&self.spec));
-        !matches!(self.stand, Stand::In { beside: false, .. }) || !is_older()
+        !matches!(self.stand, LoadState::In { beside: false, .. }) || !is_older()
     }
 
     fn by_memory(&self, unit: &Unit, available: impl FnOnce() -> Option<u64>) -> (Mode, String) {

@@ -14,17 +14,17 @@ use warden_policies::warmth::{NoFile, Warmth};
 use warden_policies::{Decision, GenerationId, MemoryKind, ModelName, Reason, cooldown};
 use warden_sensors::Report;
 
-use super::context::Permit;
+use super::context::ReplacementPermit;
 use super::unit::{Generation, Unit};
-use super::warm::unpack::Luggage;
+use super::warm::unpack::SharedWarmState;
 use super::words;
 use crate::clock;
 use crate::lease::queue::Opened;
-use crate::view::ledger::{AfterExit, Evidence, LedgerEntry, Mode};
+use crate::view::ledger::{Evidence, GpuAfterExit, LedgerEntry, Mode};
 
 /// Budget for which a process is replaced.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PassedBudget {
+pub(super) struct ExceededBudget {
     /// First reading above the budget.
     pub(super) first: BudgetPass,
     /// The previous replacement for this budget helped for a short time only, and this one will too.
@@ -58,11 +58,11 @@ pub(super) struct Replacement {
     /// The result says nothing about memory: the old process serves on, or its end was not awaited.
     pub(super) tells_nothing: bool,
     /// Budget that is the reason, if any.
-    pub(super) budget: Option<PassedBudget>,
+    pub(super) budget: Option<ExceededBudget>,
     /// Permit that keeps other replacements waiting.
-    pub(super) permit: Option<Permit>,
+    pub(super) permit: Option<ReplacementPermit>,
     /// State to carry over to the next process.
-    pub(super) luggage: Option<Luggage>,
+    pub(super) luggage: Option<SharedWarmState>,
     /// Why no slot files are carried over.
     pub(super) no_file: Option<NoFile>,
 }
@@ -75,7 +75,7 @@ impl Replacement {
         (reason, decision): (Reason, &Decision),
         (mode, note): (Mode, Option<String>),
         running: u32,
-        permit: Option<Permit>,
+        permit: Option<ReplacementPermit>,
     ) -> Self {
         let live = unit.live.as_ref();
         // The machine may have closed the gate already, when the process became suspect.
@@ -178,7 +178,7 @@ impl Replacement {
     }
 
     /// True if the new process serves. The end of the old one and measurements may be missing.
-    pub(super) fn took_place(&self) -> bool {
+    pub(super) fn has_taken_over(&self) -> bool {
         self.entry.to.is_some()
     }
 
@@ -195,7 +195,7 @@ impl Replacement {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Replacements {
+pub(super) struct ReplacementTracker {
     under_way: Vec<Replacement>,
     /// Last complete replacement of each replica.
     pub(super) last: Vec<LedgerEntry>,
@@ -205,14 +205,14 @@ pub(super) struct Replacements {
     pub(super) counts: Vec<(Reason, u64)>,
 }
 
-impl Replacements {
+impl ReplacementTracker {
     /// True if no replacement is under way.
     pub(super) fn is_empty(&self) -> bool {
         self.under_way.is_empty()
     }
 
     /// Gives the permits back, because the next processes wait for room for an unknown time.
-    pub(super) fn give_turns_back(&mut self) {
+    pub(super) fn release_permits(&mut self) {
         for known in &mut self.under_way {
             drop(known.permit.take());
         }
@@ -232,12 +232,12 @@ impl Replacements {
         self.under_way.iter().find(|known| known.entry.from == Some(generation))
     }
 
-    pub(super) fn of_mut(&mut self, generation: GenerationId) -> Option<&mut Replacement> {
+    pub(super) fn replacement_of_mut(&mut self, generation: GenerationId) -> Option<&mut Replacement> {
         self.under_way.iter_mut().find(|known| known.entry.from == Some(generation))
     }
 
     /// Records who requested a replica's restart that is under way.
-    pub(super) fn note_who(&mut self, replica: u32, by: Option<&str>) {
+    pub(super) fn note_operator(&mut self, replica: u32, by: Option<&str>) {
         let of_operator = |known: &&mut Replacement| {
             known.entry.replica == replica && known.entry.reason == Reason::Operator
         };
@@ -252,22 +252,22 @@ impl Replacements {
     }
 
     /// Adds the state to carry over from a generation.
-    pub(super) fn bring(&mut self, from: GenerationId, luggage: Luggage) {
-        if let Some(replacement) = self.of_mut(from) {
+    pub(super) fn bring(&mut self, from: GenerationId, luggage: SharedWarmState) {
+        if let Some(replacement) = self.replacement_of_mut(from) {
             replacement.luggage = Some(luggage);
         }
     }
 
     /// Records why no slot files are carried over.
-    pub(super) fn bring_no_file(&mut self, from: GenerationId, why: NoFile) {
-        if let Some(replacement) = self.of_mut(from) {
+    pub(super) fn set_no_file(&mut self, from: GenerationId, why: NoFile) {
+        if let Some(replacement) = self.replacement_of_mut(from) {
             replacement.no_file = Some(why);
         }
     }
 
     /// Records the result of carrying over a generation's conversations.
     pub(super) fn note_warm(&mut self, from: GenerationId, warmth: &Warmth) {
-        if let Some(replacement) = self.of_mut(from) {
+        if let Some(replacement) = self.replacement_of_mut(from) {
             replacement.entry.warm = Some(warmth.clone());
         }
         self.warm = Some(warmth.clone());
@@ -304,7 +304,7 @@ impl Replacements {
     }
 
     /// Stores the entry of a complete replacement.
-    pub(super) fn completed(&mut self, entry: LedgerEntry) {
+    pub(super) fn note_completed(&mut self, entry: LedgerEntry) {
         match self.counts.iter_mut().find(|(known, _)| *known == entry.reason) {
             Some((_, count)) => *count += 1,
             None => self.counts.push((entry.reason, 1)),
@@ -314,14 +314,15 @@ impl Replacements {
     }
 
     /// Drops the entries of replicas that are no longer configured.
-    pub(super) fn keep_replicas(&mut self, replicas: u32) {
+    pub(super) fn retain_replicas(&mut self, replicas: u32) {
         self.last.retain(|entry| entry.replica < replicas);
     }
 
     // --- events of the generations ---
 
     pub(super) fn note_closed(&mut self, generation: GenerationId, running: u32) {
-        if let Some(replacement) = self.of_mut(generation).filter(|known| known.closed.is_none()) {
+        if let Some(replacement) = self.replacement_of_mut(generation).filter(|known| known.closed.is_none())
+        {
             replacement.closed = Some(Instant::now());
             replacement.running_at_close = running;
         }
@@ -330,7 +331,8 @@ impl Replacements {
     }
 
     pub(super) fn note_stopped(&mut self, generation: GenerationId, running: u32) {
-        if let Some(replacement) = self.of_mut(generation).filter(|known| known.drained.is_none()) {
+        if let Some(replacement) = self.replacement_of_mut(generation).filter(|known| known.drained.is_none())
+        {
             replacement.drained = Some(Instant::now());
             replacement.entry.cut = u64::from(running);
         }
@@ -339,7 +341,7 @@ impl Replacements {
     pub(super) fn note_gone(&mut self, generation: GenerationId, running: u32) {
         // A process that dies in its drain cuts its running requests.
         self.note_stopped(generation, running);
-        if let Some(replacement) = self.of_mut(generation) {
+        if let Some(replacement) = self.replacement_of_mut(generation) {
             replacement.gone = Some(Instant::now());
         }
     }
@@ -381,8 +383,8 @@ impl Replacements {
         }
     }
 
-    pub(super) fn note_after_exit(&mut self, generation: GenerationId, gpus: &[AfterExit]) {
-        if let Some(replacement) = self.of_mut(generation) {
+    pub(super) fn note_after_exit(&mut self, generation: GenerationId, gpus: &[GpuAfterExit]) {
+        if let Some(replacement) = self.replacement_of_mut(generation) {
             replacement.entry.vram_after_exit = gpus.to_vec();
             replacement.measured = true;
         }
@@ -420,7 +422,7 @@ fn grounds(live: &Generation, decision: &Decision) -> Option<String> {
     let words = symptom
         .map(ToString::to_string)
         .or_else(|| words::grounds(decision, live.memory.facts_of(decision.series)?));
-    match (words, live.why_no_reclaim().filter(|_| decision.reason.is_some_and(Reason::is_memory))) {
+    match (words, live.logged_no_reclaim().filter(|_| decision.reason.is_some_and(Reason::is_memory))) {
         (Some(words), Some(why)) => Some(format!("{words}; {why}")),
         (None, Some(why)) => Some(why.to_string()),
         (words, None) => words,

@@ -8,15 +8,15 @@ use tokio_util::sync::CancellationToken;
 use warden_policies::lifecycle::{Cause, Effect, Event, Phase, Timer};
 use warden_policies::{GenerationId, Reason};
 
-use super::spread::set_all;
+use super::spread::apply_all_settings;
 use super::timers;
 use super::unit::{Pending, Role, Unit, UnitId};
-use super::warm::unpack::Unpacked;
+use super::warm::unpack::WarmingResult;
 use super::{Message, Model, Report};
 use crate::clock;
 use crate::error::{FailureKind, SpawnError};
 use crate::memory::fleet_memory::Returned;
-use crate::process::failure::{self, End, Lateness, OutOfMemory};
+use crate::process::failure::{self, End, OutOfMemory, StartLateness};
 use crate::process::group::Exit;
 use crate::process::standstill::stands_still;
 use crate::process::{Ask, Health, Process, Props, discreet, reclaim_file, report_file};
@@ -50,7 +50,7 @@ impl Model {
                 self.probed(id, sent, health, props, vram, warmed);
             }
             Report::Packed(parcel) => self.packed(id, generation, *parcel),
-            Report::Warmed(warmth) => self.warmed_behind(generation, *warmth),
+            Report::Warmed(warmth) => self.note_gate_warmed(generation, *warmth),
             Report::Unset(messages) => {
                 for message in messages {
                     self.tell(Some(generation), EventKind::SettingLost { message });
@@ -63,7 +63,7 @@ impl Model {
                     unit.sight = Some(sight);
                 }
             }
-            Report::StandsStill(limit) => self.too_late(id, Lateness::StoodStill(limit)),
+            Report::StandsStill(limit) => self.too_late(id, StartLateness::StoodStill(limit)),
             Report::Exited(exit, why) => self.exited(id, generation, exit, why),
             Report::Returned(returned) => self.returned(generation, &returned),
             Report::Sampled { taken, sample } => self.sampled(id, &taken, &sample),
@@ -119,7 +119,7 @@ impl Model {
     }
 
     /// Handles a start that exceeded its time limit.
-    pub(super) fn too_late(&mut self, id: UnitId, lateness: Lateness) {
+    pub(super) fn too_late(&mut self, id: UnitId, lateness: StartLateness) {
         let Some(unit) = self.unit_mut(id) else { return };
         if unit.phase() == Phase::Starting
             && let Some(live) = &mut unit.live
@@ -130,7 +130,7 @@ impl Model {
     }
 
     fn not_spawned(&mut self, id: UnitId, generation: GenerationId, error: &SpawnError) {
-        let never_ready = self.bury(id, generation);
+        let never_ready = self.remove_generation(id, generation);
         self.context.fleet_memory.gone(generation);
         // Without a process no memory can come back.
         self.replacements.note_after_exit(generation, &[]);
@@ -158,7 +158,7 @@ impl Model {
     fn exited(&mut self, id: UnitId, generation: GenerationId, exit: Exit, why: OutOfMemory) {
         self.dying.push(generation);
         let timed_out = self.live(id).and_then(|live| live.timed_out);
-        let never_ready = self.bury(id, generation);
+        let never_ready = self.remove_generation(id, generation);
         let end = timed_out.map_or(End::Exited(exit, why), End::TimedOut);
         let felled = self.leases.was_felled(generation);
         let event = |cause| if felled { Event::Felled } else { Event::Exited(cause) };
@@ -166,7 +166,7 @@ impl Model {
     }
 
     /// Removes a dead generation from all state. Returns true if it was never ready.
-    fn bury(&mut self, id: UnitId, generation: GenerationId) -> bool {
+    fn remove_generation(&mut self, id: UnitId, generation: GenerationId) -> bool {
         let running = self.leases.close(generation);
         self.replacements.note_closed(generation, running);
         self.leases.forget(generation);
@@ -194,11 +194,11 @@ impl Model {
             let keep = self.watch.sensors.priors_kept;
             self.context.leak_history.learn(&key, &self.spec.name, &found, &growth, keep);
         }
-        self.keep_held(id);
+        self.store_held_memory(id);
     }
 
     /// Stores the memory that a generation held.
-    pub(super) fn keep_held(&mut self, id: UnitId) {
+    pub(super) fn store_held_memory(&mut self, id: UnitId) {
         let Some(live) = self.live(id) else { return };
         let (held, key) = (live.memory.held(), live.memory.key.clone());
         if !held.is_empty() {
@@ -220,7 +220,7 @@ impl Model {
         let now = self.context.now();
         let Some(replica) = self.unit(id).map(|unit| unit.replica) else { return };
         if never_ready {
-            self.died_of_warming(replica);
+            self.note_warming_death(replica);
         }
         let Some(unit) = self.unit(id) else { return };
         let mut after = unit.machine.clone();
@@ -246,7 +246,7 @@ impl Model {
             };
             self.crashes += 1;
             if never_ready && cause != Cause::Crowded {
-                self.tell_short(failure.kind);
+                self.report_short(failure.kind);
             }
             if let Some(unit) = self.unit_mut(id) {
                 unit.failure = Some(failure.clone());
@@ -316,7 +316,7 @@ impl Model {
             if health == Health::Ready && starting {
                 props = Some(process.props(timeout).await);
                 // Before the gate opens: no request may reach a process without its clients' settings.
-                unset = set_all(process.as_ref(), &leases, timeout).await;
+                unset = apply_all_settings(process.as_ref(), &leases, timeout).await;
                 if reads {
                     vram = process.sample(Ask::brief(gpu_age, limit)).await.vram_held();
                 }
@@ -338,7 +338,7 @@ impl Model {
             // Before its first answer the process has not created its socket.
             let is_removed = live.answered && live.asked == Some(sent);
             if is_removed {
-                self.too_late(id, Lateness::SocketRemoved);
+                self.too_late(id, StartLateness::SocketRemoved);
             }
             return is_removed;
         }
@@ -364,7 +364,7 @@ impl Model {
         health: Health,
         props: Option<Props>,
         vram: Option<u64>,
-        warmed: Option<Box<Unpacked>>,
+        warmed: Option<Box<WarmingResult>>,
     ) {
         if health == Health::Unreachable && self.replace_unreachable(id, sent) {
             return;
@@ -391,13 +391,13 @@ impl Model {
         match phase {
             Phase::Starting if health == Health::Ready => {
                 live.heard.1 = live.heard.0;
-                let turned_down = self.turns_down(id, vram);
+                let turned_down = self.yields_to_old(id, vram);
                 if !turned_down {
                     self.ready(id, props.unwrap_or_default(), warmed);
                 }
             }
             Phase::Starting => live.timers.probe = Some(clock::again(now, timing.start_probe_interval)),
-            Phase::Draining => self.probed_while_it_drains(id, sent, health),
+            Phase::Draining => self.note_drain_probe(id, sent, health),
             Phase::Ready | Phase::Suspect if live.doubted.is_some_and(|at| sent < at) => {
                 live.timers.probe = Some(now);
             }
@@ -440,7 +440,7 @@ impl Model {
 
     /// Handles a probe of a draining process. If it is silent too, its requests wait in vain. A process
     /// that has logged a crash gets less time than a silent one.
-    fn probed_while_it_drains(&mut self, id: UnitId, sent: Instant, health: Health) {
+    fn note_drain_probe(&mut self, id: UnitId, sent: Instant, health: Health) {
         let timing = self.spec.lifecycle;
         let Some(live) = self.live_mut(id) else { return };
         let now = Instant::now();
@@ -482,7 +482,7 @@ impl Model {
         }
     }
 
-    fn ready(&mut self, id: UnitId, props: Props, warmed: Option<Box<Unpacked>>) {
+    fn ready(&mut self, id: UnitId, props: Props, warmed: Option<Box<WarmingResult>>) {
         let timing = self.spec.lifecycle;
         let command = self.spec.command.clone();
         let available = self.context.world.available();

@@ -22,7 +22,7 @@ impl Model {
             return;
         }
         let serving = self.units.iter().filter(|unit| matches!(unit.phase(), Phase::Ready | Phase::Suspect));
-        let known: Vec<Known> = serving.filter_map(|unit| self.room_of(unit)).collect();
+        let known: Vec<Known> = serving.filter_map(|unit| self.process_headroom(unit)).collect();
         for unit in &self.units {
             let Some(live) = &unit.live else { continue };
             let memory = &live.memory;
@@ -31,7 +31,7 @@ impl Model {
         self.leases.publish_memory(Board { known });
     }
 
-    fn room_of(&self, unit: &Unit) -> Option<Known> {
+    fn process_headroom(&self, unit: &Unit) -> Option<Known> {
         let live = unit.live.as_ref().filter(|live| live.memory.is_known())?;
         let memory = &live.memory;
         let series = memory.series(&self.spec.recycle);
@@ -40,7 +40,7 @@ impl Model {
             generation: live.id,
             largest: memory.largest_prompt,
             busy: memory.busy,
-            recycle: self.recycle_costs(unit, live),
+            recycle: self.recycle_wait(unit, live),
             left: left.collect(),
             cost: memory.cost.clone(),
         })
@@ -70,7 +70,7 @@ impl Model {
     }
 
     /// Waiting time of requests during a recycle; `None` if it would be held back.
-    fn recycle_costs(&self, unit: &Unit, live: &Generation) -> Option<Duration> {
+    fn recycle_wait(&self, unit: &Unit, live: &Generation) -> Option<Duration> {
         let free = unit.role == Role::Current && self.replacements.is_empty() && self.end.is_none();
         let decision = Decision {
             action: Action::DrainNow,
@@ -89,7 +89,7 @@ impl Model {
     }
 
     /// Evaluates the policy at once for a process whose queue has a prompt that needs a fresh process.
-    pub(super) fn heed_wishes(&mut self) {
+    pub(super) fn judge_recycle_wishes(&mut self) {
         for id in self.ids() {
             let Some(live) = self.live(id) else { continue };
             let wish = self.leases.admission_wish(live.id);

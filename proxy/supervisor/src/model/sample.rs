@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use warden_policies::growth::VerdictChange;
 use warden_policies::lifecycle::Phase;
 use warden_policies::replacement_cost::Load;
-use warden_policies::sample::Edge;
+use warden_policies::sample::SampleEdge;
 use warden_policies::share::Member;
 use warden_policies::{MemoryKind, cooldown};
 
@@ -16,7 +16,7 @@ use super::words::verdict;
 use super::{Model, Report};
 use crate::clock;
 use crate::memory::fleet_memory::Returned;
-use crate::memory::tracker::{Observed, Taken};
+use crate::memory::tracker::{ReadingResult, Taken};
 use crate::process::{Ask, Sample};
 use crate::sync::lock;
 use crate::view::event::EventKind;
@@ -90,7 +90,7 @@ impl Model {
                 let sample = process.sample(ask).await;
                 // A request that came meanwhile has its buffers in the reading.
                 let in_flight = leases.in_flight(generation);
-                let edge = if idle && in_flight == 0 { Edge::Idle } else { Edge::Tick };
+                let edge = if idle && in_flight == 0 { SampleEdge::Idle } else { SampleEdge::Tick };
                 let taken = Taken {
                     number,
                     at: Instant::now(),
@@ -111,7 +111,8 @@ impl Model {
         let Some(unit) = self.unit_mut(id) else { return };
         let Some(live) = &mut unit.live else { return };
         let ill_before = live.health.symptoms();
-        let Some(Observed { first, changes }) = live.memory.observe(taken, sample, live.spawned, &live.cell)
+        let Some(ReadingResult { first, changes }) =
+            live.memory.observe(taken, sample, live.spawned, &live.cell)
         else {
             return;
         };
@@ -122,15 +123,15 @@ impl Model {
         }
         let generation = live.id;
         let symptoms = live.health.symptoms();
-        let unknown = live.memory.news_of_vram();
+        let unknown = live.memory.vram_news();
         tracing::trace!(model = %self.spec.name, %generation, edge = ?taken.edge, host = ?sample.host, "sample");
         if first {
             self.replacements.note_sampled(generation, sample.host, &sample.vram);
             self.judge_offload(id, true);
-            self.keep_held(id);
+            self.store_held_memory(id);
         }
         for change in changes.unwrap_or_default() {
-            self.tell_verdict(id, change);
+            self.log_verdict(id, change);
         }
         for symptom in &symptoms {
             if !ill_before.iter().any(|known| known.reason() == symptom.reason()) {
@@ -151,14 +152,14 @@ impl Model {
             self.context.publisher.set_machine(shown, sample.totals);
         }
         self.changed();
-        self.note_read(id, number);
+        self.complete_reclaim(id, number);
         self.count_in(id);
-        self.tell_memory();
+        self.report_memory();
         self.publish_room();
         self.judge(id);
     }
 
-    fn tell_verdict(&mut self, id: UnitId, change: VerdictChange) {
+    fn log_verdict(&mut self, id: UnitId, change: VerdictChange) {
         let Some(generation) = self.generation(id) else { return };
         let message = verdict(&change);
         let VerdictChange { request, before, growth, .. } = change;

@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::{Event, Phase, Then, Timer};
+use warden_policies::lifecycle::{AfterStop, Event, Phase, Timer};
 use warden_policies::{GenerationId, Reason};
 
-use super::loading::Stand;
+use super::loading::LoadState;
 use super::operators::Drain;
 use super::recipe::recipe;
 use super::replace::because;
@@ -19,14 +19,14 @@ use crate::view::ledger::Mode;
 
 impl Model {
     pub(super) fn settle_once(&mut self) {
-        self.look_at_the_doubted();
+        self.probe_doubted_units();
         self.finish_drains();
         self.switch_over();
-        self.stop_the_clock();
-        self.replace_the_unresponsive();
-        self.clear_away();
+        self.pause_queue_clock();
+        self.replace_unresponsive();
+        self.remove_retired();
         self.watch_idle();
-        self.heed_wishes();
+        self.judge_recycle_wishes();
         self.fail_replacements();
         self.complete();
         self.settle_restarts();
@@ -39,15 +39,15 @@ impl Model {
             return;
         }
         self.settle_configuration();
-        self.unload_the_idle();
-        self.start_the_needed();
+        self.unload_if_idle();
+        self.start_needed();
         self.watch_needs();
         self.settle_refusal();
-        self.settle_coming();
+        self.publish_next_process();
     }
 
     /// Closes generations that refused a connection, until they answer a probe.
-    fn look_at_the_doubted(&mut self) {
+    fn probe_doubted_units(&mut self) {
         for generation in self.leases.take_doubts() {
             let of = |unit: &&mut Unit| unit.generation() == Some(generation);
             let Some(unit) = self.units.iter_mut().find(of) else { continue };
@@ -83,7 +83,7 @@ impl Model {
             let (old, phase, then) = (old.id, old.phase(), old.machine.then());
             let ready = self.unit(new).is_some_and(|unit| unit.phase() == Phase::Ready);
             // The successor takes its place, so the old one must not restart.
-            if ready || then == Some(Then::Restart) || matches!(phase, Phase::Backoff | Phase::Failed) {
+            if ready || then == Some(AfterStop::Restart) || matches!(phase, Phase::Backoff | Phase::Failed) {
                 self.step(old, Event::Down);
             }
             let gone = self.unit(old).is_some_and(|unit| !unit.machine.has_process());
@@ -95,7 +95,7 @@ impl Model {
     }
 
     /// Pauses the time limits of waiting requests while no gate is open because a process drains or stops.
-    fn stop_the_clock(&mut self) {
+    fn pause_queue_clock(&mut self) {
         let going = |unit: &Unit| matches!(unit.phase(), Phase::Draining | Phase::Stopping);
         let stands = self.end.is_none() && self.units.iter().any(going) && !self.leases.any_open();
         if stands != self.stands.is_some() {
@@ -112,10 +112,10 @@ impl Model {
     }
 
     /// Begins a replacement, with a ledger entry, for an unresponsive process that the machine has given up.
-    fn replace_the_unresponsive(&mut self) {
+    fn replace_unresponsive(&mut self) {
         let given_up = self.units.iter().filter(|unit| {
             unit.role == Role::Current
-                && unit.machine.then() == Some(Then::Restart)
+                && unit.machine.then() == Some(AfterStop::Restart)
                 && unit.live.as_ref().is_some_and(|live| live.ready.is_some())
         });
         let given_up: Vec<u32> = given_up.map(|unit| unit.replica).collect();
@@ -132,7 +132,7 @@ impl Model {
     }
 
     /// Removes retired units without a process.
-    fn clear_away(&mut self) {
+    fn remove_retired(&mut self) {
         let before = self.units.len();
         self.units.retain(|unit| unit.role != Role::Retiring || unit.machine.has_process());
         if self.units.len() < before {
@@ -183,8 +183,8 @@ impl Model {
     }
 
     /// Starts processes that are wanted, or needed by waiting requests.
-    fn start_the_needed(&mut self) {
-        if self.leases.in_need() {
+    fn start_needed(&mut self) {
+        if self.leases.needs_process() {
             self.wanted = true;
         }
         let leaving = self.context.leaving.load(Ordering::SeqCst) > 0;
@@ -201,13 +201,13 @@ impl Model {
     }
 
     /// Publishes when the next process is expected, for waiting requests.
-    fn settle_coming(&self) {
+    fn publish_next_process(&self) {
         let starting = self.lives().filter(|live| live.ready.is_none()).map(|live| live.spawned);
-        self.leases.set_coming(Coming {
+        self.leases.set_next_process(Coming {
             since: starting.min(),
             took: self.experience.load_time,
-            fastest: self.experience.fastest_of(recipe(&self.spec).command()),
-            waits_for_room: matches!(self.stand, Stand::Asked { .. }),
+            fastest: self.experience.fastest_start(recipe(&self.spec).command()),
+            waits_for_room: matches!(self.stand, LoadState::Asked { .. }),
         });
     }
 
@@ -236,8 +236,8 @@ impl Model {
             }
         });
         self.leases.refuse(refusal);
-        if let Some(denied) = self.leases.refusal_elsewhere() {
-            self.context.turn_away_before_us(&self.spec.name, &denied);
+        if let Some(denied) = self.leases.predecessor_refusal() {
+            self.context.refuse_in_predecessor(&self.spec.name, &denied);
         }
     }
 
@@ -247,10 +247,10 @@ impl Model {
         if self.answer_done_restarts() || !self.replacements.is_empty() {
             return;
         }
-        if let Some(replica) = self.units.iter().find(is_to_go(oldest)).map(|unit| unit.replica) {
+        if let Some(replica) = self.units.iter().find(is_not_newer(oldest)).map(|unit| unit.replica) {
             self.replace(replica, Reason::Operator);
             let by = self.operators.restarts.first().and_then(|restart| restart.by.as_deref());
-            self.replacements.note_who(replica, by);
+            self.replacements.note_operator(replica, by);
         }
     }
 
@@ -260,7 +260,7 @@ impl Model {
         if !self.replacements.is_empty() || !self.units.iter().all(serves) {
             return false;
         }
-        let done = |after| !self.units.iter().any(|unit| is_to_go(after)(&unit));
+        let done = |after| !self.units.iter().any(|unit| is_not_newer(after)(&unit));
         let count = self.operators.restarts.iter().take_while(|restart| done(restart.after)).count();
         for restart in self.operators.restarts.drain(..count).collect::<Vec<_>>() {
             let current = |id| self.units.iter().any(|unit| unit.generation() == id);
@@ -296,7 +296,7 @@ impl Model {
                 if !self.leases.any_open() || late {
                     self.leases.dismiss(&Denied::ShuttingDown);
                 }
-                (late, late || self.leases.is_still())
+                (late, late || self.leases.is_idle())
             }
         };
         for id in self.ids() {
@@ -311,6 +311,6 @@ impl Model {
 }
 
 /// Selects current units that are not newer than a requested restart.
-fn is_to_go(after: GenerationId) -> impl Fn(&&Unit) -> bool {
+fn is_not_newer(after: GenerationId) -> impl Fn(&&Unit) -> bool {
     move |unit| unit.role == Role::Current && unit.generation().is_none_or(|generation| generation <= after)
 }

@@ -5,11 +5,11 @@ use warden_policies::lifecycle::Phase;
 use super::Model;
 use super::unit::{Generation, Role, Unit};
 use crate::clock;
-use crate::view::{BackendView, ModelState, ModelView, Outage, PolicyView};
+use crate::view::{BackendView, ModelOutage, ModelState, ModelView, PolicyView};
 
 impl Model {
     pub(super) fn show(&self) -> ModelView {
-        let mut backends: Vec<BackendView> = self.units.iter().map(|unit| self.show_unit(unit)).collect();
+        let mut backends: Vec<BackendView> = self.units.iter().map(|unit| self.unit_view(unit)).collect();
         backends.sort_by_key(|backend| (backend.replica, backend.generation));
         let policy = self.units.iter().filter_map(|unit| unit.live.as_ref()?.wish.said);
         // Only decisions with a reason, whether acted on or only reported.
@@ -39,14 +39,14 @@ impl Model {
                 .map(|missing| missing.message.clone())
                 .or_else(|| self.note.clone()),
             quarantine: self.leases.quarantine(),
-            pin: self.show_pin(),
+            pin: self.pin_view(),
             remote: None,
             canary: None,
         }
     }
 
     /// Expected outage while a failure is the reason for having no process.
-    fn outage(&self) -> Option<Outage> {
+    fn outage(&self) -> Option<ModelOutage> {
         if !matches!(self.state(), ModelState::Backoff | ModelState::Failed) {
             return None;
         }
@@ -63,7 +63,7 @@ impl Model {
         } else {
             format!("it is started again by itself; `llama-warden restart {name}` does it at once")
         };
-        Some(Outage {
+        Some(ModelOutage {
             refusing: down().all(|unit| unit.is_hopeless(told)),
             next_start_unix_ms: clock::unix_ms(next),
             watching,
@@ -92,7 +92,7 @@ impl Model {
         }
     }
 
-    fn show_unit(&self, unit: &Unit) -> BackendView {
+    fn unit_view(&self, unit: &Unit) -> BackendView {
         let live = unit.live.as_deref();
         BackendView {
             replica: unit.replica,
@@ -110,7 +110,7 @@ impl Model {
             memory: live.map(|live| live.memory.show()).unwrap_or_default(),
             health: live.map(|live| live.health.show(&live.cell)).unwrap_or_default(),
             degraded: live.and_then(|live| live.degraded).map(|lost| lost.to_string()),
-            reclaim: live.map(Generation::show_reclaim).unwrap_or_default(),
+            reclaim: live.map(Generation::reclaim_view).unwrap_or_default(),
             next: live.and_then(|live| live.wish.said).map(|(decision, held)| PolicyView { decision, held }),
         }
     }

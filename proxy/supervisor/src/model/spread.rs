@@ -16,13 +16,13 @@ use warden_policies::GenerationId;
 use warden_policies::lifecycle::Phase;
 
 use super::{Model, Report};
-use crate::lease::queue::Leases;
+use crate::lease::queue::LeaseQueue;
 use crate::process::Process;
 use crate::process::settings::{Setting, Settings};
 
 /// Limit of rounds for settings that change meanwhile. More are needed only if clients change settings all
 /// the time.
-const ROUNDS: usize = 8;
+const MAX_SETTING_ROUNDS: usize = 8;
 
 impl Model {
     /// Applies new settings to the other processes.
@@ -56,7 +56,11 @@ impl Model {
 }
 
 /// Applies all settings to a process before it serves. Returns descriptions of those that failed.
-pub(super) async fn set_all(process: &dyn Process, leases: &Leases, timeout: Duration) -> Vec<String> {
+pub(super) async fn apply_all_settings(
+    process: &dyn Process,
+    leases: &LeaseQueue,
+    timeout: Duration,
+) -> Vec<String> {
     let unset = set(process, &leases.settings, timeout, |_| true).await;
     let told = unset.into_iter().map(|(path, why)| {
         format!("what was set by `POST {path}` is not set in the process that follows: {why}; set it again")
@@ -73,7 +77,7 @@ async fn set(
     wanted: impl Fn(&Setting) -> bool,
 ) -> Vec<(String, String)> {
     let (mut done, mut unset) = (Vec::<Setting>::new(), Vec::new());
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_SETTING_ROUNDS {
         let all = settings.all().into_iter().filter(|setting| wanted(setting) && !done.contains(setting));
         let missing: Vec<Setting> = all.collect();
         if missing.is_empty() {

@@ -18,9 +18,9 @@ use warden_policies::lifecycle::{Event, Phase};
 use warden_policies::start_search::{StartFinding, StartSwitch};
 use warden_policies::{GpuIndex, ModelName};
 
-use super::loading::Stand;
+use super::loading::LoadState;
 use super::unit::{Role, Unit};
-use super::{Custody, Message, Model};
+use super::{Message, Model, TaskCustody};
 use crate::error::Failure;
 use crate::memory::leak_history;
 use crate::process::failure::End;
@@ -116,10 +116,10 @@ impl Model {
             unit.role == Role::Current && unit.phase() == Phase::Backoff && unit.start_failures > 0
         };
         self.end.is_none()
-            && self.custody == Custody::Ours
+            && self.custody == TaskCustody::Ours
             // A canary runs next to the model that serves.
             && self.spec.canary_of.is_none()
-            && matches!(self.stand, Stand::In { asking: None, .. })
+            && matches!(self.stand, LoadState::In { asking: None, .. })
             && self.replacements.is_empty()
             && self.lives().next().is_none()
             && self.units.iter().any(waits)
@@ -182,7 +182,7 @@ impl Model {
         self.changed();
     }
 
-    pub(super) fn start_searched(&mut self, number: u64, finding: StartFinding) {
+    pub(super) fn note_start_search(&mut self, number: u64, finding: StartFinding) {
         let Some((_, stop)) = self.dead_starts.search.take_if(|(own, _)| *own == number) else { return };
         self.changed();
         if stop.is_cancelled() || self.dead_starts.command.as_ref() != Some(&self.spec.command) {

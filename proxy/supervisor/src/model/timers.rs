@@ -9,7 +9,7 @@ use crate::clock;
 
 /// Timers of one generation.
 #[derive(Debug, Default)]
-pub(super) struct Timers {
+pub(super) struct GenerationTimers {
     /// Next probe; `None` while one is under way or none is needed.
     pub(super) probe: Option<Instant>,
     pub(super) sample: Option<Instant>,
@@ -19,7 +19,7 @@ pub(super) struct Timers {
     pub(super) judgement: Option<Instant>,
 }
 
-impl Timers {
+impl GenerationTimers {
     pub(super) fn next(&self) -> Option<Instant> {
         let idle_sample = self.idle_sample.map(|(at, _)| at);
         [self.probe, self.sample, idle_sample, self.judgement].into_iter().flatten().min()
@@ -52,7 +52,7 @@ pub(super) struct ModelTimers {
     /// Time to check for unloading an idle model.
     pub(super) idle: Option<Instant>,
     /// Next look at a process that lost its GPU.
-    pub(super) recovery: Option<Recovery>,
+    pub(super) recovery: Option<OffloadRecovery>,
     /// Until this time the first process waits for removed models to free their room.
     pub(super) room: Option<Instant>,
 }
@@ -68,7 +68,7 @@ impl ModelTimers {
 
 /// Next look at a degraded process.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Recovery {
+pub(super) struct OffloadRecovery {
     pub(super) at: Instant,
     /// Consecutive starts that did not help.
     pub(super) tried: u32,

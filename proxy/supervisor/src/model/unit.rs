@@ -10,20 +10,20 @@ use warden_policies::cooldown::Held;
 use warden_policies::cooldown::working_set::Passed;
 use warden_policies::health::Lost;
 use warden_policies::lifecycle::{Event, Machine, Phase, Timer};
-use warden_policies::reclaim::{NoReclaim, Reclaims};
+use warden_policies::reclaim::{NoReclaim, ReclaimHistory};
 use warden_policies::{Decision, GenerationId};
 
 use super::health::HealthTracker;
 use super::recipe::Recipe;
 use super::reclaim::Asked;
-use super::timers::Timers;
+use super::timers::GenerationTimers;
 use super::warm::Packed;
 use crate::error::Failure;
 use crate::lease::cell::Cell;
 use crate::memory::tracker::MemoryTracker;
 use crate::process::Process;
-use crate::process::failure::Lateness;
-use crate::process::needs::Sight;
+use crate::process::failure::StartLateness;
+use crate::process::needs::NeedsCheck;
 use crate::process::slot_files::SlotFiles;
 use crate::spec::Command;
 use crate::view::reclaim_entry::ReclaimEntry;
@@ -58,7 +58,7 @@ pub(super) struct Unit {
     /// Why the last process ended by itself.
     pub(super) failure: Option<Failure>,
     /// State of the needed files before the last start.
-    pub(super) sight: Option<Sight>,
+    pub(super) sight: Option<NeedsCheck>,
 }
 
 impl Unit {
@@ -153,7 +153,7 @@ pub(super) struct Generation {
     /// The socket has answered.
     pub(super) answered: bool,
     /// The start exceeded the time limit.
-    pub(super) timed_out: Option<Lateness>,
+    pub(super) timed_out: Option<StartLateness>,
     /// Guard of the helper that reports a stalled start.
     pub(super) start_watch: Option<DropGuard>,
     pub(super) spawned: Instant,
@@ -163,7 +163,7 @@ pub(super) struct Generation {
     pub(super) started_with: Option<Command>,
     pub(super) ready: Option<Instant>,
     pub(super) slots: Option<u32>,
-    pub(super) timers: Timers,
+    pub(super) timers: GenerationTimers,
     pub(super) probes_lost: u32,
     /// When the first lost probe was sent.
     pub(super) lost_since: Option<Instant>,
@@ -188,7 +188,7 @@ pub(super) struct Generation {
     pub(super) degraded: Option<Lost>,
     pub(super) wish: Wish,
     /// History of reclaim requests.
-    pub(super) reclaims: Reclaims,
+    pub(super) reclaims: ReclaimHistory,
     /// Reclaim request under way.
     pub(super) asked_back: Option<Asked>,
     pub(super) reclaim_count: u64,
@@ -231,7 +231,7 @@ impl Generation {
             started_with: None,
             ready: None,
             slots: None,
-            timers: Timers::default(),
+            timers: GenerationTimers::default(),
             probes_lost: 0,
             lost_since: None,
             short_drain: false,
@@ -246,7 +246,7 @@ impl Generation {
             health: Box::new(health),
             degraded: None,
             wish: Wish::default(),
-            reclaims: Reclaims::default(),
+            reclaims: ReclaimHistory::default(),
             asked_back: None,
             reclaim_count: 0,
             came_from: None,
@@ -275,7 +275,7 @@ impl Generation {
 
     /// Sends SIGTERM, now or once there is a process.
     pub(super) fn terminate(&mut self) {
-        self.cell.tell_to_end();
+        self.cell.request_stop();
         match &self.process {
             Some(process) => process.terminate(),
             None => self.pending = self.pending.or(Some(Pending::Terminate)),
@@ -284,7 +284,7 @@ impl Generation {
 
     /// Sends SIGKILL, now or once there is a process.
     pub(super) fn kill(&mut self) {
-        self.cell.tell_to_end();
+        self.cell.request_stop();
         match &self.process {
             Some(process) => process.kill(),
             None => self.pending = Some(Pending::Kill),

@@ -33,7 +33,7 @@ pub(super) fn verdict(change: &VerdictChange) -> String {
 mod tests {
     use std::time::Duration;
 
-    use warden_policies::growth::{Blame, Fill, Growth, Interval, Unit, Verdict};
+    use warden_policies::growth::{Fill, Growth, GrowthBlame, IntervalEstimate, Unit, Verdict};
     use warden_policies::{Action, GpuIndex, MemoryKind, Reason};
 
     use super::*;
@@ -54,13 +54,13 @@ mod tests {
 
     #[test]
     fn a_change_of_verdict_reads_as_a_sentence() {
-        let interval = |value| Interval { value, low: value, high: value };
+        let interval = |value| IntervalEstimate { value, low: value, high: value };
         let mut growth = Growth {
             verdict: Verdict::Leaking,
             since_request: 120,
             slope: Some(interval(4.5 * 1024.0 * 1024.0)),
             fill: Fill { allowed: 2 << 30, used: 3 << 30 },
-            blame: Some(Blame::Pays { unit: Unit::Image, bytes_per_unit: 1024.0, share: 0.943 }),
+            blame: Some(GrowthBlame::Pays { unit: Unit::Image, bytes_per_unit: 1024.0, share: 0.943 }),
             ..Growth::of(MemoryKind::Host)
         };
         let change = |growth: &Growth| VerdictChange {
@@ -71,7 +71,7 @@ mod tests {
         };
         let known = verdict(&change(&growth));
         growth.slope = Some(interval(-2048.0));
-        growth.blame = Some(Blame::Undecided { why: "the load is always the same".to_owned() });
+        growth.blame = Some(GrowthBlame::Undecided { why: "the load is always the same".to_owned() });
         growth.fill = Fill::default();
         insta::assert_snapshot!([known, verdict(&change(&growth))].join("\n"));
     }

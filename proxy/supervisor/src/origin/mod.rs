@@ -13,14 +13,14 @@ use http::{Request, Uri};
 pub use self::wire::Wire;
 
 /// Path of the versioned API. Addresses may be given with or without it.
-const VERSION: &str = "/v1";
+const VERSION_PREFIX: &str = "/v1";
 
 /// Endings of an address that belong to requests.
-const ROUTES: [&str; 4] = ["/completions", "/models", "/embeddings", "/messages"];
+const ROUTE_SUFFIXES: [&str; 4] = ["/completions", "/models", "/embeddings", "/messages"];
 
 /// Client headers that are passed on: those that affect the answer, and request ids that both sides log.
 /// The others describe the client (identity, program, language, address) and are not for the endpoint.
-const PASSES: [&str; 13] = [
+const PASSED_HEADERS: [&str; 13] = [
     "accept",
     "anthropic-beta",
     "anthropic-version",
@@ -37,10 +37,11 @@ const PASSES: [&str; 13] = [
 ];
 
 /// Our own `User-Agent`.
-const OUR_NAME: HeaderValue = HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION")));
+const OUR_USER_AGENT: HeaderValue =
+    HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION")));
 
 /// Prefix of our name in `Via`. Names of other llama-wardens are kept, so that each can detect a loop.
-const OUR_VIA: &str = "llama-warden-";
+const VIA_PREFIX: &str = "llama-warden-";
 
 /// Endpoint with OpenAI's API. Debug output hides the key.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -84,10 +85,10 @@ impl Origin {
             None => 80,
         };
         let path = uri.path().trim_end_matches('/');
-        if ROUTES.iter().any(|route| path.ends_with(route)) {
+        if ROUTE_SUFFIXES.iter().any(|route| path.ends_with(route)) {
             return Err("it ends with a route: write what is before `/v1`, or with it".to_owned());
         }
-        let prefix = path.strip_suffix(VERSION).unwrap_or(path).trim_end_matches('/').to_owned();
+        let prefix = path.strip_suffix(VERSION_PREFIX).unwrap_or(path).trim_end_matches('/').to_owned();
         if key.is_some_and(|key| HeaderValue::from_str(key).is_err()) {
             return Err("its key has characters that no header can have".to_owned());
         }
@@ -133,11 +134,11 @@ impl Origin {
             *request.uri_mut() = format!("{}{target}", self.prefix).parse()?;
         }
         let headers = request.headers_mut();
-        while let Some(name) = headers.keys().find(|name| !PASSES.contains(&name.as_str())).cloned() {
+        while let Some(name) = headers.keys().find(|name| !PASSED_HEADERS.contains(&name.as_str())).cloned() {
             headers.remove(name);
         }
         keep_our_via(headers);
-        headers.insert(USER_AGENT, OUR_NAME);
+        headers.insert(USER_AGENT, OUR_USER_AGENT);
         headers.insert(HOST, HeaderValue::from_str(&self.authority)?);
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         if let Some(key) = &self.key {
@@ -154,7 +155,7 @@ fn keep_our_via(headers: &mut HeaderMap) {
     let ours = |part: &str| {
         let mut words = part.split_whitespace();
         let (version, name) = words.next().zip(words.next())?;
-        name.starts_with(OUR_VIA).then(|| format!("{version} {name}"))
+        name.starts_with(VIA_PREFIX).then(|| format!("{version} {name}"))
     };
     let all = headers.get_all(VIA).iter().filter_map(|value| value.to_str().ok());
     let ours: Vec<String> = all.flat_map(|value| value.split(',')).filter_map(ours).collect();
@@ -242,7 +243,7 @@ mod tests {
             let wanted = ["accept-encoding", "content-type", "host", "user-agent", "via", "x-request-id"];
             assert_eq!(names, wanted);
             assert_eq!(request.headers()[ACCEPT_ENCODING], "identity");
-            assert_eq!(request.headers()[USER_AGENT], OUR_NAME);
+            assert_eq!(request.headers()[USER_AGENT], OUR_USER_AGENT);
             let via = "1.1 llama-warden-0123456789ab, 1.1 llama-warden-ba9876543210";
             assert_eq!(request.headers()[VIA], via);
         }

@@ -18,13 +18,13 @@ use super::Origin;
 const LIST: &str = "/v1/models";
 
 /// Maximum size of a list in bytes. Vendors of thousands of models need a few megabytes.
-const MOST: usize = 16 << 20;
+const MAX_LIST_BYTES: usize = 16 << 20;
 
 /// Time limit for a list after its head.
-const BODY: Duration = Duration::from_secs(5);
+const LIST_BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Fields in which endpoints give the context length of a model, in tokens.
-const CONTEXTS: [&str; 4] = ["/context_length", "/max_model_len", "/context_window", "/meta/n_ctx"];
+const CONTEXT_FIELDS: [&str; 4] = ["/context_length", "/max_model_len", "/context_window", "/meta/n_ctx"];
 
 /// Facts from an endpoint that answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub(crate) struct Listed {
 
 /// Why an endpoint does not serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Silence {
+pub(crate) enum ProbeFailure {
     /// No answer in time: it may be busy.
     Slow(String),
     /// The endpoint cannot be reached, or refuses.
@@ -45,27 +45,27 @@ pub(crate) enum Silence {
 }
 
 /// Requests the list of models.
-pub(crate) async fn probe(origin: &Origin, model: &str, limit: Duration) -> Result<Listed, Silence> {
-    let asked = timeout(limit, ask(origin)).await;
+pub(crate) async fn probe(origin: &Origin, model: &str, limit: Duration) -> Result<Listed, ProbeFailure> {
+    let asked = timeout(limit, request_list(origin)).await;
     let Answer { status, location, body } = match asked {
-        Ok(answer) => answer.map_err(Silence::Said)?,
-        Err(_) => return Err(Silence::Slow(format!("it does not answer within {limit:?}"))),
+        Ok(answer) => answer.map_err(ProbeFailure::Said)?,
+        Err(_) => return Err(ProbeFailure::Slow(format!("it does not answer within {limit:?}"))),
     };
     let code = status.as_u16();
     let note = |note: String| Ok(Listed { n_ctx: None, note: Some(note) });
     match status {
         StatusCode::UNAUTHORIZED if origin.has_key() => {
-            Err(Silence::Said(format!("it refuses the key in `key_file` (status {code})")))
+            Err(ProbeFailure::Said(format!("it refuses the key in `key_file` (status {code})")))
         }
         StatusCode::UNAUTHORIZED => {
-            Err(Silence::Said(format!("it wants a key (status {code}): name its file in `key_file`")))
+            Err(ProbeFailure::Said(format!("it wants a key (status {code}): name its file in `key_file`")))
         }
         status if status.is_server_error() => {
-            Err(Silence::Said(format!("it answers `GET {LIST}` with status {code}")))
+            Err(ProbeFailure::Said(format!("it answers `GET {LIST}` with status {code}")))
         }
         status if status.is_redirection() => {
             let to = location.map(|to| format!(" to `{}`", secrets::text(&to))).unwrap_or_default();
-            Err(Silence::Said(format!(
+            Err(ProbeFailure::Said(format!(
                 "it sends requests elsewhere{to} (status {code}): name that address in `url`"
             )))
         }
@@ -90,7 +90,7 @@ struct Answer {
     body: Bytes,
 }
 
-async fn ask(origin: &Origin) -> Result<Answer, String> {
+async fn request_list(origin: &Origin) -> Result<Answer, String> {
     let wire = origin.connect().await.map_err(|error| format!("cannot connect: {error}"))?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(wire)).await.map_err(|error| format!("cannot connect: {error}"))?;
@@ -103,7 +103,8 @@ async fn ask(origin: &Origin) -> Result<Answer, String> {
         let response = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
         let status = response.status();
         let location = response.headers().get(LOCATION).and_then(|to| to.to_str().ok()).map(str::to_owned);
-        let body = timeout(BODY, Limited::new(response.into_body(), MOST).collect()).await;
+        let body =
+            timeout(LIST_BODY_TIMEOUT, Limited::new(response.into_body(), MAX_LIST_BYTES).collect()).await;
         let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes);
         Ok(Answer { status, location, body: body.unwrap_or_default() })
     };
@@ -123,7 +124,7 @@ fn listed(body: &[u8], model: &str) -> Listed {
         let note = format!("the endpoint lists models, and `{model}` (`model`) is not among them");
         return Listed { n_ctx: None, note: Some(note) };
     };
-    let said = CONTEXTS.iter().find_map(|place| entry.pointer(place)?.as_u64());
+    let said = CONTEXT_FIELDS.iter().find_map(|place| entry.pointer(place)?.as_u64());
     Listed { n_ctx: said.and_then(|tokens| u32::try_from(tokens).ok()), note: None }
 }
 
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
 
     /// Result for an endpoint that sends this and closes.
-    async fn told(answer: &'static str) -> Result<Listed, Silence> {
+    async fn told(answer: &'static str) -> Result<Listed, ProbeFailure> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/api/v1", listener.local_addr().unwrap());
         let origin = Origin::parse(&url, None).unwrap();
@@ -178,13 +179,13 @@ mod tests {
             assert_eq!(told.is_ok(), wanted, "{answer}: {told:?}");
             let said = match told {
                 Ok(listed) => listed.note.unwrap_or_default(),
-                Err(Silence::Said(why) | Silence::Slow(why)) => why,
+                Err(ProbeFailure::Said(why) | ProbeFailure::Slow(why)) => why,
             };
             assert!(said.contains(words) && words.is_empty() == said.is_empty(), "{answer}: {said}");
         }
         let gone = Origin::parse("http://127.0.0.1:1", None).unwrap();
         let told = probe(&gone, "m", Duration::from_secs(20)).await;
-        assert!(matches!(told, Err(Silence::Said(why)) if why.starts_with("cannot connect")));
+        assert!(matches!(told, Err(ProbeFailure::Said(why)) if why.starts_with("cannot connect")));
     }
 
     #[test]

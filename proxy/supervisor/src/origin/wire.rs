@@ -17,7 +17,7 @@ use super::Origin;
 use crate::worker_threads::resolve_host;
 
 /// Idle time after which TCP keepalive probes a connection.
-const SILENT: Duration = Duration::from_secs(30);
+const KEEPALIVE_TIME: Duration = Duration::from_secs(30);
 
 /// Connection to an endpoint, plain or encrypted.
 pub type Wire = Either<TcpStream, Box<TlsStream<TcpStream>>>;
@@ -36,9 +36,10 @@ impl Origin {
         stream.set_nodelay(true)?;
         // Otherwise a peer that vanishes would be awaited for the whole time limit of an answer.
         let socket = SockRef::from(&stream);
-        let alive = TcpKeepalive::new().with_time(SILENT).with_interval(SILENT / 3).with_retries(3);
+        let alive =
+            TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_TIME / 3).with_retries(3);
         socket.set_tcp_keepalive(&alive)?;
-        socket.set_tcp_user_timeout(Some(SILENT * 2))?;
+        socket.set_tcp_user_timeout(Some(KEEPALIVE_TIME * 2))?;
         if !self.tls {
             return Ok(Either::Left(stream));
         }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use warden_policies::health::Slots;
 
 /// Fields that change while a slot works.
-const WORK: [&str; 7] = [
+const WORK_FIELDS: [&str; 7] = [
     "id_task",
     "n_decoded",
     "n_past",
@@ -39,7 +39,7 @@ fn mark(value: &Value, hasher: &mut DefaultHasher) {
         Value::Object(fields) => {
             for (name, value) in fields {
                 match value.as_i64() {
-                    Some(number) if WORK.contains(&name.as_str()) => (name, number).hash(hasher),
+                    Some(number) if WORK_FIELDS.contains(&name.as_str()) => (name, number).hash(hasher),
                     _ => mark(value, hasher),
                 }
             }

@@ -31,7 +31,7 @@ use warden_sensors::Relative;
 use crate::error::SpawnError;
 use crate::process::control_group::ControlGroup;
 use crate::process::group::{Exit, Group};
-use crate::process::kinship::{self, ChildState, Kinship, LOOK_LIMIT};
+use crate::process::kinship::{self, ChildRelatives, ChildState, LOOK_LIMIT};
 use crate::process::root::ask::ChildId;
 use crate::process::root::client::Client;
 use crate::process::server_place::{AskedToEnd, Server, outlives_leader};
@@ -41,11 +41,11 @@ use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_briefly, run_job};
 
 /// Interval for retrying to reap a child that has ended.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const REAP_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Time for which a leader may outlive its server outside of the group. `setsid --wait` ends at once,
 /// `podman run` removes its container first.
-const LEADER_FOLLOWS: Duration = Duration::from_secs(2);
+const LEADER_EXIT_LIMIT: Duration = Duration::from_secs(2);
 
 /// Total time to wait for killed processes outside of the group. A hanging driver can keep one for longer.
 const KILLED_LIMIT: Duration = Duration::from_secs(10);
@@ -55,7 +55,7 @@ const KILLED_LIMIT: Duration = Duration::from_secs(10);
 pub struct Child {
     leader: Leader,
     pidfd: AsyncFd<OwnedFd>,
-    kinship: Arc<Kinship>,
+    kinship: Arc<ChildRelatives>,
     output: Mutex<Option<(pipe::Receiver, pipe::Receiver)>>,
 }
 
@@ -82,7 +82,7 @@ impl Child {
         let pidfd = rustix::process::pidfd_open(group.leader, PidfdFlags::empty());
         let pid = group.id();
         let pidfd = pidfd.map_err(|errno| SpawnError::Watch { pid, source: errno.into() })?;
-        Self::new(Leader::Ours(group), pidfd, stdout.zip(stderr), Kinship::new(pid, mark, control))
+        Self::new(Leader::Ours(group), pidfd, stdout.zip(stderr), ChildRelatives::new(pid, mark, control))
     }
 
     /// Watches a child of the root. Registers with the current runtime.
@@ -96,7 +96,7 @@ impl Child {
         let leader = Leader::Roots { child, exit: Mutex::default(), handed_over };
         let pid = leader.pid();
         let control = ControlGroup::of_child(pid).map(Arc::new);
-        let child = Self::new(leader, pidfd, output, Kinship::new(pid, mark, control))?;
+        let child = Self::new(leader, pidfd, output, ChildRelatives::new(pid, mark, control))?;
         if child.leader_has_ended() {
             // The leader may have ended before the handover.
             let kinship = Arc::clone(&child.kinship);
@@ -111,7 +111,7 @@ impl Child {
         leader: Leader,
         pidfd: OwnedFd,
         output: Option<(OwnedFd, OwnedFd)>,
-        kinship: Kinship,
+        kinship: ChildRelatives,
     ) -> Result<Self, SpawnError> {
         let pid = leader.pid();
         let failed = |source| SpawnError::Watch { pid, source };
@@ -141,7 +141,7 @@ impl Child {
     }
 
     /// Number by which the root knows the child; `None` for our own child.
-    pub(crate) fn of_root_id(&self) -> Option<ChildId> {
+    pub(crate) fn root_id(&self) -> Option<ChildId> {
         match &self.leader {
             Leader::Ours(_) => None,
             Leader::Roots { child, .. } => Some(child.id),
@@ -181,7 +181,7 @@ impl Child {
     }
 
     /// Relatives outside of the group, and the server.
-    pub(crate) fn kinship(&self) -> &Arc<Kinship> {
+    pub(crate) fn kinship(&self) -> &Arc<ChildRelatives> {
         &self.kinship
     }
 
@@ -227,22 +227,22 @@ impl Child {
     /// again, and dropped at any time.
     pub async fn wait(&self) -> Exit {
         match &self.leader {
-            Leader::Ours(group) => self.wait_for_ours(group).await,
+            Leader::Ours(group) => self.wait_for_own(group).await,
             Leader::Roots { child, exit, .. } => {
                 if let Some(exit) = *lock(exit) {
                     return exit;
                 }
-                let ended = self.wait_for_roots(child).await;
+                let ended = self.wait_for_root_child(child).await;
                 *lock(exit).get_or_insert(ended)
             }
         }
     }
 
-    async fn leader_ended(&self) {
-        watched_process::pidfd_ended(&self.pidfd, self.pid()).await;
+    async fn until_leader_ends(&self) {
+        watched_process::until_pidfd_ends(&self.pidfd, self.pid()).await;
     }
 
-    async fn wait_for_ours(&self, group: &Group) -> Exit {
+    async fn wait_for_own(&self, group: &Group) -> Exit {
         let mut changes = self.kinship.changes();
         // Exit of a process left by the leader, if it was our child.
         let mut exit_behind = None;
@@ -257,10 +257,10 @@ impl Child {
                     _ => None,
                 };
                 tokio::select! {
-                    () = self.leader_ended() => {}
-                    () = end_of(outside.as_deref()) => {
+                    () = self.until_leader_ends() => {}
+                    () = until_end(outside.as_deref()) => {
                         let server_exit = outside.and_then(|server| server.reap());
-                        if timeout(LEADER_FOLLOWS, self.leader_ended()).await.is_err() {
+                        if timeout(LEADER_EXIT_LIMIT, self.until_leader_ends()).await.is_err() {
                             group.signal(Signal::KILL);
                             return self.finish(group, Some(server_exit.unwrap_or(Exit::Unknown))).await;
                         }
@@ -269,7 +269,7 @@ impl Child {
                 }
                 if self.leader_has_ended() && group.ended().is_none() {
                     // Only a debugger can make waitid later than the pidfd.
-                    tokio::time::sleep(LOOK_AGAIN).await;
+                    tokio::time::sleep(REAP_RETRY_INTERVAL).await;
                 }
                 continue;
             };
@@ -301,7 +301,7 @@ impl Child {
             };
             tokio::select! {
                 _ = changes.changed() => {}
-                () = first_end(&watched) => {
+                () = until_first_end(&watched) => {
                     exit_behind = watched.iter().find_map(|one| one.reap()).or(exit_behind);
                 }
             }
@@ -327,11 +327,11 @@ impl Child {
     /// Kills all remaining processes and waits for their end, so that their memory is free for the next
     /// process. Then reaps the leader.
     async fn finish(&self, group: &Group, said: Option<Exit>) -> Exit {
-        self.leader_ended().await;
+        self.until_leader_ends().await;
         let limit = Instant::now() + KILLED_LIMIT;
         loop {
             group.signal(Signal::KILL);
-            let relatives = self.look(Kinship::killed_relatives).await;
+            let relatives = self.look(ChildRelatives::killed_relatives).await;
             // The list is valid only if the leader was not reaped during the search.
             if let Some(exit) = group.known() {
                 return exit;
@@ -361,16 +361,16 @@ impl Child {
                 return exit;
             }
             // Only a debugger can make waitid later than the pidfd.
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(REAP_RETRY_INTERVAL).await;
         }
     }
 
     /// Waits for a child of the root. The root cannot know a server found only by its answer, so that one
     /// is watched here.
-    async fn wait_for_roots(&self, child: &Created) -> Exit {
+    async fn wait_for_root_child(&self, child: &Created) -> Exit {
         let mut changes = self.kinship.changes();
         let reaped = async {
-            self.leader_ended().await;
+            self.until_leader_ends().await;
             let relatives = self.relatives().await;
             self.kinship.set_outlived(relatives.iter().any(|one| !one.is_zombie));
             child.client.reap(child.id).await
@@ -396,9 +396,9 @@ impl Child {
                     let is_killed_by_us = is_server_gone && asked != AskedToEnd::AtOnce;
                     return if is_killed_by_us && exit == Exit::Signal(libc::SIGKILL) { Exit::Unknown } else { exit };
                 }
-                () = end_of(watched.as_deref()) => {
+                () = until_end(watched.as_deref()) => {
                     is_server_gone = true;
-                    if let Ok(exit) = timeout(LEADER_FOLLOWS, &mut reaped).await {
+                    if let Ok(exit) = timeout(LEADER_EXIT_LIMIT, &mut reaped).await {
                         self.kinship.set_outlived(false);
                         return exit;
                     }
@@ -411,21 +411,21 @@ impl Child {
 
     /// Relatives of the child, without its leader.
     async fn relatives(&self) -> Vec<Relative> {
-        self.look(Kinship::relatives).await
+        self.look(ChildRelatives::relatives).await
     }
 
-    async fn look(&self, look: fn(&Kinship) -> Vec<Relative>) -> Vec<Relative> {
+    async fn look(&self, look: fn(&ChildRelatives) -> Vec<Relative>) -> Vec<Relative> {
         if !self.kinship.has_relatives() {
             return Vec::new();
         }
         let kinship = Arc::clone(&self.kinship);
         // Small reads of /proc; keep them off the runtime threads.
-        kinship::found_in_time(self.pid(), run_job(WorkKind::Kernel, move || look(&kinship))).await
+        kinship::relatives_in_time(self.pid(), run_job(WorkKind::Kernel, move || look(&kinship))).await
     }
 }
 
 /// Resolves at the end of a process, or never without one.
-async fn end_of(process: Option<&WatchedProcess>) {
+async fn until_end(process: Option<&WatchedProcess>) {
     match process {
         Some(process) => process.ended().await,
         None => std::future::pending().await,
@@ -434,9 +434,9 @@ async fn end_of(process: Option<&WatchedProcess>) {
 
 /// Resolves at the first end of several processes. Returns soon for an empty list: they ended since they
 /// were listed.
-async fn first_end(processes: &[Arc<WatchedProcess>]) {
+async fn until_first_end(processes: &[Arc<WatchedProcess>]) {
     if processes.is_empty() {
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(REAP_RETRY_INTERVAL).await;
         return;
     }
     future::select_all(processes.iter().map(|one| Box::pin(one.ended()))).await;

@@ -31,11 +31,11 @@ use crate::process::{instance, watched_process};
 
 const PREFIX: &str = "llama-warden-";
 /// File that lists a group's processes and accepts new ones.
-const MEMBERS: &str = "cgroup.procs";
+const MEMBERS_FILE: &str = "cgroup.procs";
 /// Controllers that would share CPU or disk among groups instead of processes.
-const SHARING: [&str; 2] = ["cpu", "io"];
+const SHARING_CONTROLLERS: [&str; 2] = ["cpu", "io"];
 /// Extended attributes with which systemd marks a delegated group.
-const DELEGATED: [&str; 2] = ["user.delegate", "trusted.delegate"];
+const DELEGATION_ATTRIBUTES: [&str; 2] = ["user.delegate", "trusted.delegate"];
 /// Number of names to try: an earlier process with our PID may have left a group.
 const NAME_ATTEMPTS: usize = 16;
 /// Maximum depth of groups below one of ours, such as those of a container tool.
@@ -95,13 +95,14 @@ impl ControlGroup {
         let group = second_version(&listed)?;
         let is_made_for_us = maker(Path::new(group).file_name()?.to_str()?) == Some(instance::id());
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-        let path = directories(&mounts, group).into_iter().find(|path| path.join(MEMBERS).exists())?;
+        let path =
+            group_directories(&mounts, group).into_iter().find(|path| path.join(MEMBERS_FILE).exists())?;
         is_made_for_us.then_some(Self { path, _lock: None })
     }
 
     /// File through which a process enters the group, by writing `0`.
-    pub(crate) fn entrance(&self) -> io::Result<OwnedFd> {
-        Ok(File::options().write(true).open(self.path.join(MEMBERS))?.into())
+    pub(crate) fn open_entrance(&self) -> io::Result<OwnedFd> {
+        Ok(File::options().write(true).open(self.path.join(MEMBERS_FILE))?.into())
     }
 
     /// Processes of the group, without zombies. Reads `/proc`: not for a runtime thread.
@@ -114,7 +115,8 @@ impl ControlGroup {
     }
 
     fn pids(&self) -> BTreeSet<u32> {
-        let listed = below(&self.path).into_iter().map(|group| fs::read_to_string(group.join(MEMBERS)));
+        let listed =
+            groups_below(&self.path).into_iter().map(|group| fs::read_to_string(group.join(MEMBERS_FILE)));
         let texts: Vec<String> = listed.filter_map(Result::ok).collect();
         // A process without a PID in our namespace is listed as 0.
         texts
@@ -138,7 +140,7 @@ impl ControlGroup {
 
     /// Removes the group and those below it. Returns true if it is gone. A group with processes stays.
     fn remove(&self) -> bool {
-        for group in below(&self.path).iter().rev() {
+        for group in groups_below(&self.path).iter().rev() {
             let _busy = fs::remove_dir(group);
         }
         !self.path.exists()
@@ -201,7 +203,7 @@ impl ControlGroups {
         self.made.iter().for_each(|group| group.kill());
         for group in &self.made {
             if !group.end(until) {
-                tell_of_rest(group);
+                log_remaining(group);
             }
         }
     }
@@ -227,12 +229,12 @@ pub(crate) fn end_abandoned() {
             );
         }
         if !is_removed {
-            tell_of_rest(&group);
+            log_remaining(&group);
         }
     }
 }
 
-fn tell_of_rest(group: &ControlGroup) {
+fn log_remaining(group: &ControlGroup) {
     tracing::error!(
         group = %group.path.display(),
         pids = ?group.pids(),
@@ -253,7 +255,7 @@ fn second_version(groups: &str) -> Option<&str> {
 }
 
 /// Possible directories of this group, by the mounts of `/proc/self/mountinfo`.
-fn directories(mounts: &str, group: &str) -> Vec<PathBuf> {
+fn group_directories(mounts: &str, group: &str) -> Vec<PathBuf> {
     let is_outside = |path: &str| path.split('/').any(|part| part == "..");
     let directory = |line: &str| {
         let (mount, source) = line.split_once(" - ")?;
@@ -277,9 +279,9 @@ fn own_group() -> Result<PathBuf, String> {
     let group = second_version(&groups).ok_or("the kernel has no control groups of version 2")?;
     let own = std::process::id().to_string();
     let is_ours = |path: &PathBuf| {
-        fs::read_to_string(path.join(MEMBERS)).is_ok_and(|members| members.lines().any(|pid| pid == own))
+        fs::read_to_string(path.join(MEMBERS_FILE)).is_ok_and(|members| members.lines().any(|pid| pid == own))
     };
-    let found = directories(&read("/proc/self/mountinfo")?, group).into_iter().find(is_ours);
+    let found = group_directories(&read("/proc/self/mountinfo")?, group).into_iter().find(is_ours);
     let path = found.ok_or("our control group is mounted nowhere")?;
     let content = |file: &str| fs::read_to_string(path.join(file)).unwrap_or_default();
     refusal(&content("cgroup.type"), &content("cgroup.subtree_control")).map_or(Ok(()), Err)?;
@@ -295,7 +297,7 @@ fn refusal(kind: &str, controllers: &str) -> Option<String> {
     if !matches!(kind.trim(), "" | "domain") {
         return Some(format!("our control group is {}", kind.trim()));
     }
-    let sharing = controllers.split_ascii_whitespace().find(|name| SHARING.contains(name))?;
+    let sharing = controllers.split_ascii_whitespace().find(|name| SHARING_CONTROLLERS.contains(name))?;
     Some(format!("`{sharing}` is parted among the groups in ours, so a group would change a child's share"))
 }
 
@@ -305,11 +307,11 @@ fn is_delegated(path: &Path) -> bool {
         let length = rustix::fs::getxattr(path, name, &mut value);
         length.is_ok_and(|length| value.get(..length).is_some_and(|value| value == b"1"))
     };
-    DELEGATED.into_iter().any(has)
+    DELEGATION_ATTRIBUTES.into_iter().any(has)
 }
 
 /// A group and all groups below it, parents first.
-fn below(group: &Path) -> Vec<PathBuf> {
+fn groups_below(group: &Path) -> Vec<PathBuf> {
     let mut all = vec![group.to_owned()];
     let mut level = 0..1;
     for _ in 0..DEPTH_LIMIT {
@@ -344,7 +346,7 @@ mod tests {
     #[test]
     fn a_group_is_looked_for_in_each_mount_that_shows_it() {
         let found = |group| {
-            let all = directories(MOUNTS, group).into_iter();
+            let all = group_directories(MOUNTS, group).into_iter();
             all.map(|path| path.to_string_lossy().into_owned()).collect::<Vec<_>>()
         };
         assert_eq!(found("/docker/x/y"), ["/sys/fs/cgroup/unified/docker/x/y", "/sys/fs/cgroup/y"]);
@@ -384,8 +386,8 @@ mod tests {
         fs::create_dir(&inner).unwrap();
         let sleeper = || std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let (mut one, mut other) = (sleeper(), sleeper());
-        fs::write(group.path.join(MEMBERS), one.id().to_string()).unwrap();
-        fs::write(inner.join(MEMBERS), other.id().to_string()).unwrap();
+        fs::write(group.path.join(MEMBERS_FILE), one.id().to_string()).unwrap();
+        fs::write(inner.join(MEMBERS_FILE), other.id().to_string()).unwrap();
         let pids: Vec<u32> = group.members().iter().map(|member| member.process.pid).collect();
         assert!(pids.len() == 2 && pids.contains(&one.id()) && pids.contains(&other.id()), "{pids:?}");
         assert!(!group.remove(), "it is in use");

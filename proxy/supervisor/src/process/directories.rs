@@ -16,7 +16,7 @@ use crate::spec::FleetConfig;
 /// Creates the directory for sockets (mode 0700, ours) and removes files of dead supervisors.
 pub(crate) fn prepare_runtime(path: &Path) -> Result<(), FleetError> {
     make_private(path).map_err(|source| FleetError::RuntimeDir { path: path.to_owned(), source })?;
-    sweep(path);
+    sweep_runtime(path);
     Ok(())
 }
 
@@ -48,7 +48,7 @@ pub fn restore(beside: &Path) -> Result<(), SpawnError> {
 }
 
 /// Removes files of dead supervisors, best effort: a file that stays does no harm.
-fn sweep(path: &Path) {
+fn sweep_runtime(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.filter_map(Result::ok) {
         let name = entry.file_name();
@@ -62,9 +62,9 @@ fn sweep(path: &Path) {
 
 /// Checks that each socket's path fits, with generation numbers that a year of crash loops cannot reach.
 pub(crate) fn check_sockets(config: &FleetConfig) -> Result<(), FleetError> {
-    const LATE: GenerationId = GenerationId(99_999_999);
+    const LATE_GENERATION: GenerationId = GenerationId(99_999_999);
     for model in &config.models {
-        let path = socket(&config.runtime_dir, &model.name, LATE);
+        let path = socket(&config.runtime_dir, &model.name, LATE_GENERATION);
         let length = path.as_os_str().len();
         if length > SOCKET_PATH_LIMIT {
             return Err(FleetError::SocketPath { path, length, limit: SOCKET_PATH_LIMIT });

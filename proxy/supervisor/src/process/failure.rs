@@ -18,12 +18,12 @@ pub(crate) enum End<'a> {
     /// The process ended. For SIGKILL: whether lack of memory was the reason.
     Exited(Exit, OutOfMemory),
     /// The process was killed because it was not ready in time.
-    TimedOut(Lateness),
+    TimedOut(StartLateness),
 }
 
 /// Time limit that a start exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lateness {
+pub(crate) enum StartLateness {
     /// Not ready within this time.
     NotReady(Duration),
     /// No activity for this time.
@@ -46,12 +46,12 @@ pub(crate) enum OutOfMemory {
     Machine,
 }
 
-const BAD_FLAG: &[&str] =
+const BAD_FLAG_PHRASES: &[&str] =
     &["error: invalid argument", "error while handling argument", "error: unknown argument"];
-const NO_HTTPS: &[&str] = &["https is not supported", "built without libcurl", "built without ssl"];
-const NO_LIBRARY: &[&str] = &["error while loading shared libraries"];
-const ADDRESS: &[&str] = &["couldn't bind", "address already in use"];
-const NO_MEMORY: &[&str] = &[
+const NO_HTTPS_PHRASES: &[&str] = &["https is not supported", "built without libcurl", "built without ssl"];
+const NO_LIBRARY_PHRASES: &[&str] = &["error while loading shared libraries"];
+const ADDRESS_PHRASES: &[&str] = &["couldn't bind", "address already in use"];
+const NO_MEMORY_PHRASES: &[&str] = &[
     "out of memory",
     "insufficient memory",
     "failed to allocate",
@@ -61,7 +61,7 @@ const NO_MEMORY: &[&str] = &[
     "erroroutofdevicememory",
     "erroroutofhostmemory",
 ];
-const BAD_MODEL: &[&str] = &[
+const BAD_MODEL_PHRASES: &[&str] = &[
     "failed to open gguf",
     "invalid magic",
     "failed to read magic",
@@ -69,14 +69,14 @@ const BAD_MODEL: &[&str] = &[
     "unknown model architecture",
 ];
 /// Consequence of many causes, some of them temporary: no memory on a device, an unreachable network drive.
-const NOT_LOADED: &[&str] = &[
+const NOT_LOADED_PHRASES: &[&str] = &[
     "error loading model",
     "failed to load model",
     "failed to load multimodal model",
     "failed to load lora adapter",
 ];
 
-const ABORTED: &[&str] = &["ggml_assert", "ggml_abort", "terminate called", "what():", "cuda error"];
+const ABORT_PHRASES: &[&str] = &["ggml_assert", "ggml_abort", "terminate called", "what():", "cuda error"];
 
 /// First line that reports a crash. In the output of a running process it may also be text that a client
 /// sent, so callers check if the process still answers.
@@ -86,7 +86,7 @@ pub(crate) fn crash_line(lines: &[String]) -> Option<String> {
 
 /// True if a line reports a crash.
 pub(crate) fn is_crash(line: &str) -> bool {
-    has(line, ABORTED)
+    has(line, ABORT_PHRASES)
 }
 
 fn has(line: &str, phrases: &[&str]) -> bool {
@@ -99,19 +99,21 @@ fn has(line: &str, phrases: &[&str]) -> bool {
 /// `lines`: all lines still known; the last `keep` of them are shown.
 pub(crate) fn judge(end: &End<'_>, lines: &[String], keep: usize, failures: u32) -> Failure {
     let (kind, message) = match end {
-        End::NotSpawned(error) => not_spawned(error),
-        End::TimedOut(lateness) => (FailureKind::Timeout, too_late(*lateness)),
-        End::Exited(exit, why) => exited(*exit, *why, lines),
+        End::NotSpawned(error) => spawn_failure(error),
+        End::TimedOut(lateness) => (FailureKind::Timeout, lateness_message(*lateness)),
+        End::Exited(exit, why) => exit_failure(*exit, *why, lines),
     };
     let lines = lines[lines.len().saturating_sub(keep)..].to_vec();
     Failure { kind, message, lines, failures }
 }
 
-fn too_late(lateness: Lateness) -> String {
+fn lateness_message(lateness: StartLateness) -> String {
     let (what, after, key) = match lateness {
-        Lateness::NotReady(after) => ("was not ready within", after, "start_timeout"),
-        Lateness::StoodStill(after) => ("said, wrote, read and computed nothing for", after, "start_stall"),
-        Lateness::SocketRemoved => {
+        StartLateness::NotReady(after) => ("was not ready within", after, "start_timeout"),
+        StartLateness::StoodStill(after) => {
+            ("said, wrote, read and computed nothing for", after, "start_stall")
+        }
+        StartLateness::SocketRemoved => {
             return "its socket was removed while it started, so nobody could reach it: what cleans the runtime directory?".to_owned();
         }
     };
@@ -121,7 +123,7 @@ fn too_late(lateness: Lateness) -> String {
     )
 }
 
-fn not_spawned(error: &SpawnError) -> (FailureKind, String) {
+fn spawn_failure(error: &SpawnError) -> (FailureKind, String) {
     use FailureKind::{Exit, NotExecutable, OutOfMemory};
     let errno = if let SpawnError::Exec { source, .. } = error { source.raw_os_error() } else { None };
     let (kind, hint) = match (error, errno) {
@@ -157,48 +159,50 @@ fn is_warning(line: &str) -> bool {
     line.starts_with("warn") || line.contains("failed to mlock") || line.contains("pinned memory")
 }
 
-fn exited(exit: Exit, why: OutOfMemory, lines: &[String]) -> (FailureKind, String) {
+fn exit_failure(exit: Exit, why: OutOfMemory, lines: &[String]) -> (FailureKind, String) {
     let errors: Vec<&String> = lines.iter().filter(|line| !is_warning(line)).collect();
     // The first match is the cause; later lines are consequences.
     let find = |phrases: &[&str]| errors.iter().find(|line| has(line, phrases)).map(|line| said(line));
     let last = |phrases: &[&str]| errors.iter().rposition(|line| has(line, phrases));
-    if let Some(line) = find(NO_LIBRARY) {
+    if let Some(line) = find(NO_LIBRARY_PHRASES) {
         let hint = "install the library or set `LD_LIBRARY_PATH` in the model's `env`";
         return (FailureKind::MissingLibrary, format!("a shared library is missing ({line}): {hint}"));
     }
-    if let Some(line) = find(NO_HTTPS) {
+    if let Some(line) = find(NO_HTTPS_PHRASES) {
         let hint = "build one that can (`llama-warden build --plan` says what is missing here), or fetch the file yourself \
                     and give its path with -m";
         return (FailureKind::BadModel, format!("this llama-server cannot fetch models ({line}): {hint}"));
     }
-    if let Some(line) = find(BAD_FLAG) {
+    if let Some(line) = find(BAD_FLAG_PHRASES) {
         let hint = "correct the model's arguments; `llama-server --help` lists them";
         return (FailureKind::BadFlag, format!("llama-server does not take an argument ({line}): {hint}"));
     }
-    if let Some(line) = find(ADDRESS) {
+    if let Some(line) = find(ADDRESS_PHRASES) {
         return (
             FailureKind::Address,
             format!("it could not listen on its socket ({line}): check `runtime_dir`"),
         );
     }
     // A lack of memory may have been resolved by another device. A later error is then the reason.
-    if let Some(index) = last(NO_MEMORY).filter(|index| last(BAD_MODEL).is_none_or(|other| other <= *index)) {
+    if let Some(index) =
+        last(NO_MEMORY_PHRASES).filter(|index| last(BAD_MODEL_PHRASES).is_none_or(|other| other <= *index))
+    {
         let line = said(errors[index]);
         let hint = "use a smaller context (-c), fewer layers on the GPU (-ngl) or a smaller quantization";
         return (FailureKind::OutOfMemory, format!("memory ran out ({line}): {hint}"));
     }
     if exit == Exit::Signal(libc::SIGKILL) {
-        return killed(exit, why);
+        return kill_failure(exit, why);
     }
-    if let Some(line) = find(BAD_MODEL) {
+    if let Some(line) = find(BAD_MODEL_PHRASES) {
         let hint = "check the path and that the file is a whole GGUF model that this llama-server knows";
         return (FailureKind::BadModel, format!("the model could not be loaded ({line}): {hint}"));
     }
-    if let Some(line) = find(NOT_LOADED) {
+    if let Some(line) = find(NOT_LOADED_PHRASES) {
         let hint = "its output may tell why; a file or memory that is missing may be there the next time";
         return (FailureKind::NotLoaded, format!("the model could not be loaded ({line}): {hint}"));
     }
-    match (exit, find(ABORTED)) {
+    match (exit, find(ABORT_PHRASES)) {
         (Exit::Signal(_), Some(line)) => (FailureKind::Signal, format!("it died of {exit} ({line})")),
         (Exit::Signal(_), None) => {
             (FailureKind::Signal, format!("it died of {exit}; its last lines may tell why"))
@@ -214,19 +218,19 @@ fn exited(exit: Exit, why: OutOfMemory, lines: &[String]) -> (FailureKind, Strin
     }
 }
 
-fn killed(exit: Exit, why: OutOfMemory) -> (FailureKind, String) {
-    const LESS: &str = "use a smaller context or model";
+fn kill_failure(exit: Exit, why: OutOfMemory) -> (FailureKind, String) {
+    const USE_LESS_ADVICE: &str = "use a smaller context or model";
     match why {
         OutOfMemory::Group => (
             FailureKind::OutOfMemory,
             format!(
-                "the kernel killed it for lack of memory in its control group ({exit}): {LESS}, or raise the group's limit"
+                "the kernel killed it for lack of memory in its control group ({exit}): {USE_LESS_ADVICE}, or raise the group's limit"
             ),
         ),
         OutOfMemory::Machine => (
             FailureKind::OutOfMemory,
             format!(
-                "it was killed with {exit} when the kernel was killing for lack of memory (`dmesg` names the process): {LESS}"
+                "it was killed with {exit} when the kernel was killing for lack of memory (`dmesg` names the process): {USE_LESS_ADVICE}"
             ),
         ),
         OutOfMemory::No => (
@@ -261,10 +265,10 @@ fn level(line: &str) -> (Option<&str>, &str) {
 
 /// Line without llama-server's time stamp and level, cut to a readable length.
 fn said(line: &str) -> String {
-    const LONGEST: usize = 200;
+    const MAX_LINE_CHARS: usize = 200;
     let (_, rest) = level(line);
-    if rest.chars().count() > LONGEST {
-        let cut: String = rest.chars().take(LONGEST).collect();
+    if rest.chars().count() > MAX_LINE_CHARS {
+        let cut: String = rest.chars().take(MAX_LINE_CHARS).collect();
         return format!("{cut}...");
     }
     rest.to_owned()
@@ -396,9 +400,9 @@ mod tests {
         let passing = [libc::ENOMEM, libc::EAGAIN, libc::EMFILE, libc::EIO].map(of_errno);
         assert!(permanent.iter().all(|failure| failure.kind.is_permanent()));
         assert!(!passing.iter().any(|failure| failure.kind.is_permanent()), "that may pass");
-        let [late, still] = [Lateness::NotReady, Lateness::StoodStill]
+        let [late, still] = [StartLateness::NotReady, StartLateness::StoodStill]
             .map(|late| judge(&End::TimedOut(late(Duration::from_secs(900))), &[], 5, 1));
-        let removed = judge(&End::TimedOut(Lateness::SocketRemoved), &[], 5, 1);
+        let removed = judge(&End::TimedOut(StartLateness::SocketRemoved), &[], 5, 1);
         let told = permanent.iter().chain(&passing).chain([&late, &still, &removed]);
         insta::assert_snapshot!(told.map(|failure| failure.message.clone() + "\n").collect::<String>());
     }

@@ -15,16 +15,16 @@ use tokio::time::Instant;
 
 /// Lines of one stream that are logged per second. A server that logs each token of several slots writes a
 /// few hundred.
-const LINES_A_SECOND: u32 = 1000;
+const LINES_PER_SECOND: u32 = 1000;
 /// Lines that are logged at once after a quiet time. The load log of a big model has about 600 lines, a
 /// verbose one 3,000.
-const LINES_AT_ONCE: u32 = 5000;
+const BURST_LINES: u32 = 5000;
 /// Last lines of a flood that are kept: enough for a crash with a stack trace.
-const NEWEST_KEPT: usize = 40;
+const FLOOD_LINES_KEPT: usize = 40;
 /// Interval between two notices of one stream.
 const NOTICE_INTERVAL: Duration = Duration::from_secs(1);
 /// Bytes of a repeated line in its notice.
-const SHOWN_BYTES: usize = 200;
+const REPEAT_SHOWN_BYTES: usize = 200;
 
 /// Rate limit for one output stream of a child.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl FloodGate {
         Self {
             last: Vec::new(),
             repeats: 0,
-            allowed: LINES_AT_ONCE,
+            allowed: BURST_LINES,
             refilled: now,
             left_out: 0,
             newest: VecDeque::new(),
@@ -99,7 +99,7 @@ impl FloodGate {
                 return;
             }
         }
-        if self.newest.len() == NEWEST_KEPT {
+        if self.newest.len() == FLOOD_LINES_KEPT {
             self.newest.pop_front();
             self.left_out += 1;
         }
@@ -109,9 +109,9 @@ impl FloodGate {
 
     fn refill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.refilled).as_millis();
-        let more = u32::try_from(passed.saturating_mul(LINES_A_SECOND.into()) / 1000).unwrap_or(u32::MAX);
+        let more = u32::try_from(passed.saturating_mul(LINES_PER_SECOND.into()) / 1000).unwrap_or(u32::MAX);
         if more > 0 {
-            self.allowed = self.allowed.saturating_add(more).min(LINES_AT_ONCE);
+            self.allowed = self.allowed.saturating_add(more).min(BURST_LINES);
             self.refilled = now;
         }
     }
@@ -119,7 +119,7 @@ impl FloodGate {
     fn end_flood(&mut self, now: Instant, each: &mut impl FnMut(String)) {
         if self.left_out > 0 {
             each(format!(
-                "{} lines left out: it writes more than {LINES_A_SECOND} lines a second; the newest ones follow",
+                "{} lines left out: it writes more than {LINES_PER_SECOND} lines a second; the newest ones follow",
                 self.left_out
             ));
             self.left_out = 0;
@@ -138,7 +138,7 @@ impl FloodGate {
                 self.pass(&line, now, each);
             }
             repeats => {
-                let shown = text(&self.last[..self.last.len().min(SHOWN_BYTES)]);
+                let shown = text(&self.last[..self.last.len().min(REPEAT_SHOWN_BYTES)]);
                 let notice = format!("last line repeated {repeats} times: {shown}");
                 self.pass(notice.as_bytes(), now, each);
             }

@@ -23,7 +23,7 @@ const FAULTS_KEPT: usize = 64;
 
 /// A fault with its sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SeenFault {
+pub(crate) struct NumberedFault {
     /// Grows with each fault, from 1.
     pub(crate) number: u64,
     pub(crate) gpu: GpuIndex,
@@ -32,14 +32,14 @@ pub(crate) struct SeenFault {
 
 /// State of all GPUs at one moment.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Devices {
+pub(crate) struct GpuDevices {
     pub(crate) known: Vec<Device>,
     pub(crate) readings: Vec<DeviceReading>,
     /// Latest faults, oldest first.
-    pub(crate) faults: Vec<SeenFault>,
+    pub(crate) faults: Vec<NumberedFault>,
 }
 
-impl Devices {
+impl GpuDevices {
     pub(crate) fn reading(&self, gpu: GpuIndex) -> Option<&DeviceReading> {
         self.readings.iter().find(|reading| reading.index == gpu)
     }
@@ -69,7 +69,7 @@ impl Devices {
         let name =
             |gpu| self.known.iter().find(|device| device.index == gpu).map(|device| device.name.clone());
         let xid = |gpu| {
-            let of = |seen: &&SeenFault| seen.gpu == gpu;
+            let of = |seen: &&NumberedFault| seen.gpu == gpu;
             self.faults.iter().rev().filter(of).find_map(|seen| match seen.fault {
                 Fault::Xid(xid) => xid,
                 Fault::Ecc(_) | Fault::Lost => None,
@@ -90,26 +90,30 @@ impl Devices {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct GpuRoom {
+pub(crate) struct GpuReader {
     gpus: Arc<OnceLock<Gpus>>,
     /// A thread is reading all values from the driver.
     busy: Arc<AtomicBool>,
     /// A thread is reading free memory only.
     asks_free: Arc<AtomicBool>,
     turn: tokio::sync::Mutex<()>,
-    last: tokio::sync::Mutex<Option<Taken>>,
+    last: tokio::sync::Mutex<Option<GpuReading>>,
 }
 
 #[derive(Clone, Debug)]
-struct Taken {
+struct GpuReading {
     at: Instant,
     snapshot: Arc<Snapshot>,
-    devices: Arc<Devices>,
+    devices: Arc<GpuDevices>,
 }
 
-impl GpuRoom {
+impl GpuReader {
     /// Reading not older than `age`; `None` if the driver does not answer within `limit`.
-    pub(crate) async fn look(&self, age: Duration, limit: Duration) -> Option<(Arc<Snapshot>, Arc<Devices>)> {
+    pub(crate) async fn look(
+        &self,
+        age: Duration,
+        limit: Duration,
+    ) -> Option<(Arc<Snapshot>, Arc<GpuDevices>)> {
         tokio::time::timeout(limit, self.read(age)).await.ok().flatten()
     }
 
@@ -131,7 +135,7 @@ impl GpuRoom {
         tokio::time::timeout(limit, asked).await.ok().flatten()
     }
 
-    async fn read(&self, age: Duration) -> Option<(Arc<Snapshot>, Arc<Devices>)> {
+    async fn read(&self, age: Duration) -> Option<(Arc<Snapshot>, Arc<GpuDevices>)> {
         let mut last = self.last.lock().await;
         if let Some(taken) = last.as_ref().filter(|taken| taken.at.elapsed() <= age) {
             return Some((Arc::clone(&taken.snapshot), Arc::clone(&taken.devices)));
@@ -149,12 +153,12 @@ impl GpuRoom {
         });
         let (snapshot, known) = reading.await.ok()?;
         let before = last.as_ref().map(|taken| Arc::clone(&taken.devices)).unwrap_or_default();
-        let devices = Arc::new(Devices {
+        let devices = Arc::new(GpuDevices {
             known,
             readings: snapshot.devices().to_vec(),
-            faults: with_new(&before.faults, snapshot.devices()),
+            faults: add_faults(&before.faults, snapshot.devices()),
         });
-        let taken = Taken { at, snapshot: Arc::new(snapshot), devices };
+        let taken = GpuReading { at, snapshot: Arc::new(snapshot), devices };
         let answer = (Arc::clone(&taken.snapshot), Arc::clone(&taken.devices));
         *last = Some(taken);
         Some(answer)
@@ -172,12 +176,12 @@ fn open() -> Gpus {
     gpus
 }
 
-fn with_new(before: &[SeenFault], readings: &[DeviceReading]) -> Vec<SeenFault> {
+fn add_faults(before: &[NumberedFault], readings: &[DeviceReading]) -> Vec<NumberedFault> {
     let mut faults = before.to_vec();
     for reading in readings {
         for fault in reading.faults.iter().flatten() {
             let number = faults.last().map_or(0, |seen| seen.number) + 1;
-            faults.push(SeenFault { number, gpu: reading.index, fault: *fault });
+            faults.push(NumberedFault { number, gpu: reading.index, fault: *fault });
         }
     }
     faults.split_off(faults.len().saturating_sub(FAULTS_KEPT))
@@ -202,19 +206,19 @@ mod tests {
 
     #[test]
     fn faults_are_numbered_and_the_latest_are_kept() {
-        let first = with_new(&[], &[reading(0, &[Fault::Xid(Some(31))]), reading(1, &[])]);
-        let second = with_new(&first, &[reading(1, &[Fault::Lost])]);
+        let first = add_faults(&[], &[reading(0, &[Fault::Xid(Some(31))]), reading(1, &[])]);
+        let second = add_faults(&first, &[reading(1, &[Fault::Lost])]);
         let numbers: Vec<_> = second.iter().map(|seen| (seen.number, seen.gpu.0)).collect();
         assert_eq!(numbers, [(1, 0), (2, 1)]);
-        let storm = with_new(&second, &[reading(0, &[Fault::Ecc(1); 100])]);
+        let storm = add_faults(&second, &[reading(0, &[Fault::Ecc(1); 100])]);
         assert_eq!((storm.len(), storm.last().map(|seen| seen.number)), (FAULTS_KEPT, Some(102)));
-        let devices = Devices { readings: vec![reading(0, &[])], faults: first, ..Devices::default() };
+        let devices = GpuDevices { readings: vec![reading(0, &[])], faults: first, ..GpuDevices::default() };
         assert_eq!(devices.show()[0].xid, Some(31));
     }
 
     #[tokio::test]
     async fn one_reading_serves_whoever_asks_within_a_moment() {
-        let room = GpuRoom::default();
+        let room = GpuReader::default();
         let hour = Duration::from_secs(3600);
         let (first, _) = room.look(hour, hour).await.unwrap();
         let (second, _) = room.look(hour, hour).await.unwrap();

@@ -15,13 +15,13 @@ use crate::spec::Command;
 
 /// A process and its files: pidfd, standard output, standard error.
 #[derive(Debug)]
-pub(crate) struct Heir {
+pub(crate) struct ProcessHeir {
     /// Serialized part.
     pub(crate) record: HeirRecord,
     pub(crate) files: Vec<OwnedFd>,
 }
 
-/// Serialized part of an [`Heir`].
+/// Serialized part of an [`ProcessHeir`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct HeirRecord {
     pub(crate) replica: u32,

@@ -20,13 +20,13 @@ fn first_key(keys: &str) -> Option<String> {
 }
 
 /// Maximum size of a key file, in bytes.
-const LARGEST_KEYS: u64 = 1 << 20;
+const MAX_KEY_FILE_BYTES: u64 = 1 << 20;
 
 /// Reads a key file with one key per line.
 fn key_of_file(command: &Command, path: &str) -> Option<String> {
     let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
     let path = directory.join(path);
-    let text = regular_file::read_text(&path, LARGEST_KEYS).inspect_err(|error| {
+    let text = regular_file::read_text(&path, MAX_KEY_FILE_BYTES).inspect_err(|error| {
         tracing::warn!(
             path = %path.display(), %error,
             "llama-server's file of keys cannot be read; its properties stay unknown"
@@ -42,18 +42,18 @@ pub(crate) fn tells_metrics(command: &Command) -> bool {
 }
 
 /// True if the server unloads its model while idle and loads it again for the next request.
-pub(crate) fn sleeps(command: &Command) -> bool {
+pub(crate) fn unloads_when_idle(command: &Command) -> bool {
     let given = values(command, &["--sleep-idle-seconds"]).last().map(str::to_owned);
     let seconds = given.or_else(|| variable(command, "LLAMA_ARG_SLEEP_IDLE_SECONDS"));
     seconds.is_some_and(|seconds| seconds.trim().parse::<i64>().is_ok_and(|seconds| seconds >= 0))
 }
 
 /// First build in which `/metrics` neither wakes a sleeping server nor keeps it awake (947fd9bb2).
-const METRICS_LET_SLEEP: u32 = 10_519;
+const FIRST_SLEEP_SAFE_BUILD: u32 = 10_519;
 
 /// True if counters may be requested while nothing is in flight.
 pub(crate) fn may_ask_idle(command: &Command, build: Option<u32>) -> bool {
-    !sleeps(command) || build.is_some_and(|build| build >= METRICS_LET_SLEEP)
+    !unloads_when_idle(command) || build.is_some_and(|build| build >= FIRST_SLEEP_SAFE_BUILD)
 }
 
 /// Batch size for prompts in tokens, if given.
@@ -75,7 +75,7 @@ pub fn stays_cold(command: &Command) -> Option<&'static str> {
         || variables.iter().any(|name| variable(command, name).is_some());
     match () {
         () if is_router => Some("it serves several models by processes of its own"),
-        () if sleeps(command) => Some("it gives its slots back while it sleeps"),
+        () if unloads_when_idle(command) => Some("it gives its slots back while it sleeps"),
         () => None,
     }
 }
@@ -209,7 +209,7 @@ mod tests {
             assert!(!may_ask_idle(&sleeper, None) && !may_ask_idle(&sleeper, Some(10_518)));
             assert!(may_ask_idle(&sleeper, Some(10_519)));
         }
-        assert!(!sleeps(&command(&["--sleep-idle-seconds", "-1"], &[])));
+        assert!(!unloads_when_idle(&command(&["--sleep-idle-seconds", "-1"], &[])));
         assert_eq!(batch(&command(&["-b", "512", "--batch-size", "4096"], &[])), Some(4096));
     }
 }

@@ -16,9 +16,9 @@ use tokio_util::sync::CancellationToken;
 use warden_policies::GpuIndex;
 use warden_policies::health::Slots;
 use warden_policies::sample::HostMemory;
-use warden_policies::standstill::Effort;
+use warden_policies::standstill::ProcessActivity;
 use warden_sensors::gpu::{Baseline, Snapshot, Why};
-use warden_sensors::oom::Moved;
+use warden_sensors::oom::OomChange;
 use warden_sensors::{BackendMetrics, HostConfirmed, backend_metrics};
 
 use crate::clock;
@@ -27,23 +27,23 @@ use crate::process::backend_http::BackendHttp;
 use crate::process::child::{Child, Created};
 use crate::process::endpoint::Endpoint;
 use crate::process::failure::OutOfMemory;
-use crate::process::gpus::GpuRoom;
+use crate::process::gpus::GpuReader;
 use crate::process::group::Exit;
-use crate::process::heir::Heir;
+use crate::process::heir::ProcessHeir;
 use crate::process::hints::{api_key, build_number, tells_metrics};
 use crate::process::kinship::MARK;
 use crate::process::needs::read_ahead::{ReadAhead, read_ahead};
-use crate::process::needs::{self, Sight};
+use crate::process::needs::{self, NeedsCheck};
 use crate::process::nursery::NurseryHandle;
 use crate::process::own_port::OwnPort;
-use crate::process::population::{Birth, Population};
+use crate::process::population::{ChildBirth, ChildPopulation};
 use crate::process::reclaim_file::{Desk, Reclaimed};
 use crate::process::report_file::Source;
 use crate::process::root::family::Family;
 use crate::process::server_place::Server;
 use crate::process::settings::Setting;
 use crate::process::{
-    Ask, Health, MachineMemory, NoVram, Process, Props, Question, Sample, Sink, World, backend_slots,
+    Ask, Health, LineSink, MachineMemory, NoVram, Process, Props, Question, Sample, World, backend_slots,
     directories, lines, server_search,
 };
 use crate::spec::{Command, SpawnRequest};
@@ -52,19 +52,19 @@ use crate::view::log::Stream;
 use crate::worker_threads::{WorkKind, run_job};
 
 /// Maximum age of a reading for GPU sizes, which do not change.
-const TOTALS_AGE: Duration = Duration::from_secs(60);
+const GPU_TOTALS_MAX_AGE: Duration = Duration::from_secs(60);
 
 /// Extra time for the last piece that is read ahead.
-const PIECE_TIME: Duration = Duration::from_secs(1);
+const LAST_PIECE_TIME: Duration = Duration::from_secs(1);
 
 /// Time limit for checking files. Local disks answer within milliseconds, network disks within a second.
-const LOOK_LIMIT: Duration = Duration::from_secs(5);
+const NEEDS_CHECK_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) struct Host {
     nursery: NurseryHandle,
-    gpus: Arc<GpuRoom>,
-    population: Arc<Population>,
+    gpus: Arc<GpuReader>,
+    population: Arc<ChildPopulation>,
     /// Reads one model ahead at a time: a disk gains nothing from two readers, and a hanging one blocks one
     /// helper only.
     reader: Arc<tokio::sync::Mutex<()>>,
@@ -77,12 +77,12 @@ impl Host {
 }
 
 /// State of the machine when a child was made.
-struct Surroundings {
+struct StartSurroundings {
     desk: Option<Desk>,
     /// The previous instance still reads the child's output and owns it.
     is_others: bool,
     before: Option<Baseline>,
-    birth: Birth,
+    birth: ChildBirth,
 }
 
 impl Host {
@@ -94,9 +94,9 @@ impl Host {
         socket: &Path,
         endpoint: &Endpoint,
         child: Child,
-        surroundings: Surroundings,
+        surroundings: StartSurroundings,
         longest_line: usize,
-        sink: Sink,
+        sink: LineSink,
     ) -> Arc<dyn Process> {
         let kills = Mutex::new(warden_sensors::OomKills::read(child.pid()));
         let (mut readers, over, begun) = (JoinSet::new(), CancellationToken::new(), CancellationToken::new());
@@ -109,7 +109,7 @@ impl Host {
         let said: Arc<AtomicU64> = Arc::default();
         if let Some((stdout, stderr)) = output.clone() {
             let (to_out, to_err) = (Arc::clone(&sink), sink);
-            let of = |pipe, stream, to: Sink| {
+            let of = |pipe, stream, to: LineSink| {
                 let (begun, over, said) = (begun.clone(), over.clone(), Arc::clone(&said));
                 async move {
                     begun.cancelled().await;
@@ -150,33 +150,33 @@ impl World for Host {
         socket: PathBuf,
         endpoint: Endpoint,
         longest_line: usize,
-        sink: Sink,
+        sink: LineSink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
         Box::pin(async move {
             directories::restore(&socket)?;
             let made_of = request.command.clone();
             let desk = Desk::make(&made_of, &socket);
-            let birth = Birth::new(&self.population);
-            let before = self.gpus.look(BASELINE_AGE, BASELINE_LIMIT).await;
+            let birth = ChildBirth::new(&self.population);
+            let before = self.gpus.look(BASELINE_MAX_AGE, BASELINE_TIMEOUT).await;
             let before = before.map(|(snapshot, _)| snapshot.baseline());
             let mut request = request;
             // The socket's name is unique over time, and the next instance knows it.
             let mark = socket.to_string_lossy().into_owned();
             request.command.env.push((MARK.to_owned(), mark));
             let child = self.nursery.spawn(request).await?;
-            let surroundings = Surroundings { desk, is_others: false, before, birth };
+            let surroundings = StartSurroundings { desk, is_others: false, before, birth };
             Ok(self.process(&made_of, &socket, &endpoint, child, surroundings, longest_line, sink))
         })
     }
 
     fn adopt(
         &self,
-        heir: Heir,
+        heir: ProcessHeir,
         longest_line: usize,
-        sink: Sink,
+        sink: LineSink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
         Box::pin(async move {
-            let Heir { record, files } = heir;
+            let ProcessHeir { record, files } = heir;
             let binary = record.command.binary.clone();
             let gone = || SpawnError::NurseryGone { binary: binary.clone() };
             let client = self.nursery.root().cloned().ok_or_else(gone)?;
@@ -189,8 +189,12 @@ impl World for Host {
             // GPU memory before the process was made is unknown here, so VRAM estimates start again.
             let (socket, endpoint) = (record.socket, record.endpoint);
             let desk = Desk::reopen(&record.command, &socket);
-            let surroundings =
-                Surroundings { desk, is_others: true, before: None, birth: Birth::new(&self.population) };
+            let surroundings = StartSurroundings {
+                desk,
+                is_others: true,
+                before: None,
+                birth: ChildBirth::new(&self.population),
+            };
             Ok(self.process(&record.command, &socket, &endpoint, child, surroundings, longest_line, sink))
         })
     }
@@ -201,20 +205,20 @@ impl World for Host {
         }
     }
 
-    fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, Sight> {
+    fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, NeedsCheck> {
         Box::pin(async move {
             let look = run_job(WorkKind::ModelFiles, move || needs::look(&command, running));
             // Do not delay a start for a disk that may answer when the child reads it. The child reports
             // missing files too.
-            match timeout(LOOK_LIMIT, look).await {
+            match timeout(NEEDS_CHECK_LIMIT, look).await {
                 Ok(Ok(sight)) => sight,
                 Ok(Err(error)) => {
                     tracing::warn!(%error, "what a process needs was not looked at");
-                    Sight::default()
+                    NeedsCheck::default()
                 }
                 Err(_) => {
-                    tracing::warn!(limit = ?LOOK_LIMIT, "the files that a process needs could not be looked at in time");
-                    Sight::default()
+                    tracing::warn!(limit = ?NEEDS_CHECK_LIMIT, "the files that a process needs could not be looked at in time");
+                    NeedsCheck::default()
                 }
             }
         })
@@ -234,7 +238,7 @@ impl World for Host {
                 run_job(WorkKind::ModelFiles, read).await.ok()
             };
             // A hanging disk keeps only the reader.
-            if let Ok(Some(ReadAhead { read, whole })) = timeout(limit + PIECE_TIME, reading).await
+            if let Ok(Some(ReadAhead { read, whole })) = timeout(limit + LAST_PIECE_TIME, reading).await
                 && read > 0
             {
                 let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -261,7 +265,7 @@ impl World for Host {
     fn total(&self, limit: Duration) -> BoxFuture<'_, MachineMemory> {
         Box::pin(async move {
             let host = warden_sensors::host_totals().ok().map(|totals| totals.total);
-            let Some((_, devices)) = self.gpus.look(TOTALS_AGE, limit).await else {
+            let Some((_, devices)) = self.gpus.look(GPU_TOTALS_MAX_AGE, limit).await else {
                 return MachineMemory { host, gpus: Vec::new() };
             };
             let total = |gpu| Some((gpu, devices.reading(gpu)?.total?));
@@ -271,7 +275,7 @@ impl World for Host {
 
     fn only(&self, gpus: Vec<GpuIndex>, limit: Duration) -> BoxFuture<'_, Option<(String, String)>> {
         Box::pin(async move {
-            let (_, devices) = self.gpus.look(TOTALS_AGE, limit).await?;
+            let (_, devices) = self.gpus.look(GPU_TOTALS_MAX_AGE, limit).await?;
             devices.only(&gpus)
         })
     }
@@ -322,10 +326,10 @@ struct HostProcess {
     desk: Option<Arc<Desk>>,
     /// The server has a metrics endpoint.
     tells: bool,
-    gpus: Arc<GpuRoom>,
+    gpus: Arc<GpuReader>,
     /// GPU memory before the child was made.
     before: Option<Baseline>,
-    birth: Birth,
+    birth: ChildBirth,
     /// OOM-kill counters at the last reading.
     kills: Mutex<warden_sensors::OomKills>,
     /// The machine has a GPU, whether a sensor supports it or not.
@@ -384,7 +388,7 @@ fn is_removed(path: &Path) -> bool {
 }
 
 /// Wait for the remaining output of a dead child. Only a process that left the group can still hold the pipe.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(500);
 
 impl Process for HostProcess {
     fn pid(&self) -> u32 {
@@ -408,7 +412,7 @@ impl Process for HostProcess {
             let exit = self.child.wait().await;
             let mut readers = self.readers.lock().await;
             let rest = async { while readers.join_next().await.is_some() {} };
-            if timeout(LAST_WORDS, rest).await.is_err() {
+            if timeout(LAST_OUTPUT_WAIT, rest).await.is_err() {
                 readers.abort_all();
             }
             exit
@@ -420,7 +424,7 @@ impl Process for HostProcess {
     }
 
     fn bequeath(&self) -> Option<(u64, Vec<OwnedFd>)> {
-        let id = match (self.child.of_root_id(), &self.family) {
+        let id = match (self.child.root_id(), &self.family) {
             (Some(id), _) => id,
             (None, Some(family)) => {
                 let id = family.keep(Arc::clone(&self.child));
@@ -506,9 +510,9 @@ impl Process for HostProcess {
             let compared = run_job(WorkKind::Kernel, move || before.compare()).await;
             match compared.ok().flatten() {
                 None => OutOfMemory::Unknown,
-                Some(Moved::Nowhere) => OutOfMemory::No,
-                Some(Moved::InGroup) => OutOfMemory::Group,
-                Some(Moved::OnMachine) => OutOfMemory::Machine,
+                Some(OomChange::Nowhere) => OutOfMemory::No,
+                Some(OomChange::InGroup) => OutOfMemory::Group,
+                Some(OomChange::OnMachine) => OutOfMemory::Machine,
             }
         })
     }
@@ -533,17 +537,17 @@ impl Process for HostProcess {
             };
             let (before, alone, gpu_here) = (self.before.clone(), self.birth.is_alone(), self.gpu_here);
             let read = move || {
-                let outside = kinship.measured_outside();
+                let outside = kinship.measured_relatives();
                 let host = warden_sensors::host_memory(pid);
                 let host = host.inspect_err(|error| tracing::debug!(%error, "memory unknown")).ok();
-                let host = both(host, warden_sensors::host_memory_of(outside.iter().copied()), add_host);
+                let host = combine(host, warden_sensors::host_memory_of(outside.iter().copied()), add_host);
                 let confirmed = ask.confirm.then(|| {
                     let group = warden_sensors::host_confirmed(pid);
                     let group =
                         group.inspect_err(|error| tracing::debug!(%error, "memory not confirmed")).ok();
                     let outside = warden_sensors::host_confirmed_of(outside.iter().copied());
                     let charged = |part: Option<HostConfirmed>| part.map(HostConfirmed::charged);
-                    both(charged(group), charged(outside), u64::saturating_add)
+                    combine(charged(group), charged(outside), u64::saturating_add)
                 });
                 // The leader's figures are not the server's, so no decision may use them.
                 let is_measured = unmeasured.is_none();
@@ -552,7 +556,7 @@ impl Process for HostProcess {
                 };
                 let (vram, no_vram, devices) = match seen {
                     None => {
-                        let why = NO_ANSWER.to_owned();
+                        let why = NO_DRIVER_ANSWER.to_owned();
                         (Vec::new(), Some(NoVram { why, is_normal: false }), None)
                     }
                     Some((snapshot, devices)) => {
@@ -592,7 +596,7 @@ impl Process for HostProcess {
         })
     }
 
-    fn effort(&self) -> BoxFuture<'_, Option<Effort>> {
+    fn effort(&self) -> BoxFuture<'_, Option<ProcessActivity>> {
         Box::pin(async move {
             let (pid, kinship) = (self.child.pid(), Arc::clone(self.child.kinship()));
             let read = move || {
@@ -600,7 +604,7 @@ impl Process for HostProcess {
                 warden_sensors::effort(pid, others.map(|one| one.process.pid))
             };
             let effort = run_job(WorkKind::Kernel, read).await.ok().flatten()?;
-            Some(Effort { said: self.said.load(Ordering::Relaxed), ..effort })
+            Some(ProcessActivity { said: self.said.load(Ordering::Relaxed), ..effort })
         })
     }
 
@@ -615,7 +619,7 @@ impl Process for HostProcess {
 }
 
 /// Combines two optional values.
-fn both<T>(one: Option<T>, other: Option<T>, add: impl FnOnce(T, T) -> T) -> Option<T> {
+fn combine<T>(one: Option<T>, other: Option<T>, add: impl FnOnce(T, T) -> T) -> Option<T> {
     match (one, other) {
         (Some(one), Some(other)) => Some(add(one, other)),
         (one, other) => one.or(other),
@@ -631,14 +635,14 @@ fn add_host(one: HostMemory, other: HostMemory) -> HostMemory {
 }
 
 /// Maximum size of an answer that is read: the tokens of a prompt of a million take 8 MB.
-const LONGEST_ANSWER: usize = 16 << 20;
+const MAX_ANSWER_BYTES: usize = 16 << 20;
 
 /// Status and body of an answer, if it is not too long.
 async fn whole(mut answer: reqwest::Response) -> Option<(u16, Bytes)> {
     let status = answer.status().as_u16();
     let mut all = Vec::new();
     while let Some(piece) = answer.chunk().await.ok()? {
-        if all.len() + piece.len() > LONGEST_ANSWER {
+        if all.len() + piece.len() > MAX_ANSWER_BYTES {
             return None;
         }
         all.extend_from_slice(&piece);
@@ -653,12 +657,12 @@ fn no_vram(why: &Why, gpu_here: bool) -> Option<NoVram> {
     (gpu_here || !nothing).then(|| NoVram { why: why.sentence(), is_normal })
 }
 
-const NO_ANSWER: &str = "the VRAM policy is off because the driver does not answer";
+const NO_DRIVER_ANSWER: &str = "the VRAM policy is off because the driver does not answer";
 
 /// Maximum age of a baseline. No start of a known process falls into this time.
-const BASELINE_AGE: Duration = Duration::from_millis(50);
+const BASELINE_MAX_AGE: Duration = Duration::from_millis(50);
 /// Maximum wait of a start for a driver.
-const BASELINE_LIMIT: Duration = Duration::from_secs(2);
+const BASELINE_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 #[path = "host_tests.rs"]

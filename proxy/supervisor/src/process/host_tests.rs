@@ -40,7 +40,7 @@ async fn sleeper_at(
     let command = Command { args, ..Command::bare("/bin/sh".into()) };
     let heard = Arc::new(Heard::default());
     let ears = Arc::clone(&heard);
-    let sink: Sink = Arc::new(move |stream, line| lock(&ears.0).push((stream, line)));
+    let sink: LineSink = Arc::new(move |stream, line| lock(&ears.0).push((stream, line)));
     let host = Host::new(handle.clone());
     let request = SpawnRequest { command, oom_score_adj: 0 };
     let process = host.spawn(request, socket.to_owned(), endpoint, 100, sink).await.unwrap();

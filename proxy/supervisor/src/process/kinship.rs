@@ -15,7 +15,7 @@ use warden_sensors::{
 use crate::process::control_group::ControlGroup;
 use crate::process::group::Exit;
 use crate::process::instance;
-use crate::process::server_place::{AskedToEnd, KnownServer, LeftBehind, Server, is_handed_to_us};
+use crate::process::server_place::{AskedToEnd, KnownServer, RemainingProcesses, Server, is_handed_to_us};
 use crate::process::watched_process::{self, WatchedProcess};
 use crate::spec::Command;
 use crate::worker_threads::{WorkError, WorkKind, run_briefly};
@@ -36,7 +36,7 @@ pub(crate) struct ChildState {
 
 /// Relatives of a child, and its server.
 #[derive(Debug)]
-pub(crate) struct Kinship {
+pub(crate) struct ChildRelatives {
     leader: u32,
     started: Option<u64>,
     /// `NAME=VALUE`. A child without one has no relatives: the next instance, whose children are its own.
@@ -55,7 +55,7 @@ pub(crate) fn mark_of(command: &Command) -> Option<String> {
     Some(format!("{MARK}={value}"))
 }
 
-impl Kinship {
+impl ChildRelatives {
     pub(crate) fn new(leader: u32, mark: Option<String>, control: Option<Arc<ControlGroup>>) -> Self {
         let started = StartedProcess::with_pid(leader).map(|leader| leader.started);
         Self {
@@ -148,7 +148,7 @@ impl Kinship {
 
     /// Processes measured besides the leader and its group: the control group, and all relatives if the
     /// server is outside of the process group. Reads `/proc`, as above.
-    pub(crate) fn measured_outside(&self) -> Vec<u32> {
+    pub(crate) fn measured_relatives(&self) -> Vec<u32> {
         let found = if self.watched_server().is_some() { self.relatives() } else { self.members() };
         // After the leader has ended, its group is not found from the top.
         let whole = self.is_outlived();
@@ -157,7 +157,7 @@ impl Kinship {
     }
 
     /// Classifies the remaining relatives by what is known of the server.
-    pub(crate) fn left_behind(&self, relatives: &[Relative]) -> LeftBehind {
+    pub(crate) fn left_behind(&self, relatives: &[Relative]) -> RemainingProcesses {
         let server = match self.server() {
             None => KnownServer::NotKnown,
             Some(Server::Member(server) | Server::Outside { server, .. }) if server.is_running() => {
@@ -168,7 +168,7 @@ impl Kinship {
         let live = |in_group: bool| {
             relatives.iter().any(|one| !one.is_zombie && (one.group == self.leader) == in_group)
         };
-        LeftBehind { server, in_group: live(true), outside: live(false) }
+        RemainingProcesses { server, in_group: live(true), outside: live(false) }
     }
 }
 
@@ -214,26 +214,26 @@ pub(crate) fn kill_all_marked() {
 
 /// Kills the relatives found for `pid`; `None`: the look took too long.
 pub(crate) fn kill_found(found: Option<Vec<Relative>>, pid: u32) {
-    let Some(found) = found else { return tell_of_no_look(pid) };
+    let Some(found) = found else { return log_no_relatives(pid) };
     found.iter().filter(|one| !one.is_zombie).for_each(|one| watched_process::kill(one.process));
 }
 
 /// Relatives of `pid`; none if the look takes longer than [`LOOK_LIMIT`]. The kernel blocks a reader of the
 /// environment of a process whose memory map is locked. One such process must not keep another child from
 /// being stopped.
-pub(crate) async fn found_in_time(
+pub(crate) async fn relatives_in_time(
     pid: u32,
     look: impl Future<Output = Result<Vec<Relative>, WorkError>>,
 ) -> Vec<Relative> {
     if let Ok(Ok(found)) = timeout(LOOK_LIMIT, look).await {
         found
     } else {
-        tell_of_no_look(pid);
+        log_no_relatives(pid);
         Vec::new()
     }
 }
 
-fn tell_of_no_look(pid: u32) {
+fn log_no_relatives(pid: u32) {
     tracing::error!(
         pid,
         "cannot look for processes that left the group of this one: one that did runs on; does a process hang in the \
@@ -243,12 +243,12 @@ fn tell_of_no_look(pid: u32) {
 
 /// Orphans that were handed to us and have no waiting task: helpers of a wrapper or a build.
 #[derive(Debug, Default)]
-pub(crate) struct Orphans {
+pub(crate) struct OrphanReaper {
     /// Zombies at the last look.
     seen: Vec<StartedProcess>,
 }
 
-impl Orphans {
+impl OrphanReaper {
     /// Reaps zombies that were already there at the last look. Tasks that wait for a process are faster.
     pub(crate) fn reap(&mut self) {
         let Some(ours) = Relative::with_pid(std::process::id()) else { return };
@@ -268,8 +268,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_look_that_hangs_is_given_up_and_finds_nothing() {
-        assert_eq!(found_in_time(1, std::future::pending()).await, []);
+        assert_eq!(relatives_in_time(1, std::future::pending()).await, []);
         let own = Relative::with_pid(std::process::id()).unwrap();
-        assert_eq!(found_in_time(1, std::future::ready(Ok(vec![own]))).await, [own]);
+        assert_eq!(relatives_in_time(1, std::future::ready(Ok(vec![own]))).await, [own]);
     }
 }

@@ -11,11 +11,11 @@ use tokio_util::sync::CancellationToken;
 use super::flood::FloodGate;
 
 /// Bytes read at a time. A pipe holds 64 KiB; smaller pieces only cost more calls.
-const CHUNK: usize = 8 * 1024;
-/// Bytes read from one stream per [`SLICE`], 16 MB a second. A child that writes more has to wait, so that
+const CHUNK_BYTES: usize = 8 * 1024;
+/// Bytes read from one stream per [`SLICE_TIME`], 16 MB a second. A child that writes more has to wait, so that
 /// other models do not.
 const SLICE_BYTES: usize = 800 * 1024;
-const SLICE: Duration = Duration::from_millis(50);
+const SLICE_TIME: Duration = Duration::from_millis(50);
 
 /// Counts bytes in `said` and calls `each` with each line, until the end of the stream or until another
 /// instance continues reading. Then `over` is cancelled, and the bytes read so far are a line.
@@ -29,7 +29,7 @@ pub(crate) async fn follow(
     said: &AtomicU64,
     mut each: impl FnMut(String),
 ) {
-    let mut chunk = vec![0; CHUNK];
+    let mut chunk = vec![0; CHUNK_BYTES];
     let mut line = Vec::new();
     let mut gate = FloodGate::new(Instant::now());
     let (mut slice, mut of_slice) = (Instant::now(), 0);
@@ -50,14 +50,14 @@ pub(crate) async fn follow(
                 said.fetch_add(count as u64, Ordering::Relaxed);
                 let now = Instant::now();
                 take(&mut line, &chunk[..count], longest, &mut |text| gate.take(text, now, &mut each));
-                if now.saturating_duration_since(slice) >= SLICE {
+                if now.saturating_duration_since(slice) >= SLICE_TIME {
                     (slice, of_slice) = (now, 0);
                 }
                 of_slice += count;
                 if of_slice >= SLICE_BYTES {
                     tokio::select! {
                         () = over.cancelled() => break,
-                        () = sleep_until(slice + SLICE) => {}
+                        () = sleep_until(slice + SLICE_TIME) => {}
                     }
                 }
             }

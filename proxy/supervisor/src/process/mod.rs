@@ -71,24 +71,24 @@ use futures_util::future::BoxFuture;
 use warden_policies::health::Slots;
 use warden_policies::reclaim::Parts;
 use warden_policies::sample::{GpuIndex, HostMemory, Vram, VramSource};
-use warden_policies::standstill::Effort;
+use warden_policies::standstill::ProcessActivity;
 use warden_sensors::{BackendMetrics, CgroupMemory, HostTotals, Report, Standing};
 
 use crate::error::SpawnError;
 use crate::process::endpoint::Endpoint;
 use crate::process::failure::OutOfMemory;
-use crate::process::gpus::Devices;
+use crate::process::gpus::GpuDevices;
 use crate::process::group::Exit;
-use crate::process::heir::Heir;
-use crate::process::needs::Sight;
+use crate::process::heir::ProcessHeir;
+use crate::process::needs::NeedsCheck;
 use crate::process::reclaim_file::Reclaimed;
 use crate::process::settings::Setting;
 use crate::spec::{Command, SpawnRequest};
-use crate::view::Modalities;
+use crate::view::InputModalities;
 use crate::view::log::Stream;
 
 /// Handler for each line of a child's output.
-pub(crate) type Sink = Arc<dyn Fn(Stream, String) + Send + Sync>;
+pub(crate) type LineSink = Arc<dyn Fn(Stream, String) + Send + Sync>;
 
 /// Result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +116,7 @@ pub(crate) struct Props {
     /// Context length in tokens.
     pub(crate) n_ctx: Option<u64>,
     /// Input kinds besides text.
-    pub(crate) modalities: Option<Modalities>,
+    pub(crate) modalities: Option<InputModalities>,
     pub(crate) build: Option<u32>,
     /// The server answers questions about its slots when it is well.
     pub(crate) tells_slots: bool,
@@ -157,7 +157,7 @@ pub(crate) struct Sample {
     /// Why the server is not measured, in a sentence; `None` if it is.
     pub(crate) unmeasured: Option<String>,
     /// GPUs; `None` if the driver did not answer.
-    pub(crate) devices: Option<Arc<Devices>>,
+    pub(crate) devices: Option<Arc<GpuDevices>>,
     pub(crate) totals: Option<HostTotals>,
     /// Control group of the process; `None` without one of version 2.
     pub(crate) group: Option<CgroupMemory>,
@@ -244,7 +244,7 @@ pub(crate) trait Process: Send + Sync + Debug {
     /// Reads its memory.
     fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample>;
     /// CPU time and bytes read and written so far, with all relatives; `None` if unreadable.
-    fn effort(&self) -> BoxFuture<'_, Option<Effort>>;
+    fn effort(&self) -> BoxFuture<'_, Option<ProcessActivity>>;
     /// Prepares it for the next instance: its number at the root, and its files. `None` if that is
     /// impossible.
     fn bequeath(&self) -> Option<(u64, Vec<OwnedFd>)> {
@@ -272,14 +272,14 @@ pub(crate) trait World: Send + Sync + Debug {
         socket: PathBuf,
         endpoint: Endpoint,
         longest_line: usize,
-        sink: Sink,
+        sink: LineSink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>>;
     /// Continues with a process of the previous instance.
     fn adopt(
         &self,
-        heir: Heir,
+        heir: ProcessHeir,
         _longest_line: usize,
-        _sink: Sink,
+        _sink: LineSink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
         let binary = heir.record.command.binary;
         Box::pin(async { Err(SpawnError::NurseryGone { binary }) })
@@ -287,7 +287,7 @@ pub(crate) trait World: Send + Sync + Debug {
     /// Cancels the handover of a prepared child.
     fn thaw(&self, _child: u64) {}
     /// Checks the files that a process with this command needs. `running` is a process with the same binary.
-    fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, Sight>;
+    fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, NeedsCheck>;
     /// Reads the model's files into the page cache, within the limit and as memory allows.
     fn read_ahead(&self, command: Command, limit: Duration) -> BoxFuture<'static, ()>;
     /// Memory available for new processes, in bytes; `None` if unreadable.

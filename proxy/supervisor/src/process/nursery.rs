@@ -25,7 +25,7 @@ use crate::error::SpawnError;
 use crate::process::child::Child;
 use crate::process::control_group::ControlGroups;
 use crate::process::group::Exit;
-use crate::process::kinship::{self, Orphans};
+use crate::process::kinship::{self, OrphanReaper};
 use crate::process::root::ask::Program;
 use crate::process::root::client::Client;
 use crate::process::root::desk;
@@ -52,11 +52,11 @@ pub struct Nursery {
 #[derive(Clone, Debug)]
 pub struct NurseryHandle {
     orders: mpsc::Sender<Order>,
-    forks: Forks,
+    forks: ForkPlace,
 }
 
 #[derive(Clone, Debug)]
-enum Forks {
+enum ForkPlace {
     /// Our main thread forks.
     Here(Arc<Family>),
     /// The main thread of the first instance forks.
@@ -76,7 +76,7 @@ pub fn channel() -> (Nursery, NurseryHandle) {
     let (sender, receiver) = mpsc::channel();
     (
         Nursery { orders: receiver, is_root: true },
-        NurseryHandle { orders: sender, forks: Forks::Here(Arc::default()) },
+        NurseryHandle { orders: sender, forks: ForkPlace::Here(Arc::default()) },
     )
 }
 
@@ -88,7 +88,7 @@ pub fn channel() -> (Nursery, NurseryHandle) {
 /// No thread can be started.
 pub fn of_root(root: UnixStream) -> io::Result<(Nursery, NurseryHandle)> {
     let (sender, receiver) = mpsc::channel();
-    let forks = Forks::Root(Client::connect(root)?);
+    let forks = ForkPlace::Root(Client::connect(root)?);
     Ok((Nursery { orders: receiver, is_root: false }, NurseryHandle { orders: sender, forks }))
 }
 
@@ -97,7 +97,7 @@ impl Nursery {
     /// calling thread ends, not when this returns. Processes that have left their groups are killed before
     /// this returns, because the kernel ties only the children themselves to us.
     pub fn run(self) {
-        let (mut orphans, mut groups) = (Orphans::default(), ControlGroups::default());
+        let (mut orphans, mut groups) = (OrphanReaper::default(), ControlGroups::default());
         loop {
             // A caller that left meanwhile drops the child, which kills it.
             match self.orders.recv_timeout(REAP_INTERVAL) {
@@ -131,7 +131,7 @@ impl NurseryHandle {
     ///
     /// The program cannot be started, or the main thread no longer takes orders.
     pub async fn spawn(&self, request: SpawnRequest) -> Result<Child, SpawnError> {
-        if let Forks::Root(root) = &self.forks {
+        if let ForkPlace::Root(root) = &self.forks {
             return root.spawn(request).await;
         }
         let (binary, mark) = (request.command.binary.clone(), kinship::mark_of(&request.command));
@@ -152,7 +152,7 @@ impl NurseryHandle {
     pub async fn succeed(&self, program: Program, handover: Option<OwnedFd>) -> Result<Child, SpawnError> {
         let failed = |source| SpawnError::Exec { binary: program.binary.clone(), source };
         let Some(handover) = handover else { return Err(failed(io::ErrorKind::InvalidInput.into())) };
-        if let Forks::Root(root) = &self.forks {
+        if let ForkPlace::Root(root) = &self.forks {
             return root.succeed(program, Some(handover)).await;
         }
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
@@ -172,29 +172,29 @@ impl NurseryHandle {
     /// Records that the child made by [`Self::succeed`] serves from now on. The child lives as long as the
     /// root does.
     pub fn serves(&self, child: Child) {
-        match (&self.forks, child.of_root_id()) {
-            (Forks::Here(family), _) => {
+        match (&self.forks, child.root_id()) {
+            (ForkPlace::Here(family), _) => {
                 let id = family.keep(Arc::new(child));
                 let _nobody = family.serves(id);
             }
-            (Forks::Root(root), Some(id)) => {
+            (ForkPlace::Root(root), Some(id)) => {
                 child.hand_over();
                 root.serves(id);
             }
-            (Forks::Root(_), None) => {}
+            (ForkPlace::Root(_), None) => {}
         }
     }
 
     /// True if our main thread forks. This process then stays for its successors.
     pub fn is_root(&self) -> bool {
-        matches!(self.forks, Forks::Here(_))
+        matches!(self.forks, ForkPlace::Here(_))
     }
 
     /// Waits for the end of the serving successor. Never resolves without one.
     pub async fn successor_ended(&self) -> Exit {
         match &self.forks {
-            Forks::Here(family) => family.ended().await,
-            Forks::Root(_) => std::future::pending().await,
+            ForkPlace::Here(family) => family.ended().await,
+            ForkPlace::Root(_) => std::future::pending().await,
         }
     }
 
@@ -229,15 +229,15 @@ impl NurseryHandle {
 
     pub(crate) fn family(&self) -> Option<&Arc<Family>> {
         match &self.forks {
-            Forks::Here(family) => Some(family),
-            Forks::Root(_) => None,
+            ForkPlace::Here(family) => Some(family),
+            ForkPlace::Root(_) => None,
         }
     }
 
     pub(crate) fn root(&self) -> Option<&Arc<Client>> {
         match &self.forks {
-            Forks::Here(_) => None,
-            Forks::Root(root) => Some(root),
+            ForkPlace::Here(_) => None,
+            ForkPlace::Root(root) => Some(root),
         }
     }
 

@@ -33,7 +33,7 @@ use crate::worker_threads::{WorkKind, run_job};
 /// A port, or a socket's directory, and the child that it was chosen for.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnPort {
-    place: Place,
+    place: PortPlace,
     /// Weak, because the child ends with its owner.
     child: Weak<Child>,
     /// The wrong listener was already logged.
@@ -41,7 +41,7 @@ pub(crate) struct OwnPort {
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum PortPlace {
     Port(SocketAddr),
     Directory(PathBuf),
 }
@@ -50,8 +50,8 @@ impl OwnPort {
     /// `None` for a socket without a directory.
     pub(crate) fn of(endpoint: &Endpoint, child: &Arc<Child>) -> Option<Self> {
         let place = match endpoint {
-            Endpoint::Tcp(address) => Place::Port(*address),
-            Endpoint::Unix(socket) => Place::Directory(socket.parent()?.to_owned()),
+            Endpoint::Tcp(address) => PortPlace::Port(*address),
+            Endpoint::Unix(socket) => PortPlace::Directory(socket.parent()?.to_owned()),
         };
         Some(Self { place, child: Arc::downgrade(child), told: Arc::default() })
     }
@@ -60,8 +60,8 @@ impl OwnPort {
     /// favour.
     async fn is_its_own(&self) -> bool {
         let address = match &self.place {
-            Place::Port(address) => *address,
-            Place::Directory(directory) => return self.is_private(directory),
+            PortPlace::Port(address) => *address,
+            PortPlace::Directory(directory) => return self.is_private(directory),
         };
         let Some(child) = self.child.upgrade().filter(|child| child.is_running()) else { return false };
         let (group, kinship) = (child.pid(), Arc::clone(child.kinship()));

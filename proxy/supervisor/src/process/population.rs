@@ -5,21 +5,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Numbers of living children and of all children so far.
 #[derive(Debug, Default)]
-pub(crate) struct Population {
+pub(crate) struct ChildPopulation {
     alive: AtomicU64,
     born: AtomicU64,
 }
 
 #[derive(Debug)]
-pub(crate) struct Birth {
-    population: Arc<Population>,
+pub(crate) struct ChildBirth {
+    population: Arc<ChildPopulation>,
     /// No other child lived at its birth.
     first: bool,
     number: u64,
 }
 
-impl Birth {
-    pub(crate) fn new(population: &Arc<Population>) -> Self {
+impl ChildBirth {
+    pub(crate) fn new(population: &Arc<ChildPopulation>) -> Self {
         let first = population.alive.fetch_add(1, Ordering::SeqCst) == 0;
         let number = population.born.fetch_add(1, Ordering::SeqCst) + 1;
         Self { population: Arc::clone(population), first, number }
@@ -31,7 +31,7 @@ impl Birth {
     }
 }
 
-impl Drop for Birth {
+impl Drop for ChildBirth {
     fn drop(&mut self) {
         self.population.alive.fetch_sub(1, Ordering::SeqCst);
     }
@@ -44,12 +44,12 @@ mod tests {
     #[test]
     fn a_child_is_alone_if_nobody_was_there_and_nobody_has_come_since() {
         let population = Arc::default();
-        let first = Birth::new(&population);
+        let first = ChildBirth::new(&population);
         assert!(first.is_alone());
-        let second = Birth::new(&population);
+        let second = ChildBirth::new(&population);
         assert!(!first.is_alone() && !second.is_alone());
         drop(first);
         drop(second);
-        assert!(Birth::new(&population).is_alone());
+        assert!(ChildBirth::new(&population).is_alone());
     }
 }

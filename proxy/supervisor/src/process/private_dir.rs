@@ -27,16 +27,16 @@ use crate::process::trusted_path;
 /// Prefix of the directory's name.
 const PREFIX: &str = "llama-warden-";
 /// Name of the locked file.
-const LOCK: &str = "lock";
+const LOCK_FILE: &str = "lock";
 /// Contents of the locked file.
-const MARK: &[u8] = b"llama-warden\n";
+const LOCK_CONTENTS: &[u8] = b"llama-warden\n";
 /// Name of the operator's socket, unless another path is configured.
 pub const ADMIN_SOCKET: &str = "admin.sock";
 /// Name prefix of a mark before it is linked into place.
-const NEW_MARK: &str = ".lock-";
+const NEW_MARK_PREFIX: &str = ".lock-";
 /// Attempts against other processes that create or sweep the same directory at the same time. More in a row
 /// are no accident.
-const ATTEMPTS: usize = 10;
+const MAKE_ATTEMPTS: usize = 10;
 
 /// A locked private directory. Dropping it removes our files.
 #[derive(Debug)]
@@ -63,16 +63,16 @@ impl PrivateDir {
         if let Some(base) = path.parent() {
             trusted_path::make_dir(base)?;
         }
-        for _ in 0..ATTEMPTS {
+        for _ in 0..MAKE_ATTEMPTS {
             match DirBuilder::new().mode(0o700).create(path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => is_ours(path)?,
                 made => made?,
             }
-            let lock = match left(path) {
+            let lock = match mark_state(path) {
                 Left::Held => return Ok(None),
                 Left::Ours(lock) => lock,
                 Left::Foreign => return Err(io::Error::other("its file `lock` is not llama-warden's")),
-                Left::Nothing => match mark(path) {
+                Left::Nothing => match create_mark(path) {
                     Ok(lock) => lock,
                     // Another process created or swept it at this moment.
                     Err(error)
@@ -83,7 +83,7 @@ impl PrivateDir {
                     Err(error) => return Err(error),
                 },
             };
-            if is_at(&lock, &path.join(LOCK)) {
+            if is_at(&lock, &path.join(LOCK_FILE)) {
                 // Only now, because before the lock the directory may have been another user's.
                 trusted_path::make_private_dir(path)?;
                 return Ok(Some(Self { path: path.to_owned(), lock, is_others: false }));
@@ -134,9 +134,9 @@ impl PrivateDir {
             let named = pid.is_some_and(|pid| pid.parse::<u32>().is_ok());
             if named
                 && is_ours(&entry.path()).is_ok()
-                && let Left::Ours(lock) = left(&entry.path())
+                && let Left::Ours(lock) = mark_state(&entry.path())
             {
-                clear(&entry.path(), &lock);
+                clear_directory(&entry.path(), &lock);
             }
         }
     }
@@ -147,7 +147,7 @@ impl Drop for PrivateDir {
         if self.is_others {
             return;
         }
-        clear(&self.path, &self.lock);
+        clear_directory(&self.path, &self.lock);
     }
 }
 
@@ -160,16 +160,16 @@ enum Left {
     Foreign,
 }
 
-fn left(path: &Path) -> Left {
-    let lock = path.join(LOCK);
+fn mark_state(path: &Path) -> Left {
+    let lock = path.join(LOCK_FILE);
     let Ok(facts) = fs::symlink_metadata(&lock) else { return Left::Nothing };
     if !facts.is_file() {
         return Left::Foreign;
     }
     let Ok(mut file) = File::options().read(true).write(true).open(&lock) else { return Left::Foreign };
     let mut text = Vec::new();
-    let read = (&mut file).take(MARK.len() as u64 + 1).read_to_end(&mut text);
-    if read.is_err() || text != MARK {
+    let read = (&mut file).take(LOCK_CONTENTS.len() as u64 + 1).read_to_end(&mut text);
+    if read.is_err() || text != LOCK_CONTENTS {
         return Left::Foreign;
     }
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -179,11 +179,11 @@ fn left(path: &Path) -> Left {
 }
 
 /// Creates the mark, locked before it becomes visible.
-fn mark(path: &Path) -> io::Result<File> {
-    let mut new = tempfile::Builder::new().prefix(NEW_MARK).tempfile_in(path)?;
+fn create_mark(path: &Path) -> io::Result<File> {
+    let mut new = tempfile::Builder::new().prefix(NEW_MARK_PREFIX).tempfile_in(path)?;
     rustix::fs::flock(new.as_file(), FlockOperation::NonBlockingLockExclusive)?;
-    new.write_all(MARK)?;
-    new.persist_noclobber(path.join(LOCK)).map_err(|error| error.error)
+    new.write_all(LOCK_CONTENTS)?;
+    new.persist_noclobber(path.join(LOCK_FILE)).map_err(|error| error.error)
 }
 
 /// True if a path still leads to an open file, and was not replaced.
@@ -216,10 +216,11 @@ fn is_ours(path: &Path) -> io::Result<()> {
     if facts.uid() != rustix::process::geteuid().as_raw() {
         return Err(io::Error::other("it exists and belongs to somebody else"));
     }
-    let marked = fs::symlink_metadata(path.join(LOCK)).is_ok();
+    let marked = fs::symlink_metadata(path.join(LOCK_FILE)).is_ok();
     if !marked {
-        let strange =
-            |entry: &fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(NEW_MARK.as_bytes());
+        let strange = |entry: &fs::DirEntry| {
+            !entry.file_name().as_encoded_bytes().starts_with(NEW_MARK_PREFIX.as_bytes())
+        };
         if fs::read_dir(path)?.flatten().any(|entry| strange(&entry)) {
             return Err(io::Error::other("it exists and has files that llama-warden did not make"));
         }
@@ -228,10 +229,10 @@ fn is_ours(path: &Path) -> io::Result<()> {
 }
 
 /// Removes our files from a directory whose mark we hold, the mark last.
-fn clear(path: &Path, lock: &File) {
+fn clear_directory(path: &Path, lock: &File) {
     // There is no mark if the directory was removed and created again by our own next start.
-    let marked = fs::symlink_metadata(path.join(LOCK)).is_ok();
-    if marked && !is_at(lock, &path.join(LOCK)) {
+    let marked = fs::symlink_metadata(path.join(LOCK_FILE)).is_ok();
+    if marked && !is_at(lock, &path.join(LOCK_FILE)) {
         return;
     }
     for entry in fs::read_dir(path).into_iter().flatten().flatten() {
@@ -243,7 +244,7 @@ fn clear(path: &Path, lock: &File) {
         }
     }
     if marked {
-        drop(fs::remove_file(path.join(LOCK)));
+        drop(fs::remove_file(path.join(LOCK_FILE)));
     }
     // Fails if other files are left.
     drop(fs::remove_dir(path));
@@ -252,7 +253,7 @@ fn clear(path: &Path, lock: &File) {
 fn is_made_by_us(name: &OsStr, kind: FileType) -> bool {
     let Some(name) = name.to_str() else { return false };
     let of_a_server = maker(name).is_some() && (kind.is_socket() || kind.is_file());
-    let ours = name.starts_with(NEW_MARK) || name.starts_with(".probe-");
+    let ours = name.starts_with(NEW_MARK_PREFIX) || name.starts_with(".probe-");
     of_a_server || (name == ADMIN_SOCKET && kind.is_socket()) || (ours && kind.is_file())
 }
 
@@ -294,7 +295,7 @@ mod tests {
         fs::write(place.join(ADMIN_SOCKET), "a file under our name").unwrap();
         drop(made);
         assert!(place.join("theirs/keep").exists() && place.join(ADMIN_SOCKET).exists());
-        assert!(!place.join(LOCK).exists());
+        assert!(!place.join(LOCK_FILE).exists());
         let refused = PrivateDir::make(&place).unwrap_err();
         assert!(refused.to_string().contains("did not make"), "{refused}");
     }
@@ -309,10 +310,10 @@ mod tests {
         assert!(PrivateDir::make(&place).unwrap_err().to_string().contains("no directory"));
         fs::remove_file(&place).unwrap();
         fs::create_dir(&place).unwrap();
-        fs::write(place.join(LOCK), "a key").unwrap();
+        fs::write(place.join(LOCK_FILE), "a key").unwrap();
         assert!(PrivateDir::make(&place).unwrap_err().to_string().contains("not llama-warden's"));
         PrivateDir::sweep(place.parent().unwrap());
-        assert_eq!(fs::read_to_string(place.join(LOCK)).unwrap(), "a key");
+        assert_eq!(fs::read_to_string(place.join(LOCK_FILE)).unwrap(), "a key");
     }
 
     #[test]
@@ -326,7 +327,7 @@ mod tests {
         };
         kill(PrivateDir::make(&at(7)).unwrap().unwrap());
         fs::create_dir(base.path().join("llama-warden-9")).unwrap();
-        assert!(at(7).join(LOCK).exists());
+        assert!(at(7).join(LOCK_FILE).exists());
         PrivateDir::sweep(base.path());
         assert!(!at(7).exists() && at(8).exists() && at(9).exists());
         // An abandoned directory is taken over.

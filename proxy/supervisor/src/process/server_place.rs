@@ -126,7 +126,7 @@ pub(crate) enum AskedToEnd {
 
 /// Processes left after a child's leader has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LeftBehind {
+pub(crate) struct RemainingProcesses {
     /// State of the server.
     pub(crate) server: KnownServer,
     /// Other members of its group run.
@@ -147,7 +147,7 @@ pub(crate) enum KnownServer {
 
 /// True if a child lives on after its leader, in a server that a wrapper left, or in a process that may
 /// become one. Processes left by a failed wrapper are useless.
-pub(crate) fn outlives_leader(leader: Exit, asked: AskedToEnd, left: LeftBehind) -> bool {
+pub(crate) fn outlives_leader(leader: Exit, asked: AskedToEnd, left: RemainingProcesses) -> bool {
     let meant = match asked {
         AskedToEnd::No => leader == Exit::Code(0),
         // The child was asked to end, and the rest ends in its own time.
@@ -236,7 +236,7 @@ mod tests {
     fn a_child_outlives_a_leader_that_succeeded_or_was_told_to_end_as_long_as_its_server_runs() {
         use AskedToEnd::{AtOnce, Gently, No};
         use KnownServer::{Gone, NotKnown, Runs};
-        let left = |server, in_group, outside| LeftBehind { server, in_group, outside };
+        let left = |server, in_group, outside| RemainingProcesses { server, in_group, outside };
         let (well, badly) = (Exit::Code(0), Exit::Code(1));
         assert!(outlives_leader(well, No, left(Runs, true, true)));
         assert!(outlives_leader(well, No, left(NotKnown, true, false)), "it may be loading");

@@ -25,7 +25,7 @@ impl std::fmt::Debug for Setting {
 
 /// A setting made here in a process that the next instance now owns.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SetElsewhere {
+pub(crate) struct InheritedSetting {
     /// Process that has the setting.
     pub(crate) generation: GenerationId,
     /// Sequence number; later settings have higher ones.
@@ -35,7 +35,7 @@ pub(crate) struct SetElsewhere {
     pub(crate) body: Option<Vec<u8>>,
 }
 
-impl std::fmt::Debug for SetElsewhere {
+impl std::fmt::Debug for InheritedSetting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let bytes = self.body.as_ref().map(Vec::len);
         write!(f, "SetElsewhere({}, {bytes:?} bytes, {})", self.path, self.number)
@@ -45,10 +45,10 @@ impl std::fmt::Debug for SetElsewhere {
 /// Settings of one model in order, one per route, because llama-server replaces the whole setting of a
 /// route each time.
 #[derive(Debug, Default)]
-pub(crate) struct Settings(Mutex<Kept>);
+pub(crate) struct Settings(Mutex<SettingState>);
 
 #[derive(Debug, Default)]
-struct Kept {
+struct SettingState {
     all: Vec<Setting>,
     /// Routes set in one process and not yet in the others, with sequence numbers.
     fresh: Vec<(GenerationId, String, u64)>,
@@ -59,11 +59,11 @@ struct Kept {
 }
 
 /// Maximum number of routes per model: llama-server has two.
-const ROUTES: usize = 4;
+const MAX_ROUTES: usize = 4;
 /// Maximum size of a setting: a list of a hundred adapters takes 4 KB.
 pub(crate) const MOST: u64 = 64 * 1024;
 
-impl Kept {
+impl SettingState {
     /// Records a setting by this route: an earlier one is no longer valid.
     fn note(&mut self, by: GenerationId, path: &str) {
         self.touched = true;
@@ -80,7 +80,7 @@ impl Settings {
     pub(crate) fn set(&self, by: GenerationId, path: &str, body: Bytes) -> bool {
         let mut kept = lock(&self.0);
         kept.note(by, path);
-        let fits = body.len() as u64 <= MOST && kept.all.len() < ROUTES;
+        let fits = body.len() as u64 <= MOST && kept.all.len() < MAX_ROUTES;
         if fits {
             kept.all.push(Setting { path: path.to_owned(), body });
         }
@@ -99,12 +99,12 @@ impl Settings {
     }
 
     /// Settings not yet in the other processes, for the next instance, because this one applies them no more.
-    pub(crate) fn untold(&self) -> Vec<SetElsewhere> {
+    pub(crate) fn untold(&self) -> Vec<InheritedSetting> {
         let kept = lock(&self.0);
         let of = |(generation, path, number): &(GenerationId, String, u64)| {
             let setting = kept.all.iter().find(|setting| setting.path == *path);
             let body = setting.map(|setting| setting.body.to_vec());
-            SetElsewhere { generation: *generation, number: *number, path: path.clone(), body }
+            InheritedSetting { generation: *generation, number: *number, path: path.clone(), body }
         };
         kept.fresh.iter().map(of).collect()
     }

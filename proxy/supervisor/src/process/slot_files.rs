@@ -24,12 +24,12 @@ use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_detached};
 
 /// llama-server's flag for the directory.
-pub(crate) const FLAG: &str = "--slot-save-path";
+pub(crate) const SLOT_PATH_FLAG: &str = "--slot-save-path";
 /// Prefix of our file names.
 const PREFIX: &str = "llama-warden-";
 /// Suffixes of our files, and of the directory.
 const FILE: &str = ".slot";
-const DIRECTORY: &str = "slots";
+const DIRECTORY_EXTENSION: &str = "slots";
 /// Suffix of a mark.
 const MARK: &str = ".mark";
 
@@ -55,7 +55,7 @@ struct Place {
 
 /// Directory of the generation with this socket; as unique as the socket.
 pub(crate) fn beside(socket: &Path) -> PathBuf {
-    socket.with_extension(DIRECTORY)
+    socket.with_extension(DIRECTORY_EXTENSION)
 }
 
 impl SlotFiles {
@@ -92,8 +92,8 @@ impl SlotFiles {
     pub(crate) fn announce(&self, command: &mut Command) -> io::Result<bool> {
         let Some(Place { path, own, token, mark, .. }) = &self.place else { return Ok(false) };
         if !own {
-            sweep(path);
-            *mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(hang_out(path, token)?);
+            sweep_directory(path);
+            *mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(create_mark(path, token)?);
             return Ok(false);
         }
         let create = || DirBuilder::new().mode(0o700).create(path);
@@ -103,10 +103,12 @@ impl SlotFiles {
                 create()?;
             }
             // A supervisor with the same PID may have left it.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_ours(path) => clear(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_ours(path) => {
+                clear_directory(path)
+            }
             made => made?,
         }
-        command.args.extend([FLAG.to_owned(), path.to_string_lossy().into_owned()]);
+        command.args.extend([SLOT_PATH_FLAG.to_owned(), path.to_string_lossy().into_owned()]);
         Ok(true)
     }
 
@@ -151,7 +153,7 @@ impl SlotFiles {
 
     /// Removes a file, and files that a build may have put next to it.
     pub(crate) fn remove(&self, name: &str) {
-        remove_those(self.path(), |found| found.starts_with(name));
+        remove_matching(self.path(), |found| found.starts_with(name));
     }
 
     /// Bytes that can be written: free space of a disk, or the available memory if smaller for files in
@@ -202,7 +204,7 @@ impl Drop for Place {
             return remove(path);
         }
         let mark = mark.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        clear_of(path, token);
+        clear_token(path, token);
         if mark.is_some() {
             drop(fs::remove_file(mark_of(path, token)));
         }
@@ -211,7 +213,7 @@ impl Drop for Place {
 
 /// Directory that the command names itself.
 fn given(command: &Command) -> Option<&str> {
-    hints::values(command, &[FLAG]).last()
+    hints::values(command, &[SLOT_PATH_FLAG]).last()
 }
 
 /// True if the command names a directory of its own.
@@ -222,7 +224,7 @@ pub(crate) fn is_given(command: &Command) -> bool {
 /// Removes our directory with its files. Never recurses: other entries stay, and so does the directory then.
 pub(crate) fn remove(directory: &Path) {
     if is_ours(directory) {
-        clear(directory);
+        clear_directory(directory);
         drop(fs::remove_dir(directory));
     }
 }
@@ -233,16 +235,16 @@ fn is_ours(path: &Path) -> bool {
     facts.is_ok_and(|facts| facts.is_dir() && facts.uid() == rustix::process::geteuid().as_raw())
 }
 
-fn clear(directory: &Path) {
-    remove_those(directory, |name| name.starts_with(PREFIX));
+fn clear_directory(directory: &Path) {
+    remove_matching(directory, |name| name.starts_with(PREFIX));
 }
 
 /// Removes files with this token, and files that builds put next to them.
-fn clear_of(directory: &Path, token: &str) {
-    remove_those(directory, |name| maker(name) == Some(token));
+fn clear_token(directory: &Path, token: &str) {
+    remove_matching(directory, |name| maker(name) == Some(token));
 }
 
-fn remove_those(directory: &Path, is_one: impl Fn(&str) -> bool) {
+fn remove_matching(directory: &Path, is_one: impl Fn(&str) -> bool) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
         if is_file && entry.file_name().to_str().is_some_and(&is_one) {
@@ -259,7 +261,7 @@ fn mark_of(directory: &Path, token: &str) -> PathBuf {
 ///
 /// # Errors
 /// The mark cannot be created or locked: others would then take our files for left over.
-fn hang_out(directory: &Path, token: &str) -> io::Result<File> {
+fn create_mark(directory: &Path, token: &str) -> io::Result<File> {
     let path = mark_of(directory, token);
     let made = || {
         let file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
@@ -272,7 +274,7 @@ fn hang_out(directory: &Path, token: &str) -> io::Result<File> {
 }
 
 /// Removes files of killed processes from another owner's directory.
-fn sweep(directory: &Path) {
+fn sweep_directory(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let token = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(MARK));
@@ -282,7 +284,7 @@ fn sweep(directory: &Path) {
         let open = || File::options().read(true).write(true).open(entry.path()).ok();
         let Some(file) = is_file.then(open).flatten() else { continue };
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(&file, &entry.path()) {
-            clear_of(directory, token);
+            clear_token(directory, token);
             drop(fs::remove_file(entry.path()));
         }
     }
@@ -322,7 +324,7 @@ mod tests {
         let files = SlotFiles::of(&told, &socket);
         files.announce(&mut told).unwrap();
         let path = base.path().join("m-7-g1.slots");
-        assert_eq!(told.args[2..], [FLAG.to_owned(), path.to_str().unwrap().to_owned()]);
+        assert_eq!(told.args[2..], [SLOT_PATH_FLAG.to_owned(), path.to_str().unwrap().to_owned()]);
         assert_eq!(mode(&path), 0o700);
         let name = files.name(0);
         files.make(&name).unwrap();

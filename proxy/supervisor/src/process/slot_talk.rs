@@ -57,7 +57,7 @@ pub(crate) async fn save(
     name: &str,
     timeout: Duration,
 ) -> Result<(u64, u64), Refused> {
-    let answer = act(process, slot, "save", name, timeout).await?;
+    let answer = slot_action(process, slot, "save", name, timeout).await?;
     answer["n_saved"].as_u64().zip(answer["n_written"].as_u64()).ok_or(Refused::Said)
 }
 
@@ -68,10 +68,10 @@ pub(crate) async fn restore(
     name: &str,
     timeout: Duration,
 ) -> Result<u64, Refused> {
-    act(process, slot, "restore", name, timeout).await?["n_restored"].as_u64().ok_or(Refused::Said)
+    slot_action(process, slot, "restore", name, timeout).await?["n_restored"].as_u64().ok_or(Refused::Said)
 }
 
-async fn act(
+async fn slot_action(
     process: &dyn Process,
     slot: u32,
     action: &str,

@@ -12,10 +12,10 @@ pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
 /// Socket of a generation. The name is never reused, because llama-server cannot listen on an existing
 /// socket file. The instance's PID separates runs that end without cleaning up.
 pub(crate) fn socket(directory: &Path, model: &ModelName, generation: GenerationId) -> PathBuf {
-    const SHORT: usize = 12;
+    const MAX_MODEL_CHARS: usize = 12;
     let last = model.as_str().rsplit('/').next().unwrap_or_default();
     let tame = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '_' { c } else { '-' };
-    let short: String = last.chars().take(SHORT).map(tame).collect();
+    let short: String = last.chars().take(MAX_MODEL_CHARS).map(tame).collect();
     directory.join(format!("{short}-{}-{generation}.sock", instance::id()))
 }
 

@@ -43,18 +43,18 @@ pub(crate) fn spawn_successor(program: &Program, files: &[OwnedFd; 2]) -> Result
     let mut command = Command::new(&program.binary);
     command.arg0(&program.called).args(&program.args).process_group(0);
     command.env(SUCCEEDS, format!("{} {root} {handover}", own.as_raw_nonzero()));
-    inherit(&mut command, own, [root, handover]);
+    inherit_files(&mut command, own, [root, handover]);
     let failed = |source| SpawnError::Exec { binary: program.binary.clone(), source };
     let child = command.stdin(Stdio::null()).spawn().map_err(failed)?;
     Ok(Spawned { group: Group::new(Pid::from_child(&child)), control: None, stdout: None, stderr: None })
 }
 
 #[expect(unsafe_code, reason = "what has to happen between fork and exec can only be told through pre_exec")]
-fn inherit(command: &mut Command, parent: Pid, files: [RawFd; 2]) {
+fn inherit_files(command: &mut Command, parent: Pid, files: [RawFd; 2]) {
     // SAFETY: as in `prepare`: system calls alone. The files are open in the parent until the program runs.
     unsafe {
         command.pre_exec(move || {
-            die_with(parent)?;
+            die_with_parent(parent)?;
             mark_all_files();
             for file in files {
                 if libc::fcntl(file, libc::F_SETFD, 0) == -1 {
@@ -151,7 +151,7 @@ pub(crate) fn spawn(
     prepare(
         &mut command,
         rustix::process::getpid(),
-        control.as_ref().and_then(|group| group.entrance().ok()),
+        control.as_ref().and_then(|group| group.open_entrance().ok()),
     );
 
     let mut child = command.spawn().map_err(|source| match &what.directory {
@@ -182,7 +182,7 @@ fn prepare(command: &mut Command, parent: Pid, control: Option<OwnedFd>) {
 /// Runs in the child between fork and exec: system calls only.
 #[expect(unsafe_code, reason = "libc's signal() has no safe wrapper")]
 fn before_exec(parent: Pid, control: Option<&OwnedFd>) -> io::Result<()> {
-    die_with(parent)?;
+    die_with_parent(parent)?;
     if let Some(control) = control {
         // Without the kernel's permission the child starts outside of a group.
         let _outside = rustix::io::write(control, b"0");
@@ -200,7 +200,7 @@ fn before_exec(parent: Pid, control: Option<&OwnedFd>) -> io::Result<()> {
 
 /// Ties the child to the forking thread and unblocks all signals. System calls only.
 #[expect(unsafe_code, reason = "libc's signal sets have no safe wrapper")]
-fn die_with(parent: Pid) -> io::Result<()> {
+fn die_with_parent(parent: Pid) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // The parent may have died before the call above, and then nothing would ever kill the child.
     if rustix::process::getppid() != Some(parent) {

@@ -51,7 +51,7 @@ impl std::fmt::Debug for Said {
 }
 
 /// Request fields about sampling and output format, which do not affect the prompt.
-const LEFT_OUT: [&str; 24] = [
+const DROPPED_FIELDS: [&str; 24] = [
     "best_of",
     "echo",
     "grammar",
@@ -82,9 +82,9 @@ const LEFT_OUT: [&str; 24] = [
 /// unknown.
 pub(crate) fn body(request: &[u8], said: &Said, slot: Option<u32>) -> Option<Vec<u8>> {
     let Ok(Value::Object(mut body)) = serde_json::from_slice(request) else { return None };
-    body.retain(|name, _| !LEFT_OUT.contains(&name.as_str()));
+    body.retain(|name, _| !DROPPED_FIELDS.contains(&name.as_str()));
     if let Some(text) = said.text() {
-        put_behind(&mut body, text);
+        append_answer(&mut body, text);
     }
     for (name, value) in [
         ("stream", json!(true)),
@@ -100,7 +100,7 @@ pub(crate) fn body(request: &[u8], said: &Said, slot: Option<u32>) -> Option<Vec
     Some(Value::Object(body).to_string().into_bytes())
 }
 
-fn put_behind(body: &mut Map<String, Value>, text: String) {
+fn append_answer(body: &mut Map<String, Value>, text: String) {
     if let Some(Value::Array(messages)) = body.get_mut("messages") {
         messages.push(json!({ "role": "assistant", "content": text }));
         return;
@@ -125,12 +125,12 @@ pub(crate) fn counted(answer: &[u8]) -> Option<(u64, u64)> {
         if event["error"].is_object() {
             return None;
         }
-        found = counts(&event).or(found);
+        found = event_counts(&event).or(found);
     }
     found
 }
 
-fn counts(event: &Value) -> Option<(u64, u64)> {
+fn event_counts(event: &Value) -> Option<(u64, u64)> {
     let timings = &event["timings"];
     let evaluated = timings["prompt_n"].as_u64()?;
     let usage = &event["usage"];

@@ -29,11 +29,11 @@ use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
 /// Maximum number of links in one path, as in the kernel.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 /// Attempts to create a directory that others create and remove at the same time. More in a row are no
 /// accident.
-const MOST_ATTEMPTS: usize = 100;
-const ROOT: u32 = 0;
+const MAX_ATTEMPTS: usize = 100;
+const ROOT_UID: u32 = 0;
 const WRITABLE_FOR_GROUP: u32 = 0o020;
 const WRITABLE_FOR_ALL: u32 = 0o002;
 const STICKY: u32 = 0o1000;
@@ -44,7 +44,7 @@ const STICKY: u32 = 0o1000;
 /// # Errors
 /// Another user can exchange a part of the path; a part is missing or cannot be read.
 pub fn owner(path: &Path) -> io::Result<u32> {
-    Walk::along(path, false).map(|place| place.owner)
+    PathWalk::along(path, false).map(|place| place.owner)
 }
 
 /// Creates a directory (mode 0700) with missing parents, and checks the whole path. An existing one stays
@@ -53,7 +53,7 @@ pub fn owner(path: &Path) -> io::Result<u32> {
 /// # Errors
 /// Another user can exchange a part of the path; a part is no directory or cannot be created.
 pub fn make_dir(path: &Path) -> io::Result<()> {
-    Walk::along(path, true).map(drop)
+    PathWalk::along(path, true).map(drop)
 }
 
 /// Creates a directory that only our user can enter, opens it and sets mode 0700.
@@ -84,7 +84,7 @@ pub fn open_dir(path: &Path) -> io::Result<File> {
 
 /// Owner of the path followed so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct PathPlace {
     owner: u32,
     /// Other users can add names.
     shared: bool,
@@ -115,47 +115,47 @@ impl Facts {
 
 /// Why a name is not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Distrust {
+enum PathDistrust {
     Foreign(u32),
     Writable,
 }
 
-impl Place {
+impl PathPlace {
     /// Follows one more name, for the user `own`.
-    fn step(self, own: u32, in_container: bool, facts: Facts) -> Result<Self, Distrust> {
-        let given_by_root = own == ROOT && self.owner == ROOT && !self.shared;
+    fn step(self, own: u32, in_container: bool, facts: Facts) -> Result<Self, PathDistrust> {
+        let given_by_root = own == ROOT_UID && self.owner == ROOT_UID && !self.shared;
         let owner = match facts.uid {
             // The owner of the directory above can rename it anyway.
-            ROOT => self.owner,
+            ROOT_UID => self.owner,
             uid if uid == own || uid == self.owner || given_by_root => uid,
-            uid => return Err(Distrust::Foreign(uid)),
+            uid => return Err(PathDistrust::Foreign(uid)),
         };
         let writable = facts.is_dir && facts.is_writable_for_others();
-        if writable && facts.mode & STICKY == 0 && !(in_container && facts.uid == ROOT) {
-            return Err(Distrust::Writable);
+        if writable && facts.mode & STICKY == 0 && !(in_container && facts.uid == ROOT_UID) {
+            return Err(PathDistrust::Writable);
         }
         Ok(Self { owner, shared: writable })
     }
 }
 
 /// Walk along a path, with the names still to follow.
-struct Walk {
+struct PathWalk {
     at: PathBuf,
     /// Places of `at` and of all directories above it.
-    places: Vec<Place>,
+    places: Vec<PathPlace>,
     rest: VecDeque<OsString>,
     links: usize,
     /// Owner of a followed link, who controls everything after it.
     link_owner: u32,
 }
 
-impl Walk {
-    fn along(path: &Path, make: bool) -> io::Result<Place> {
+impl PathWalk {
+    fn along(path: &Path, make: bool) -> io::Result<PathPlace> {
         let own = geteuid().as_raw();
         let (places, rest) = (Vec::new(), VecDeque::new());
-        let mut walk = Self { at: "/".into(), places, rest, links: 0, link_owner: ROOT };
+        let mut walk = Self { at: "/".into(), places, rest, links: 0, link_owner: ROOT_UID };
         walk.begin_at_root(own)?;
-        walk.follow_before(&std::path::absolute(path)?);
+        walk.prepend_path(&std::path::absolute(path)?);
         while let Some(name) = walk.rest.pop_front() {
             if name == ".." {
                 if walk.at.pop() {
@@ -164,9 +164,9 @@ impl Walk {
                 continue;
             }
             let next = walk.at.join(&name);
-            let metadata = if make { found_or_made(&next)? } else { fs::symlink_metadata(&next)? };
+            let metadata = if make { find_or_create(&next)? } else { fs::symlink_metadata(&next)? };
             let place = walk.step(own, &next, &metadata)?;
-            if make && place.owner != ROOT && place.owner != own {
+            if make && place.owner != ROOT_UID && place.owner != own {
                 return Err(foreign(&next, place.owner));
             }
             if make && !metadata.is_dir() && !metadata.is_symlink() {
@@ -174,7 +174,7 @@ impl Walk {
             }
             if metadata.is_symlink() {
                 walk.links += 1;
-                if walk.links > MOST_LINKS {
+                if walk.links > MAX_LINKS {
                     return Err(io::Error::other(format!("{} leads through too many links", path.display())));
                 }
                 walk.link_owner = place.owner;
@@ -182,7 +182,7 @@ impl Walk {
                 if target.is_absolute() {
                     walk.begin_at_root(own)?;
                 }
-                walk.follow_before(&target);
+                walk.prepend_path(&target);
             } else {
                 walk.at = next;
                 walk.places.push(place);
@@ -200,20 +200,20 @@ impl Walk {
         Ok(())
     }
 
-    fn here(&self) -> Place {
-        let place = self.places.last().copied().unwrap_or(Place { owner: ROOT, shared: false });
-        if place.owner == ROOT { Place { owner: self.link_owner, ..place } } else { place }
+    fn here(&self) -> PathPlace {
+        let place = self.places.last().copied().unwrap_or(PathPlace { owner: ROOT_UID, shared: false });
+        if place.owner == ROOT_UID { PathPlace { owner: self.link_owner, ..place } } else { place }
     }
 
-    fn step(&self, own: u32, path: &Path, metadata: &Metadata) -> io::Result<Place> {
+    fn step(&self, own: u32, path: &Path, metadata: &Metadata) -> io::Result<PathPlace> {
         self.here().step(own, in_container(), Facts::new(metadata)).map_err(|distrust| match distrust {
-            Distrust::Foreign(uid) => foreign(path, uid),
-            Distrust::Writable => denied(format!("other users can write to {}", path.display())),
+            PathDistrust::Foreign(uid) => foreign(path, uid),
+            PathDistrust::Writable => denied_error(format!("other users can write to {}", path.display())),
         })
     }
 
     /// Prepends the names of `path` to the remaining ones.
-    fn follow_before(&mut self, path: &Path) {
+    fn prepend_path(&mut self, path: &Path) {
         for part in path.components().rev() {
             match part {
                 Component::Normal(name) => self.rest.push_front(name.to_owned()),
@@ -226,8 +226,8 @@ impl Walk {
 
 /// Metadata of an existing name, or of the directory created there. The caller checks the owner, who may be
 /// another user.
-fn found_or_made(path: &Path) -> io::Result<Metadata> {
-    for _ in 0..MOST_ATTEMPTS {
+fn find_or_create(path: &Path) -> io::Result<Metadata> {
+    for _ in 0..MAX_ATTEMPTS {
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             found => return found,
@@ -241,10 +241,10 @@ fn found_or_made(path: &Path) -> io::Result<Metadata> {
 }
 
 fn foreign(path: &Path, uid: u32) -> io::Error {
-    denied(format!("{} belongs to user {uid}, who can exchange what is in it", path.display()))
+    denied_error(format!("{} belongs to user {uid}, who can exchange what is in it", path.display()))
 }
 
-fn denied(why: String) -> io::Error {
+fn denied_error(why: String) -> io::Error {
     io::Error::new(ErrorKind::PermissionDenied, why)
 }
 
@@ -267,7 +267,7 @@ fn mapped(id: u32) -> u32 {
         let other = fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?;
         if has_root(&map) { None } else { other.trim().parse().ok() }
     });
-    if *stands == Some(id) { ROOT } else { id }
+    if *stands == Some(id) { ROOT_UID } else { id }
 }
 
 fn has_root(uid_map: &str) -> bool {
@@ -286,42 +286,42 @@ mod tests {
     }
 
     /// Owner of a chain of directories, for a user.
-    fn chain(own: u32, in_container: bool, chain: &[Facts]) -> Result<u32, Distrust> {
-        let root = Place { owner: ROOT, shared: false };
+    fn chain(own: u32, in_container: bool, chain: &[Facts]) -> Result<u32, PathDistrust> {
+        let root = PathPlace { owner: ROOT_UID, shared: false };
         let place = chain.iter().try_fold(root, |place, facts| place.step(own, in_container, *facts))?;
         Ok(place.owner)
     }
 
     #[test]
     fn a_path_is_followed_only_where_no_other_user_can_exchange_a_part() {
-        let (top, tmp) = (dir(ROOT, 0o755), dir(ROOT, 0o1777));
+        let (top, tmp) = (dir(ROOT_UID, 0o755), dir(ROOT_UID, 0o1777));
         let link = |uid| Facts { uid, gid: uid, mode: 0o777, is_dir: false };
         let shared = Facts { gid: 5000, ..dir(ALICE, 0o775) };
-        let (foreign, writable) = (Err(Distrust::Foreign(MALLORY)), Err(Distrust::Writable));
+        let (foreign, writable) = (Err(PathDistrust::Foreign(MALLORY)), Err(PathDistrust::Writable));
         for (own, path, wanted) in [
             (ALICE, vec![top, tmp, dir(ALICE, 0o700)], Ok(ALICE)),
-            (ALICE, vec![top, tmp], Ok(ROOT)),
+            (ALICE, vec![top, tmp], Ok(ROOT_UID)),
             (ALICE, vec![top, top, dir(ALICE, 0o775)], Ok(ALICE)),
             (ALICE, vec![top, top, shared], writable),
-            (ALICE, vec![top, dir(ROOT, 0o777)], writable),
+            (ALICE, vec![top, dir(ROOT_UID, 0o777)], writable),
             (ALICE, vec![top, tmp, dir(ALICE, 0o777)], writable),
             (ALICE, vec![top, tmp, dir(ALICE, 0o1777), dir(MALLORY, 0o700)], foreign),
             (ALICE, vec![top, tmp, dir(MALLORY, 0o700)], foreign),
             (ALICE, vec![top, top, dir(MALLORY, 0o755), dir(ALICE, 0o700)], foreign),
             (ALICE, vec![top, tmp, link(MALLORY)], foreign),
             (ALICE, vec![top, tmp, link(ALICE)], Ok(ALICE)),
-            (ROOT, vec![top, tmp, dir(ROOT, 0o700)], Ok(ROOT)),
-            (ROOT, vec![top, tmp, dir(MALLORY, 0o755)], foreign),
+            (ROOT_UID, vec![top, tmp, dir(ROOT_UID, 0o700)], Ok(ROOT_UID)),
+            (ROOT_UID, vec![top, tmp, dir(MALLORY, 0o755)], foreign),
             // Root gave this directory away, and paths below belong to its user.
-            (ROOT, vec![top, top, dir(ALICE, 0o750), dir(ALICE, 0o700)], Ok(ALICE)),
-            (ROOT, vec![top, top, dir(ALICE, 0o750), dir(ROOT, 0o700)], Ok(ALICE)),
-            (ROOT, vec![top, top, dir(ALICE, 0o750), dir(MALLORY, 0o700)], foreign),
+            (ROOT_UID, vec![top, top, dir(ALICE, 0o750), dir(ALICE, 0o700)], Ok(ALICE)),
+            (ROOT_UID, vec![top, top, dir(ALICE, 0o750), dir(ROOT_UID, 0o700)], Ok(ALICE)),
+            (ROOT_UID, vec![top, top, dir(ALICE, 0o750), dir(MALLORY, 0o700)], foreign),
         ] {
             assert_eq!(chain(own, false, &path), wanted, "{own}: {path:?}");
         }
-        let volume = [top, dir(ROOT, 0o777), dir(ALICE, 0o700)];
+        let volume = [top, dir(ROOT_UID, 0o777), dir(ALICE, 0o700)];
         assert_eq!(chain(ALICE, true, &volume), Ok(ALICE));
-        assert_eq!(chain(ALICE, true, &[top, dir(ROOT, 0o777), dir(MALLORY, 0o700)]), foreign);
+        assert_eq!(chain(ALICE, true, &[top, dir(ROOT_UID, 0o777), dir(MALLORY, 0o700)]), foreign);
         assert_eq!(chain(ALICE, true, &[top, tmp, dir(ALICE, 0o777)]), writable);
     }
 
@@ -339,7 +339,7 @@ mod tests {
         for path in [theirs.join("link"), theirs.clone()] {
             std::os::unix::fs::lchown(&path, Some(ALICE), None).unwrap();
         }
-        assert_eq!(owner(&ours).unwrap(), ROOT);
+        assert_eq!(owner(&ours).unwrap(), ROOT_UID);
         assert_eq!(owner(&theirs.join("link")).unwrap(), ALICE);
         let refused = make_dir(&theirs.join("link/new")).unwrap_err().to_string();
         assert!(refused.contains("belongs to user 1000") && !ours.join("new").exists(), "{refused}");

@@ -44,7 +44,7 @@ impl WatchedProcess {
 
     /// Waits for its end, whichever process reaps it.
     pub(crate) async fn ended(&self) {
-        pidfd_ended(&self.pidfd, self.process.pid).await;
+        until_pidfd_ends(&self.pidfd, self.process.pid).await;
     }
 
     /// True if the process still runs, which means it still holds its files.
@@ -98,7 +98,7 @@ pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
 }
 
 /// Waits until the process of a pidfd has ended.
-pub(crate) async fn pidfd_ended(pidfd: &AsyncFd<OwnedFd>, pid: u32) {
+pub(crate) async fn until_pidfd_ends(pidfd: &AsyncFd<OwnedFd>, pid: u32) {
     match pidfd.readable().await {
         // Readable means ended, and never changes, so the readiness stays set.
         Ok(mut guard) => guard.retain_ready(),

@@ -25,22 +25,22 @@ use crate::clock;
 use crate::error::{ControlError, Denied, Failure, FailureKind};
 use crate::lease::address::Address;
 use crate::lease::cell::Cell;
-use crate::lease::queue::{Leases, Refusal};
+use crate::lease::queue::{LeaseQueue, Refusal};
 use crate::model::context::Context;
-use crate::model::mailbox::{Inbox, Outbox, mailbox};
+use crate::model::mailbox::{Outbox, TaskInbox, mailbox};
 use crate::model::{Control, Message};
-use crate::origin::probe::{Listed, Silence, probe};
+use crate::origin::probe::{Listed, ProbeFailure, probe};
 use crate::spec::RemoteSpec;
 use crate::view::event::EventKind;
-use crate::view::{BackendView, ModelState, ModelView, Outage, RemoteView};
+use crate::view::{BackendView, ModelOutage, ModelState, ModelView, RemoteView};
 
 /// Task of one remote model.
 #[derive(Debug)]
 pub(crate) struct Remote {
     context: Arc<Context>,
-    leases: Arc<Leases>,
+    leases: Arc<LeaseQueue>,
     spec: RemoteSpec,
-    inbox: Inbox,
+    inbox: TaskInbox,
     /// Cell of the present address.
     cell: Arc<Cell>,
     /// Earlier addresses with running requests.
@@ -63,7 +63,7 @@ pub(crate) struct Remote {
 /// Present or last probe.
 #[derive(Debug)]
 struct Asking {
-    task: JoinSet<Result<Listed, Silence>>,
+    task: JoinSet<Result<Listed, ProbeFailure>>,
     since: Instant,
     /// A connection had failed before.
     in_doubt: bool,
@@ -89,14 +89,14 @@ enum Standing {
 }
 
 /// Next step after a message.
-enum Next {
+enum NextStep {
     Go,
     /// End when no request runs, or at this time.
     End(Instant),
 }
 
 impl Remote {
-    pub(crate) fn new(context: Arc<Context>, leases: Arc<Leases>, spec: RemoteSpec) -> (Self, Outbox) {
+    pub(crate) fn new(context: Arc<Context>, leases: Arc<LeaseQueue>, spec: RemoteSpec) -> (Self, Outbox) {
         let (sender, inbox) = mailbox();
         let cell = cell(&context, &spec);
         let remote = Self {
@@ -122,14 +122,14 @@ impl Remote {
     pub(crate) async fn run(mut self: Box<Self>) {
         let mut end = None;
         loop {
-            self.leave_former();
+            self.drop_former();
             if end.is_some() {
                 self.asking.task = JoinSet::new();
                 if !self.removed && !self.leases.any_open() {
                     // No endpoint can serve them any more.
                     self.leases.dismiss(&Denied::ShuttingDown);
                 }
-                if self.leases.is_still() {
+                if self.leases.is_idle() {
                     break;
                 }
             }
@@ -141,9 +141,9 @@ impl Remote {
             let leases = Arc::clone(&self.leases);
             tokio::select! {
                 biased;
-                message = self.inbox.recv() => match message.map(|message| self.heed(message)) {
-                    Some(Next::Go) => {}
-                    Some(Next::End(at)) => end = Some(at),
+                message = self.inbox.recv() => match message.map(|message| self.handle_message(message)) {
+                    Some(NextStep::Go) => {}
+                    Some(NextStep::End(at)) => end = Some(at),
                     None => break,
                 },
                 () = at(end) => break,
@@ -155,18 +155,18 @@ impl Remote {
         self.leases.dismiss(&if self.removed { Denied::Removed } else { Denied::ShuttingDown });
         for cell in self.former.drain(..).chain([self.cell]) {
             self.leases.forget(cell.id);
-            cell.tell_to_end();
+            cell.request_stop();
         }
     }
 
-    fn heed(&mut self, message: Message) -> Next {
+    fn handle_message(&mut self, message: Message) -> NextStep {
         let control = match message {
             Message::Control(control) => control,
             Message::Beat(question) => {
                 let _left = question.send(());
-                return Next::Go;
+                return NextStep::Go;
             }
-            Message::Report(..) | Message::Looked(..) | Message::StartSearched(..) => return Next::Go,
+            Message::Report(..) | Message::Looked(..) | Message::StartSearched(..) => return NextStep::Go,
         };
         match control {
             Control::Point(spec, reply) => drop(reply.send(self.take_over(*spec))),
@@ -175,16 +175,18 @@ impl Remote {
                 self.due = Instant::now();
                 drop(reply.send(Ok(Vec::new())));
             }
-            Control::Drain(reply) => drop(reply.send(Err(self.none_here("drained")))),
-            Control::Reclaim(_, reply) => drop(reply.send(Err(self.none_here("asked to give memory back")))),
-            Control::Pin(_, _, reply) => drop(reply.send(Err(self.none_here("pinned")))),
+            Control::Drain(reply) => drop(reply.send(Err(self.no_process_error("drained")))),
+            Control::Reclaim(_, reply) => {
+                drop(reply.send(Err(self.no_process_error("asked to give memory back"))))
+            }
+            Control::Pin(_, _, reply) => drop(reply.send(Err(self.no_process_error("pinned")))),
             Control::Remove => {
                 self.removed = true;
                 self.leases.close(self.cell.id);
-                return Next::End(clock::after(Instant::now(), Duration::MAX));
+                return NextStep::End(clock::after(Instant::now(), Duration::MAX));
             }
-            Control::Shutdown(until) => return Next::End(until),
-            Control::Disband => return Next::End(Instant::now()),
+            Control::Shutdown(until) => return NextStep::End(until),
+            Control::Disband => return NextStep::End(Instant::now()),
             Control::Apply(..)
             | Control::Load(..)
             | Control::Unload(_)
@@ -201,10 +203,10 @@ impl Remote {
             | Control::Begin
             | Control::Learn(..) => {}
         }
-        Next::Go
+        NextStep::Go
     }
 
-    fn none_here(&self, what: &'static str) -> ControlError {
+    fn no_process_error(&self, what: &'static str) -> ControlError {
         ControlError::Remote { model: self.spec.name.clone(), what }
     }
 
@@ -214,7 +216,7 @@ impl Remote {
         let moved = *spec.origin != *self.spec.origin;
         let renamed = spec.model != self.spec.model;
         self.spec = spec;
-        self.leases.set_queue(self.spec.queue.depth, self.spec.queue.wait);
+        self.leases.set_queue_limits(self.spec.queue.depth, self.spec.queue.wait);
         if moved {
             self.leases.close(self.cell.id);
             self.former.push(std::mem::replace(&mut self.cell, cell(&self.context, &self.spec)));
@@ -253,7 +255,7 @@ impl Remote {
         self.asking.task.spawn(async move { probe(&origin, &model, limit).await });
     }
 
-    fn answered(&mut self, answer: Result<Listed, Silence>) {
+    fn answered(&mut self, answer: Result<Listed, ProbeFailure>) {
         let (numbers, now) = (self.spec.numbers, Instant::now());
         // A connection may have failed meanwhile.
         self.look();
@@ -266,7 +268,7 @@ impl Remote {
                 self.asking.slow = 0;
                 return self.serves(clock::again(now, numbers.interval));
             }
-            Err(Silence::Slow(why)) => {
+            Err(ProbeFailure::Slow(why)) => {
                 self.asking.slow += 1;
                 let works = self.cell.progressed_since(self.asking.since);
                 let answers = matches!(self.standing, Standing::Answers { .. }) && !self.asking.in_doubt;
@@ -276,7 +278,7 @@ impl Remote {
                 }
                 why
             }
-            Err(Silence::Said(why)) => why,
+            Err(ProbeFailure::Said(why)) => why,
         };
         self.is_silent(&why);
     }
@@ -325,7 +327,7 @@ impl Remote {
     }
 
     /// Drops earlier addresses without running requests.
-    fn leave_former(&mut self) {
+    fn drop_former(&mut self) {
         let leases = &self.leases;
         self.former.retain(|cell| {
             let runs = leases.in_flight(cell.id) > 0;
@@ -346,7 +348,7 @@ impl Remote {
             Standing::Unknown => ModelState::Loading,
             Standing::Silent(_) => ModelState::Backoff,
         };
-        let outage = failure.is_some().then(|| Outage {
+        let outage = failure.is_some().then(|| ModelOutage {
             refusing: true,
             next_start_unix_ms: clock::unix_ms(self.due),
             watching: false,
@@ -360,7 +362,7 @@ impl Remote {
             state,
             waiting: self.leases.waiting(),
             queue_depth: self.spec.queue.depth,
-            backends: vec![self.show_endpoint()],
+            backends: vec![self.endpoint_view()],
             crashes: self.outages,
             was_ready: self.was_ready,
             n_ctx: self.listed.n_ctx.map(u64::from),
@@ -373,7 +375,7 @@ impl Remote {
         }
     }
 
-    fn show_endpoint(&self) -> BackendView {
+    fn endpoint_view(&self) -> BackendView {
         let (phase, ready_since) = match self.standing {
             Standing::Answers { since } => (Phase::Ready, Some(since.into())),
             Standing::Unknown => (Phase::Starting, None),
@@ -414,9 +416,9 @@ async fn at(time: Option<Instant>) {
     }
 }
 
-async fn answered(asking: &mut JoinSet<Result<Listed, Silence>>) -> Result<Listed, Silence> {
+async fn answered(asking: &mut JoinSet<Result<Listed, ProbeFailure>>) -> Result<Listed, ProbeFailure> {
     match asking.join_next().await {
-        Some(answer) => answer.unwrap_or_else(|error| Err(Silence::Said(error.to_string()))),
+        Some(answer) => answer.unwrap_or_else(|error| Err(ProbeFailure::Said(error.to_string()))),
         None => std::future::pending().await,
     }
 }

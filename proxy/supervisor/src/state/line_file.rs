@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 /// An append-only file, opened when needed, and again after a failure.
 #[derive(Debug)]
-pub(crate) struct LineFile {
+pub(crate) struct AppendFile {
     path: PathBuf,
     /// File mode of a new file.
     mode: u32,
@@ -17,7 +17,7 @@ pub(crate) struct LineFile {
     torn: bool,
 }
 
-impl LineFile {
+impl AppendFile {
     /// A file with this path, which need not exist.
     pub(crate) fn new(path: PathBuf, mode: u32) -> Self {
         Self { path, mode, file: None, torn: true }
@@ -71,7 +71,7 @@ mod tests {
     fn half_a_line_is_ended_before_the_next_one_whoever_left_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lines");
-        let mut file = LineFile::new(path.clone(), 0o600);
+        let mut file = AppendFile::new(path.clone(), 0o600);
         file.append("one").unwrap();
         // As with a full disk: some bytes are written, and the rest fails.
         std::fs::write(&path, "one\ntw").unwrap();
@@ -80,18 +80,18 @@ mod tests {
         file.append("four").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntw\nthree\nfour\n");
         std::fs::write(&path, "ha").unwrap();
-        LineFile::new(path.clone(), 0o600).append("whole").unwrap();
+        AppendFile::new(path.clone(), 0o600).append("whole").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "ha\nwhole\n");
         // Another writer may have ended the line.
         std::fs::write(&path, "whole\n").unwrap();
-        LineFile::new(path.clone(), 0o600).append("whole").unwrap();
+        AppendFile::new(path.clone(), 0o600).append("whole").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "whole\nwhole\n");
     }
 
     #[cfg(target_os = "linux")]
     #[test]
     fn a_line_that_fails_is_remembered_as_torn() {
-        let mut file = LineFile::new("/dev/full".into(), 0o600);
+        let mut file = AppendFile::new("/dev/full".into(), 0o600);
         assert_eq!(file.append("one").unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert!(file.torn);
     }

@@ -26,11 +26,11 @@ use tokio::time::Instant;
 use crate::sync::lock;
 
 /// Maximum number of waiting entries: hours of a fleet with occasional events.
-const CAPACITY: usize = 4096;
+const MAX_WAITING_ENTRIES: usize = 4096;
 /// Maximum size of these entries in bytes.
-const CAPACITY_BYTES: usize = 8 << 20;
+const MAX_WAITING_BYTES: usize = 8 << 20;
 /// Time after which a disk counts as silent. A working one answers in milliseconds.
-const SILENCE: Duration = Duration::from_secs(5);
+const DISK_SILENCE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Kind of stored data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,7 +97,7 @@ impl StateView {
 pub struct StateWriter(Arc<Owner>);
 
 #[derive(Debug)]
-struct Owner(Arc<Shared>);
+struct Owner(Arc<WriterShared>);
 
 impl Drop for Owner {
     fn drop(&mut self) {
@@ -107,7 +107,7 @@ impl Drop for Owner {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct WriterShared {
     capacity: usize,
     queue: Mutex<Queue>,
     filled: Condvar,
@@ -115,7 +115,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Queue {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<WriteEntry>,
     bytes: usize,
     /// When the thread began the present entry.
     since: Option<Instant>,
@@ -134,7 +134,7 @@ impl std::fmt::Debug for Queue {
 
 type WriteJob = Box<dyn FnOnce() -> io::Result<()> + Send>;
 
-enum Entry {
+enum WriteEntry {
     Write {
         kind: StateKind,
         bytes: usize,
@@ -144,7 +144,7 @@ enum Entry {
     Mark(Box<dyn FnOnce() + Send>),
 }
 
-impl Shared {
+impl WriterShared {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         lock(&self.queue)
     }
@@ -160,8 +160,8 @@ impl Shared {
                 }
             };
             let (kind, bytes, job) = match entry {
-                Entry::Write { kind, bytes, job } => (kind, bytes, job),
-                Entry::Mark(reached) => {
+                WriteEntry::Write { kind, bytes, job } => (kind, bytes, job),
+                WriteEntry::Mark(reached) => {
                     drop(queue);
                     reached();
                     continue;
@@ -209,11 +209,11 @@ impl StateWriter {
     ///
     /// The system cannot start a thread.
     pub fn start() -> io::Result<Self> {
-        Self::sized(CAPACITY)
+        Self::sized(MAX_WAITING_ENTRIES)
     }
 
     fn sized(capacity: usize) -> io::Result<Self> {
-        let shared = Arc::new(Shared { capacity, queue: Mutex::default(), filled: Condvar::new() });
+        let shared = Arc::new(WriterShared { capacity, queue: Mutex::default(), filled: Condvar::new() });
         let own = Arc::clone(&shared);
         std::thread::Builder::new().name("state".to_owned()).spawn(move || own.run())?;
         Ok(Self(Arc::new(Owner(shared))))
@@ -229,13 +229,13 @@ impl StateWriter {
     ) -> bool {
         let shared = &self.0.0;
         let mut queue = shared.queue();
-        let is_silent = queue.since.is_some_and(|since| since.elapsed() > SILENCE);
+        let is_silent = queue.since.is_some_and(|since| since.elapsed() > DISK_SILENCE_LIMIT);
         let tells = is_silent && !std::mem::replace(&mut queue.told, true);
         let fits =
-            queue.entries.len() < shared.capacity && queue.bytes.saturating_add(bytes) <= CAPACITY_BYTES;
+            queue.entries.len() < shared.capacity && queue.bytes.saturating_add(bytes) <= MAX_WAITING_BYTES;
         if fits {
             queue.bytes += bytes;
-            queue.entries.push_back(Entry::Write { kind, bytes, job: Box::new(job) });
+            queue.entries.push_back(WriteEntry::Write { kind, bytes, job: Box::new(job) });
         } else {
             *queue.lost.entry(kind).or_default() += 1;
         }
@@ -243,7 +243,7 @@ impl StateWriter {
         shared.filled.notify_one();
         if tells {
             tracing::error!(
-                seconds = SILENCE.as_secs(),
+                seconds = DISK_SILENCE_LIMIT.as_secs(),
                 "the state directory does not answer: does its disk hang? Serving goes on; what is to be kept waits, and is left out \
                  when too much waits"
             );
@@ -252,7 +252,7 @@ impl StateWriter {
     }
 
     fn mark(&self, reached: impl FnOnce() + Send + 'static) {
-        self.0.0.queue().entries.push_back(Entry::Mark(Box::new(reached)));
+        self.0.0.queue().entries.push_back(WriteEntry::Mark(Box::new(reached)));
         self.0.0.filled.notify_one();
     }
 
@@ -282,7 +282,7 @@ impl StateWriter {
     /// View of the writer.
     pub fn view(&self) -> StateView {
         let queue = self.0.0.queue();
-        let silent = queue.since.map(|since| since.elapsed()).filter(|silent| *silent > SILENCE);
+        let silent = queue.since.map(|since| since.elapsed()).filter(|silent| *silent > DISK_SILENCE_LIMIT);
         let name = |kind: &StateKind| kind.as_str().to_owned();
         StateView {
             waiting: queue.entries.len(),
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(*lock(&written), [0, 1, 2]);
         assert!(writer.write(StateKind::Events, 1, put(7)) && writer.flush(LONG));
         assert!(
-            !writer.write(StateKind::Events, CAPACITY_BYTES + 1, put(8)),
+            !writer.write(StateKind::Events, MAX_WAITING_BYTES + 1, put(8)),
             "larger than all that may wait"
         );
     }

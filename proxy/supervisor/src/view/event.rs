@@ -18,7 +18,7 @@ use crate::error::{Failure, NoRoom};
 use crate::sync::lock;
 use crate::view::canary::CanaryEntry;
 use crate::view::ledger::{LedgerEntry, Mode};
-use crate::view::log::LISTENERS_LAG;
+use crate::view::log::MAX_LISTENER_LAG;
 use crate::view::pin_entry::PinEntry;
 use crate::view::reclaim_entry::ReclaimEntry;
 
@@ -356,12 +356,12 @@ pub struct EventTail {
 #[derive(Debug)]
 pub(crate) struct Journal {
     keep: usize,
-    kept: Mutex<Kept>,
+    kept: Mutex<JournalState>,
     sender: broadcast::Sender<Event>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct JournalState {
     last: u64,
     events: VecDeque<Event>,
 }
@@ -370,7 +370,7 @@ impl Journal {
     /// A journal that keeps `keep` events, 1 or more.
     pub(crate) fn new(keep: usize) -> Self {
         let keep = keep.max(1);
-        Self { keep, kept: Mutex::default(), sender: broadcast::Sender::new(keep.min(LISTENERS_LAG)) }
+        Self { keep, kept: Mutex::default(), sender: broadcast::Sender::new(keep.min(MAX_LISTENER_LAG)) }
     }
 
     /// Keeps and sends an event. Events that concern an operator are also logged.

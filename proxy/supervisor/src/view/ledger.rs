@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
-use warden_policies::growth::{Blame, Forecast, Interval, Verdict};
+use warden_policies::growth::{GrowthBlame, GrowthForecast, IntervalEstimate, Verdict};
 use warden_policies::sample::{GpuIndex, HostMemory, MemoryKind, Vram};
 use warden_policies::warmth::Warmth;
 use warden_policies::{GenerationId, ModelName, Reason, Work, secrets};
 use warden_sensors::report::Totals;
 
-use crate::state::line_file::LineFile;
+use crate::state::line_file::AppendFile;
 use crate::state::{StateKind, StateWriter, may_pass};
 use crate::sync::lock;
 use crate::view::canary::CanaryEntry;
@@ -71,13 +71,13 @@ pub struct Evidence {
     pub verdict: Option<Verdict>,
     /// Growth in bytes per request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slope: Option<Interval>,
+    pub slope: Option<IntervalEstimate>,
     /// Unit of work to which growth is attributed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub blame: Option<Blame>,
+    pub blame: Option<GrowthBlame>,
     /// Forecast for the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub forecast: Option<Forecast>,
+    pub forecast: Option<GrowthForecast>,
     /// Grounds in one sentence, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub words: Option<String>,
@@ -86,7 +86,7 @@ pub struct Evidence {
 /// Free memory of a GPU before the old process was made and after it had ended, each with the memory of our
 /// other processes. Memory missing after the end is held by the driver, not by the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AfterExit {
+pub struct GpuAfterExit {
     /// GPU.
     pub gpu: GpuIndex,
     /// Bytes before the process was made.
@@ -148,7 +148,7 @@ pub struct LedgerEntry {
     pub vram_after: Vec<Vram>,
     /// GPUs after the end of the old process; empty if unknown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub vram_after_exit: Vec<AfterExit>,
+    pub vram_after_exit: Vec<GpuAfterExit>,
     /// For replacements because of memory: true if the new generation holds clearly less and is under the
     /// budget.
     pub helped: Option<bool>,
@@ -201,14 +201,14 @@ impl LedgerEntry {
 }
 
 /// File mode: names of models and reasons are not for all users.
-const MODE: u32 = 0o640;
+const LEDGER_FILE_MODE: u32 = 0o640;
 
 /// Writer of the ledger. Entries of earlier runs stay; the file grows by a few hundred bytes per replacement.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     path: PathBuf,
     /// Locked by the writer thread only.
-    file: Arc<Mutex<LineFile>>,
+    file: Arc<Mutex<AppendFile>>,
     state: StateWriter,
     last: AtomicU64,
 }
@@ -218,7 +218,7 @@ impl Ledger {
     /// have room when there is something to write.
     pub(crate) fn open(directory: &Path, state: StateWriter) -> Result<Self, (PathBuf, io::Error)> {
         let path = directory.join("ledger.jsonl");
-        let mut file = LineFile::new(path.clone(), MODE);
+        let mut file = AppendFile::new(path.clone(), LEDGER_FILE_MODE);
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
         let made = made.map_err(|error| (directory.to_owned(), error));
         let opened = made.and_then(|()| file.open().map(drop).map_err(|error| (path.clone(), error)));

@@ -46,18 +46,18 @@ pub struct LogTail {
 }
 
 /// Maximum lines that a slow listener may lag, so that a long ring does not reserve memory for listeners.
-pub(crate) const LISTENERS_LAG: usize = 4096;
+pub(crate) const MAX_LISTENER_LAG: usize = 4096;
 
 /// Ring of one model.
 #[derive(Debug)]
 pub(crate) struct LogRing {
     model: ModelName,
     keep: usize,
-    lines: Mutex<Lines>,
+    lines: Mutex<RingLines>,
 }
 
 #[derive(Debug, Default)]
-struct Lines {
+struct RingLines {
     kept: VecDeque<LogLine>,
     /// Lines so far, including those no longer kept.
     heard: u64,
@@ -95,7 +95,8 @@ impl LogRing {
 
     pub(crate) fn tail(&self) -> LogTail {
         let mut lines = lock(&self.lines);
-        let sender = lines.sender.get_or_insert_with(|| broadcast::Sender::new(self.keep.min(LISTENERS_LAG)));
+        let sender =
+            lines.sender.get_or_insert_with(|| broadcast::Sender::new(self.keep.min(MAX_LISTENER_LAG)));
         let receiver = sender.subscribe();
         LogTail { lines: lines.kept.iter().cloned().collect(), receiver }
     }

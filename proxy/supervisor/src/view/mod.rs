@@ -17,7 +17,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use warden_policies::cooldown::Held;
 use warden_policies::declared_memory::Declared;
-use warden_policies::growth::{Forecast, Growth};
+use warden_policies::growth::{Growth, GrowthForecast};
 use warden_policies::lifecycle::Phase;
 use warden_policies::quarantine::Known;
 use warden_policies::reclaim::{Given, Outcome, Parts};
@@ -142,14 +142,14 @@ pub struct ModelView {
     pub n_ctx: Option<u64>,
     /// Input kinds besides text, from the last ready process; `None` if not reported.
     #[serde(default)]
-    pub modalities: Option<Modalities>,
+    pub modalities: Option<InputModalities>,
     /// Decision about the neediest backend, and what holds it back.
     pub policy: Option<PolicyView>,
     /// Last failed start, while relevant.
     pub last_failure: Option<Failure>,
     /// Expectation while it has no process because of a failure.
     #[serde(default)]
-    pub outage: Option<Outage>,
+    pub outage: Option<ModelOutage>,
     /// Conversations carried over at the last replacement that had any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm: Option<Warmth>,
@@ -227,7 +227,7 @@ pub struct QuarantineView {
 
 /// Model without a process, because of a failure.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outage {
+pub struct ModelOutage {
     /// Requests are refused at once, because waiting would most likely be useless; otherwise they wait in
     /// the queue.
     pub refusing: bool,
@@ -242,7 +242,7 @@ pub struct Outage {
 /// Input kinds besides text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Modalities {
+pub struct InputModalities {
     /// Images.
     pub vision: bool,
     /// Audio.
@@ -406,7 +406,7 @@ pub struct ForecastView {
     pub reason: Reason,
     /// Forecast.
     #[serde(flatten)]
-    pub forecast: Forecast,
+    pub forecast: GrowthForecast,
 }
 
 /// Health apart from probes.

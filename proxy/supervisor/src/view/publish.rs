@@ -11,7 +11,7 @@ use crate::sync::lock;
 use crate::view::{DeviceView, FleetView, ModelView};
 
 #[derive(Debug, Default)]
-pub(crate) struct Publisher {
+pub(crate) struct ViewPublisher {
     desk: Mutex<Desk>,
     sender: watch::Sender<Arc<FleetView>>,
 }
@@ -32,7 +32,7 @@ struct Desk {
     is_paused: bool,
 }
 
-impl Publisher {
+impl ViewPublisher {
     /// Sets the models to show, in this order. Others are dropped.
     pub(crate) fn set_order(&self, order: Vec<ModelName>, canaries: Vec<ModelName>) {
         let mut desk = lock(&self.desk);

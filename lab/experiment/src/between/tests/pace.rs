@@ -35,7 +35,7 @@ impl Speeds {
     }
 
     fn process(&mut self, ask: Ask) -> Seen {
-        assert_eq!(ask.aim, Aim::Slowdown);
+        assert_eq!(ask.aim, RevisionAim::Slowdown);
         if self.place.broken.contains(&ask.revision) {
             return Seen::Cannot("it does not build".to_owned());
         }
@@ -55,7 +55,7 @@ impl Speeds {
     }
 
     fn search(&mut self) -> Conclusion {
-        run(Aim::Slowdown, self.place.last, &mut |ask| self.process(ask))
+        run(RevisionAim::Slowdown, self.place.last, &mut |ask| self.process(ask))
     }
 }
 
@@ -135,13 +135,13 @@ fn of_two_revisions_that_share_a_slowdown_one_is_named_and_never_another() {
 
 #[test]
 fn what_cannot_be_timed_is_told() {
-    let nothing = run(Aim::Slowdown, 9, &mut |_| Seen::Visit(Visit::default()));
+    let nothing = run(RevisionAim::Slowdown, 9, &mut |_| Seen::Visit(Visit::default()));
     let Outcome::EndFailed { newer: false, why } = nothing.outcome else { panic!("{nothing:?}") };
     assert!(why.contains("timed"), "{why}");
     for (newer, silent) in [(false, 0), (true, 9)] {
         let mut history = Speeds::new(3, 1.3, QUIET);
         (history.place.last, history.place.broken) = (9, Vec::new());
-        let told = run(Aim::Slowdown, 9, &mut |ask| {
+        let told = run(RevisionAim::Slowdown, 9, &mut |ask| {
             if ask.revision == silent { Seen::Visit(Visit::default()) } else { history.process(ask) }
         });
         let Outcome::EndFailed { newer: blamed, .. } = told.outcome else { panic!("{told:?}") };
@@ -160,7 +160,7 @@ fn an_end_that_is_gone_ends_the_search_and_once_is_no_matter() {
     history.steps = vec![(9, 1.3)];
     for (fails, ends) in [(2, false), (3, true)] {
         let mut left = fails;
-        let told = run(Aim::Slowdown, 16, &mut |ask| {
+        let told = run(RevisionAim::Slowdown, 16, &mut |ask| {
             if !ask.is_end && ask.revision == 16 && left > 0 {
                 left -= 1;
                 return Seen::Cannot("it did not start".to_owned());
@@ -206,7 +206,7 @@ fn ends_with_processes_of_two_speeds_are_not_called_different() {
     for seed in 3000..4000 {
         let mut history = Speeds::new(seed, 1.0, QUIET);
         let mut random = SplitMix::new(seed);
-        let found = run(Aim::Slowdown, history.place.last, &mut |ask| {
+        let found = run(RevisionAim::Slowdown, history.place.last, &mut |ask| {
             let mut seen = history.process(ask);
             if let Seen::Visit(visit) = &mut seen
                 && random.below(5) == 0

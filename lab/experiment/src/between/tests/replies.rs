@@ -49,7 +49,7 @@ impl Talk {
     }
 
     fn process(&mut self, ask: Ask) -> Seen {
-        assert_eq!(ask.aim, Aim::Answers);
+        assert_eq!(ask.aim, RevisionAim::Answers);
         if self.place.broken.contains(&ask.revision) {
             return Seen::Cannot("it does not build".to_owned());
         }
@@ -58,7 +58,7 @@ impl Talk {
     }
 
     fn search(&mut self) -> Conclusion {
-        run(Aim::Answers, self.place.last, &mut |ask| self.process(ask))
+        run(RevisionAim::Answers, self.place.last, &mut |ask| self.process(ask))
     }
 }
 
@@ -155,7 +155,7 @@ fn whoever_wants_equal_answers_hears_of_each_other_word() {
     talk.changes = Vec::new();
     let search = |strictness, talk: &mut Talk| {
         let proof = ProofPolicy { answers: strictness, ..warden_policies::defaults().proof.clone() };
-        let mut search = Search::new(Rules { proof: &proof, ..rules() }, Aim::Answers, 100);
+        let mut search = Search::new(JudgingPolicies { proof: &proof, ..rules() }, RevisionAim::Answers, 100);
         loop {
             let ask = match search.next() {
                 Step::Done(told) => return told.outcome,
@@ -179,7 +179,7 @@ fn a_revision_that_answers_now_so_and_now_so_cannot_be_told() {
     (talk.place.last, talk.place.at, talk.place.broken) = (64, 40, Vec::new());
     talk.changes = vec![(40, &[1], 1.5)];
     let mut times = 0;
-    let told = run(Aim::Answers, 64, &mut |ask| {
+    let told = run(RevisionAim::Answers, 64, &mut |ask| {
         // The first judged revision, and its neighbours.
         let revision = if (31..=33).contains(&ask.revision) {
             times += 1;
@@ -202,7 +202,7 @@ fn an_end_that_cannot_be_asked_is_told() {
     let mut talk = Talk::new(13);
     talk.place.broken = vec![0];
     let Outcome::EndFailed { newer: false, .. } = talk.search().outcome else { panic!() };
-    let none = run(Aim::Answers, 9, &mut |_| Seen::Visit(Visit::default()));
+    let none = run(RevisionAim::Answers, 9, &mut |_| Seen::Visit(Visit::default()));
     let Outcome::EndFailed { .. } = none.outcome else { panic!("{none:?}") };
 }
 
@@ -222,7 +222,7 @@ fn differences_that_are_too_near_to_count_are_told_and_ends_that_say_nothing_are
             Token { text: word.to_owned(), top: vec![("yes".to_owned(), first), ("no".to_owned(), second)] };
         Reply { request: "text 0".to_owned(), text: word.to_owned(), tokens: vec![token], ..Reply::default() }
     };
-    let near = run(Aim::Answers, 9, &mut |ask| {
+    let near = run(RevisionAim::Answers, 9, &mut |ask| {
         visit(vec![if ask.revision == 9 { said("no", -0.70, -0.69) } else { said("yes", -0.69, -0.70) }])
     });
     assert_eq!(near.outcome, Outcome::Alike { sure: true });
@@ -230,11 +230,11 @@ fn differences_that_are_too_near_to_count_are_told_and_ends_that_say_nothing_are
     assert!(near.differences[0].distance.unwrap() < 0.05);
     talk.changes = Vec::new();
     assert!(talk.search().differences.is_empty(), "what is the same is no difference");
-    let none = run(Aim::Answers, 9, &mut |_| visit((0..ALL).map(refused).collect()));
+    let none = run(RevisionAim::Answers, 9, &mut |_| visit((0..ALL).map(refused).collect()));
     let Outcome::EndFailed { newer: false, why } = none.outcome else { panic!("{none:?}") };
     assert!(why.contains("status 500"), "{why}");
     for (newer, silent) in [(false, 0), (true, 9)] {
-        let told = run(Aim::Answers, 9, &mut |ask| {
+        let told = run(RevisionAim::Answers, 9, &mut |ask| {
             if ask.revision == silent { visit(Vec::new()) } else { talk.process(ask) }
         });
         let Outcome::EndFailed { newer: blamed, .. } = told.outcome else { panic!("{told:?}") };
@@ -248,7 +248,7 @@ fn a_revision_that_was_not_asked_a_question_that_tells_is_not_healthy_by_the_oth
     (talk.place.last, talk.place.broken) = (8, Vec::new());
     // Two revisions change an answer each; the middle one was not asked the question changed by the first.
     talk.changes = vec![(3, &[1], 1.5), (6, &[4], 1.5)];
-    let told = run(Aim::Answers, 8, &mut |ask| {
+    let told = run(RevisionAim::Answers, 8, &mut |ask| {
         let Seen::Visit(mut visit) = talk.process(ask) else { panic!() };
         visit.replies.retain(|reply| ask.revision != 4 || reply.request != "text 1");
         Seen::Visit(visit)

@@ -11,7 +11,7 @@ use super::position::Step::{self, Item, Key};
 use crate::marker::PREFIX;
 use crate::scan;
 use crate::set::life::Life;
-use crate::set::{At, Hook, OnFail, PatchSet, Probe};
+use crate::set::{At, Hook, PatchSet, Probe, ProbeConsequence};
 use fixes::check_fix;
 use words::{backends, build, container, fault, file_name, files, id, said, unique, with, word};
 
@@ -153,7 +153,7 @@ fn check_hook(hook: &Hook, at: &[Step]) -> Checked {
         }
         // An open string or comment would include the marker, and the line could not be removed again.
         let marked = format!("{line} {PREFIX}a/b");
-        if !scan::ends_with_mark(&marked) {
+        if !scan::keeps_marker(&marked) {
             return fault(&at, "a comment, string or character that this line does not close".to_owned());
         }
     }
@@ -230,7 +230,7 @@ fn check_probe(set: &PatchSet, probe: &Probe, at: &[Step]) -> Checked {
     }
     let asked = |life: &Life| life.holds.contains(&probe.id) || life.fails.contains(&probe.id);
     let asked = set.fixes.iter().flat_map(|fix| &fix.life).any(asked);
-    if probe.on_fail == OnFail::Ignore && probe.define.is_none() && !asked {
+    if probe.on_fail == ProbeConsequence::Ignore && probe.define.is_none() && !asked {
         let why = "`ignore` without a `define`, and without a fix whose `life` asks for it, does nothing";
         return fault(&with(at, &[Key("on_fail")]), why.to_owned());
     }

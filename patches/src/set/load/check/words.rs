@@ -7,7 +7,7 @@ use crate::scan::Container;
 use crate::set::load::position::Step::{self, Item, Key};
 
 /// Names of backends, as in ggml's cmake options.
-const BACKENDS: [&str; 11] =
+const BACKEND_NAMES: [&str; 11] =
     ["blas", "cann", "cpu", "cuda", "hip", "metal", "musa", "opencl", "rpc", "sycl", "vulkan"];
 
 pub(super) fn files(files: &[String], at: &[Step]) -> Checked {
@@ -80,10 +80,10 @@ pub(super) fn said(text: &str, at: &[Step]) -> Checked {
 
 pub(super) fn backends(names: &[String], at: &[Step]) -> Checked {
     for (number, name) in names.iter().enumerate() {
-        if !BACKENDS.contains(&name.as_str()) {
+        if !BACKEND_NAMES.contains(&name.as_str()) {
             return fault(
                 &with(at, &[Item(number)]),
-                format!("`{name}` is not a backend; there are {}", BACKENDS.join(", ")),
+                format!("`{name}` is not a backend; there are {}", BACKEND_NAMES.join(", ")),
             );
         }
     }

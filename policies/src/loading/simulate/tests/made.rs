@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Request, Tenant, Trace};
+use super::{Request, Trace, TraceModel};
 use crate::units::MIB;
 use crate::world::SplitMix;
 
@@ -11,11 +11,11 @@ const GIB: u64 = 1024 * MIB;
 /// Bytes per second of a fast disk.
 const DISK: f64 = 2.5e9;
 
-fn tenant(name: &str, gib: u64) -> Tenant {
+fn tenant(name: &str, gib: u64) -> TraceModel {
     let bytes = gib * GIB;
     #[expect(clippy::cast_precision_loss, reason = "sizes of models")]
     let load = Duration::from_secs_f64(2.0 + bytes as f64 / DISK);
-    Tenant { name: name.to_owned(), bytes, load, slots: 4 }
+    TraceModel { name: name.to_owned(), bytes, load, slots: 4 }
 }
 
 /// Requests of a trace being made.
@@ -77,7 +77,7 @@ impl Maker {
         self.requests.extend(other.requests.iter().map(|one| Request { at: one.at + later, ..*one }));
     }
 
-    fn trace(mut self, name: &str, gib: u64, models: Vec<Tenant>) -> Trace {
+    fn trace(mut self, name: &str, gib: u64, models: Vec<TraceModel>) -> Trace {
         self.requests.sort_by(|a, b| a.at.cmp(&b.at).then(a.model.cmp(&b.model)));
         Trace { name: name.to_owned(), memory: gib * GIB, models, requests: self.requests }
     }
@@ -220,7 +220,7 @@ fn small_among_large() -> Trace {
     }
     maker.random(6.0, 300.0, 4, 20.0);
     maker.random(6.0, 300.0, 5, 20.0);
-    let mut models: Vec<Tenant> = ["s", "t", "u", "v"].map(|name| tenant(name, 2)).to_vec();
+    let mut models: Vec<TraceModel> = ["s", "t", "u", "v"].map(|name| tenant(name, 2)).to_vec();
     models.extend([tenant("large", 18), tenant("larger", 22)]);
     maker.trace("four small ones among two large ones", 32, models)
 }

@@ -18,7 +18,7 @@ fn usual() -> Numbers {
 }
 
 /// Returns our score, and the scores of all other rules.
-fn scores(trace: &Trace) -> (Score, Vec<(String, Score)>) {
+fn scores(trace: &Trace) -> (TraceScore, Vec<(String, TraceScore)>) {
     let rivals = [Rival::Count(safe_count(trace)), Rival::Idle(Duration::from_secs(300)), Rival::OneOfAGroup];
     let rivals = rivals.map(|rival| (rival.name(), play(trace, &mut RivalRule { rival, trace })));
     (run(trace, &usual()), rivals.into())
@@ -27,7 +27,7 @@ fn scores(trace: &Trace) -> (Score, Vec<(String, Score)>) {
 /// The numbers in docs/models.md: loads, and the 99th percentile of waits.
 #[test]
 fn the_table_of_the_documentation_is_what_is_measured() {
-    let cell = |score: &Score| format!("{} / {:.0} s", score.loads, score.p99.as_secs_f64());
+    let cell = |score: &TraceScore| format!("{} / {:.0} s", score.loads, score.p99.as_secs_f64());
     let rows = made().into_iter().map(|trace| {
         let (ours, others) = scores(&trace);
         let cells: Vec<String> =
@@ -84,10 +84,10 @@ proptest! {
         asks in proptest::collection::vec((0_usize..6, 0_u64..8000, 1_u64..9000), 1..150),
     ) {
         const GIB: u64 = 1024 * MIB;
-        let models: Vec<Tenant> = sizes
+        let models: Vec<TraceModel> = sizes
             .iter()
             .enumerate()
-            .map(|(index, gib)| Tenant {
+            .map(|(index, gib)| TraceModel {
                 name: format!("m{index}"),
                 bytes: gib * GIB,
                 load: Duration::from_millis(1000 + gib * 400),

@@ -10,7 +10,7 @@ use super::guard::Refused;
 use super::hub::Outcome;
 use super::view::is_here;
 use crate::admin::answer::Admin;
-use crate::admin::query::Query;
+use crate::admin::query::QueryPairs;
 
 /// Limit of concurrent actions; only a runaway script or a held key exceeds it.
 const AT_A_TIME: usize = 32;
@@ -72,7 +72,7 @@ pub(crate) enum Wrong {
 ///
 /// # Errors
 /// The token is missing, or the action or model is unknown.
-pub(crate) fn order(form: &Query, is_ours: impl FnOnce(&str) -> bool) -> Result<Order, Wrong> {
+pub(crate) fn order(form: &QueryPairs, is_ours: impl FnOnce(&str) -> bool) -> Result<Order, Wrong> {
     if !form.get("token").is_some_and(is_ours) {
         return Err(Refused::Token.into());
     }
@@ -118,7 +118,7 @@ pub(crate) fn begin(admin: &Admin, order: Order, who: String) -> Result<u64, Wro
 /// The token is missing, or the form names no request.
 pub(crate) fn cancel(
     admin: &Admin,
-    form: &Query,
+    form: &QueryPairs,
     is_ours: impl FnOnce(&str) -> bool,
     who: &str,
 ) -> Result<u64, Wrong> {
@@ -128,7 +128,7 @@ pub(crate) fn cancel(
     let Some(request) = form.get("id") else { return Err(Wrong::Unknown("cancel of nothing".to_owned())) };
     let number = form.get("number").and_then(|number| number.parse().ok());
     let id = admin.page.note(format!("cancel of request {request}"));
-    let outcome = match admin.asked_by(who).cancel_request(request, number) {
+    let outcome = match admin.with_caller(who).cancel_request(request, number) {
         Ok(told) if told.again => Outcome::Done("it had been told before".to_owned()),
         Ok(_) => Outcome::Done(String::new()),
         Err(why) => Outcome::Failed(why.to_string()),
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     fn read(form: &str) -> Result<Order, Wrong> {
-        order(&Query::of(Some(form)), |said| said == "right")
+        order(&QueryPairs::of(Some(form)), |said| said == "right")
     }
 
     #[test]

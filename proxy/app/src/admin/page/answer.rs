@@ -9,14 +9,14 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 
 use super::files::{self, File, gzip};
-use super::guard::SITE;
-use super::hub::Rendered;
+use super::guard::FETCH_SITE;
+use super::hub::RenderedView;
 use super::memory;
 use crate::admin::answer::Body;
 use crate::series::answer::MemoryData;
 
 /// The page's policy: it may load its own inline style, script and stream. Its icon is inline.
-static POLICY: LazyLock<String> = LazyLock::new(|| {
+static PAGE_CSP: LazyLock<String> = LazyLock::new(|| {
     let style = &files::all().style.digest;
     format!(
         "default-src 'none'; script-src 'self'; style-src '{style}'; img-src 'self' data:; connect-src 'self'; \
@@ -25,13 +25,13 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
 });
 /// A report's policy: its own style only. The file may have been changed, so nothing in it runs, and it has
 /// no origin.
-const REPORT: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors 'none'; base-uri 'none'";
+const REPORT_CSP: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors 'none'; base-uri 'none'";
 
 /// Severs the page from the window that opened it, for which a browser starts another process.
-const OPENER: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
+const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
 
 /// Answers with fewer bytes are not compressed.
-const WORTH: usize = 1024;
+const MIN_COMPRESSED_BYTES: usize = 1024;
 
 /// Content of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,13 +56,13 @@ impl Kind {
 
 /// Sets the headers of every answer. The referrer stays within the page: with `no-referrer`, browsers would
 /// send forms without saying where they come from.
-fn safe(headers: &mut HeaderMap, policy: &'static str) {
+fn set_security_headers(headers: &mut HeaderMap, policy: &'static str) {
     let all: [(HeaderName, &'static str); 6] = [
         (header::CONTENT_SECURITY_POLICY, policy),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "same-origin"),
         (header::X_FRAME_OPTIONS, "DENY"),
-        (OPENER, "same-origin"),
+        (OPENER_POLICY, "same-origin"),
         (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
     ];
     for (name, value) in all {
@@ -76,7 +76,7 @@ pub(super) fn with(status: StatusCode, kind: Kind, body: Body) -> Response<Body>
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind.media()));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    safe(headers, if kind == Kind::Report { REPORT } else { &POLICY });
+    set_security_headers(headers, if kind == Kind::Report { REPORT_CSP } else { &PAGE_CSP });
     response
 }
 
@@ -87,14 +87,14 @@ pub(super) fn plain(
     body: Bytes,
     asked: Option<&HeaderMap>,
 ) -> Response<Body> {
-    let small = asked.is_some_and(takes_gzip) && body.len() > WORTH;
+    let small = asked.is_some_and(takes_gzip) && body.len() > MIN_COMPRESSED_BYTES;
     let body = if small { gzip(&body, flate2::Compression::fast()) } else { body };
     let mut response = with(status, kind, full(body));
     if let Some(asked) = asked {
         let headers = response.headers_mut();
         headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
-        if kind == Kind::Page && !led_by_others(asked) {
-            headers.remove(OPENER);
+        if kind == Kind::Page && !is_cross_site(asked) {
+            headers.remove(OPENER_POLICY);
         }
     }
     if small {
@@ -114,7 +114,7 @@ pub(super) fn download(data: &MemoryData) -> Response<Body> {
 }
 
 /// The refreshed part of a view; empty if the browser has it.
-pub(super) fn page(part: &Rendered, asked: &HeaderMap) -> Response<Body> {
+pub(super) fn page(part: &RenderedView, asked: &HeaderMap) -> Response<Body> {
     let tag = format!("\"{}\"", part.tag);
     let has = asked.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
     let small = takes_gzip(asked);
@@ -145,7 +145,7 @@ pub(super) fn file(file: &File, asked: &HeaderMap) -> Response<Body> {
     if small {
         headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
-    safe(headers, &POLICY);
+    set_security_headers(headers, &PAGE_CSP);
     response
 }
 
@@ -179,8 +179,8 @@ fn takes_gzip(headers: &HeaderMap) -> bool {
 
 /// Returns true if another site may have led here, and may hold the window that shows the answer. A browser
 /// sends `none` for a typed address or a bookmark; old browsers and other programs send nothing.
-fn led_by_others(asked: &HeaderMap) -> bool {
-    let site = asked.get(SITE).map(HeaderValue::as_bytes);
+fn is_cross_site(asked: &HeaderMap) -> bool {
+    let site = asked.get(FETCH_SITE).map(HeaderValue::as_bytes);
     !matches!(site, Some(b"none" | b"same-origin"))
 }
 
@@ -202,8 +202,9 @@ mod tests {
                 .map(|site| ("sec-fetch-site".parse().unwrap(), site.parse().unwrap()))
                 .into_iter()
                 .collect();
-            let has =
-                |kind, asked| plain(StatusCode::OK, kind, Bytes::new(), asked).headers().contains_key(OPENER);
+            let has = |kind, asked| {
+                plain(StatusCode::OK, kind, Bytes::new(), asked).headers().contains_key(OPENER_POLICY)
+            };
             assert_eq!(has(Kind::Page, Some(&asked)), leaves, "{site:?}");
             assert!(has(Kind::Page, None) && has(Kind::Report, Some(&asked)), "{site:?}");
         }

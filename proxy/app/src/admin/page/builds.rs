@@ -104,7 +104,7 @@ pub(crate) fn view(picture: &Picture, shelf: &Shelf, data: &Path) -> Html {
                         if let Some(why) = shelf.choices.rejected(&build.id).or(chosen) {
                             td.element("div", &[("class", &"quiet small")], &why.why);
                         }
-                        proof(td, build);
+                        write_checks(td, build);
                     });
                 });
             }
@@ -126,7 +126,7 @@ fn head(table: &mut Html, titles: &[&str]) {
 /// Lists the builds and mitigations of each model.
 fn models(html: &mut Html, picture: &Picture, data: &Path) {
     let store = Store::new(data);
-    let told = |path: &Path| match store.build_of(path) {
+    let told = |path: &Path| match store.find_by_file(path) {
         Some(id) => format!("build {id}"),
         None => path.display().to_string(),
     };
@@ -175,7 +175,7 @@ fn models(html: &mut Html, picture: &Picture, data: &Path) {
 }
 
 /// Lists the checks that a build passed.
-fn proof(td: &mut Html, build: &Provenance) {
+fn write_checks(td: &mut Html, build: &Provenance) {
     let verified = &build.verified;
     if verified.checks.is_empty() {
         return;

@@ -7,7 +7,7 @@ use super::part::link;
 use super::search::has_words;
 
 /// Sections shown at a time: those of some fifty models, with all sections that belong to no model.
-const SECTIONS: usize = 200;
+const MAX_SECTIONS: usize = 200;
 
 /// The search form.
 pub(crate) fn form(words: &str) -> Html {
@@ -59,14 +59,14 @@ pub(crate) fn view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
         return html;
     };
     let mut found = 0;
-    for (title, lines) in sections(text) {
+    for (title, lines) in parse_sections(text) {
         let whole = has_words(words, title);
         let lines: Vec<&str> = lines.into_iter().filter(|line| whole || has_words(words, line)).collect();
         if lines.is_empty() {
             continue;
         }
         found += 1;
-        if found > SECTIONS {
+        if found > MAX_SECTIONS {
             continue;
         }
         html.within("section", &[], |section| {
@@ -83,7 +83,7 @@ pub(crate) fn view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
                 });
                 table.within("tbody", &[], |body| {
                     for line in lines {
-                        let (setting, place) = apart(line);
+                        let (setting, place) = split_source(line);
                         body.within("tr", &[], |row| {
                             row.within("td", &[("class", &"says")], |td| {
                                 td.element("code", &[], setting);
@@ -95,8 +95,8 @@ pub(crate) fn view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
             });
         });
     }
-    if found > SECTIONS {
-        let more = found - SECTIONS;
+    if found > MAX_SECTIONS {
+        let more = found - MAX_SECTIONS;
         html.element(
             "p",
             &[],
@@ -112,7 +112,7 @@ pub(crate) fn view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
 }
 
 /// Sections with their lines. Text before the first section is for terminals and left out.
-fn sections(text: &str) -> Vec<(&str, Vec<&str>)> {
+fn parse_sections(text: &str) -> Vec<(&str, Vec<&str>)> {
     let mut all: Vec<(&str, Vec<&str>)> = Vec::new();
     for line in text.lines().filter(|line| !line.is_empty()) {
         match all.last_mut() {
@@ -126,7 +126,7 @@ fn sections(text: &str) -> Vec<(&str, Vec<&str>)> {
 
 /// Splits a setting from its source, which follows the last two blanks and a `#`. No value ends with these
 /// unquoted.
-fn apart(line: &str) -> (&str, &str) {
+fn split_source(line: &str) -> (&str, &str) {
     line.rsplit_once("  # ").unwrap_or((line, ""))
 }
 

@@ -10,7 +10,7 @@ use super::part::link;
 use super::reports::{Written, plain};
 
 /// Limit of models for which the command is shown.
-const SHOWN: usize = 10;
+const MAX_MODELS: usize = 10;
 /// The content of `<main>`.
 pub(crate) fn view<'a>(
     reports: &[Written],
@@ -23,21 +23,21 @@ pub(crate) fn view<'a>(
         p.text("An experiment starts a fresh llama-server beside those that serve, sends it one kind of request again and again, and says ");
         p.text("whether its memory grows without an end, by how much, and who pays. It needs the memory of one more process.");
     });
-    listed(&mut html, reports);
+    list_reports(&mut html, reports);
     html.element("h2", &[], "In a terminal");
     html.within("p", &[], |p| {
         p.text("Reports that llama-warden diagnose writes into ").element("code", &[], folder.display());
         p.text(" are listed here.");
     });
-    for model in models.take(SHOWN) {
+    for model in models.take(MAX_MODELS) {
         let path = folder.join(format!("{}.html", plain(model.as_str())));
         html.element(
             "pre",
             &[("tabindex", &"0"), ("role", &"region"), ("aria-label", &format_args!("Command for {model}"))],
             format_args!(
                 "llama-warden diagnose --config FILE --model {} --html {}",
-                quoted(model.as_str()),
-                quoted(&path.to_string_lossy())
+                quote_word(model.as_str()),
+                quote_word(&path.to_string_lossy())
             ),
         );
     }
@@ -45,7 +45,7 @@ pub(crate) fn view<'a>(
 }
 
 /// Lists the reports.
-fn listed(html: &mut Html, reports: &[Written]) {
+fn list_reports(html: &mut Html, reports: &[Written]) {
     html.element("h2", &[], "Reports");
     if reports.is_empty() {
         html.element("p", &[("class", &"quiet")], "There is none yet.");
@@ -106,7 +106,7 @@ fn address(name: &str) -> String {
 }
 
 /// Quotes a word for a shell. A word that no shell accepts stays unquoted, for display only.
-fn quoted(word: &str) -> String {
+fn quote_word(word: &str) -> String {
     shlex::try_quote(word).map_or_else(|_| word.to_owned(), std::borrow::Cow::into_owned)
 }
 

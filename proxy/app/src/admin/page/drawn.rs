@@ -1,26 +1,27 @@
 //! Turns the recorded series of one memory into a plot: values in, values out.
 
 use warden_pages::plot::{
-    Across, Area, AreaKind, Coming, Curve, CurveKind, Law, Level, Limit, LimitKind, Mark, MarkKind, Plot, Up,
+    AreaKind, Coming, Curve, CurveKind, HorizontalQuantity, Law, Level, Limit, LinePlot, Mark, MarkKind,
+    PlotArea, PlotLimitKind, Up,
 };
 use warden_policies::ByteSize;
 use warden_policies::units::exact;
 
-use crate::series::answer::{MemoryData, Point, Present, SeriesData};
+use crate::series::answer::{MemoryData, Point, SeriesData, SeriesStatus};
 use crate::series::marks;
 
 /// A gap is this many points, or [`GAP_SECONDS`], without a reading.
 const GAP_POINTS: u64 = 3;
 const GAP_SECONDS: u64 = 60;
 /// A forecast extends a plot by at most this share of its range.
-const AHEAD: f64 = 0.3;
+const MAX_FORECAST_SHARE: f64 = 0.3;
 /// Limit of drawn stretches of one budget: each has a line in the legend.
-const MOST_LIMITS: usize = 3;
+const MAX_LIMITS: usize = 3;
 /// Budgets are kept in whole KiB.
 const KIB: u64 = 1024;
 
 /// The plot of one memory.
-pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> Plot {
+pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> LinePlot {
     let place = |point: &Point| {
         // The middle of the point's span, but not in the future.
         let middle = point.at.saturating_add(series.seconds / 2);
@@ -54,12 +55,16 @@ pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> Plot {
     });
     let coming = coming(series, data);
     let last = laws.len();
-    Plot {
+    LinePlot {
         title: format!("{what} of {}", data.model),
-        across: Across::Time,
+        across: HorizontalQuantity::Time,
         up: Up::Bytes,
         span: Some(span(data)),
-        curves: vec![Curve { kind: CurveKind::Readings, name: read_how(series), stretches: readings }],
+        curves: vec![Curve {
+            kind: CurveKind::Readings,
+            name: reading_description(series),
+            stretches: readings,
+        }],
         // Lines of former processes are drawn; the legend names only the last.
         laws: laws
             .into_iter()
@@ -69,12 +74,16 @@ pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> Plot {
                 levels,
             })
             .collect(),
-        limits: [(LimitKind::Soft, soft as fn(&Point) -> Option<u64>), (LimitKind::Hard, hard)]
+        limits: [(PlotLimitKind::Soft, soft as fn(&Point) -> Option<u64>), (PlotLimitKind::Hard, hard)]
             .into_iter()
             .flat_map(|(kind, of)| limits(series, kind, of))
             .collect(),
         areas: (!declared.is_empty())
-            .then(|| Area { kind: AreaKind::Declared, name: declared_name(series, top), stretches: declared })
+            .then(|| PlotArea {
+                kind: AreaKind::Declared,
+                name: declared_name(series, top),
+                stretches: declared,
+            })
             .into_iter()
             .collect(),
         coming,
@@ -93,7 +102,7 @@ fn span(data: &MemoryData) -> (f64, f64) {
     let (from, to) = (exact(data.from), exact(data.to));
     let far = data.series.iter().filter_map(|series| coming(series, data)).map(|coming| coming.reached[1]);
     let ahead = far.map(|at| (at - to) * 1.05).fold(0.0, f64::max);
-    (from, to + ahead.min((to - from) * AHEAD))
+    (from, to + ahead.min((to - from) * MAX_FORECAST_SHARE))
 }
 
 /// Top of the plot, up to which declared caches are drawn. A prompt cache of gigabytes must not flatten a
@@ -110,7 +119,7 @@ fn declared_name(series: &SeriesData, top: u64) -> String {
     format!("declared: what the server is told to keep, up to {}{beyond}", ByteSize(most))
 }
 
-fn read_how(series: &SeriesData) -> String {
+fn reading_description(series: &SeriesData) -> String {
     let each = std::time::Duration::from_secs(series.seconds);
     format!("{} mean, min and max", warden_policies::units::span(each))
 }
@@ -137,7 +146,7 @@ fn stretches(series: &SeriesData) -> Vec<&[Point]> {
 }
 
 /// The last stretches in which a budget was constant.
-fn limits(series: &SeriesData, kind: LimitKind, of: fn(&Point) -> Option<u64>) -> Vec<Limit> {
+fn limits(series: &SeriesData, kind: PlotLimitKind, of: fn(&Point) -> Option<u64>) -> Vec<Limit> {
     let same = |a: &Point, b: &Point| of(a).map(|limit| limit / KIB) == of(b).map(|limit| limit / KIB);
     let held: Vec<&[Point]> = series.points.chunk_by(same).collect();
     let end = held.len();
@@ -151,13 +160,13 @@ fn limits(series: &SeriesData, kind: LimitKind, of: fn(&Point) -> Option<u64>) -
         Some(Limit { kind, at, held })
     };
     let mut all: Vec<Limit> = held.iter().zip(1..).filter_map(one).collect();
-    all.drain(..all.len().saturating_sub(MOST_LIMITS));
+    all.drain(..all.len().saturating_sub(MAX_LIMITS));
     all
 }
 
 /// The verdict of the running process, if the plot reaches to now. In a plot of the past it would describe
 /// another process.
-fn present<'a>(series: &'a SeriesData, data: &MemoryData) -> Option<&'a Present> {
+fn present<'a>(series: &'a SeriesData, data: &MemoryData) -> Option<&'a SeriesStatus> {
     let reaches = data.to.saturating_add(2 * series.seconds) >= data.now;
     series.present.as_ref().filter(|_| reaches)
 }

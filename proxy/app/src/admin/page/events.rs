@@ -10,13 +10,13 @@ use warden_supervisor::{Event, EventKind, LogLine};
 
 use super::part::{link, moment, sentence};
 use super::search::has_words;
-use crate::admin::query::{Query, address};
+use crate::admin::query::{QueryPairs, address};
 use crate::serve::describe;
 
 /// Limit of events shown at a time.
-const EVENTS: usize = 300;
+const MAX_EVENTS: usize = 300;
 /// Limit of lines shown at a time.
-const LINES: usize = 500;
+const MAX_LINES: usize = 500;
 
 /// The filter of the view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(crate) struct Wish {
 }
 
 impl Wish {
-    pub(crate) fn of(ask: &Query) -> Self {
+    pub(crate) fn of(ask: &QueryPairs) -> Self {
         let get = |name| ask.get(name).unwrap_or_default().to_owned();
         Self { model: get("model"), words: get("q") }
     }
@@ -90,7 +90,7 @@ pub(crate) fn events(all: &[Event], wish: &Wish) -> Html {
     };
     let found: Vec<_> = found.filter(|(event, text)| has_words(&wish.words, &named(event, text))).collect();
     let folded = folded(&found);
-    html.element("p", &[("class", &"quiet count")], count(found.len(), all.len(), EVENTS, "events"));
+    html.element("p", &[("class", &"quiet count")], count(found.len(), all.len(), MAX_EVENTS, "events"));
     html.within("table", &[("class", &"events"), ("id", &"rows")], |table| {
         table.element("caption", &[("class", &"unseen")], "What happened, the latest first");
         table.within("thead", &[], |head| {
@@ -101,7 +101,7 @@ pub(crate) fn events(all: &[Event], wish: &Wish) -> Html {
             });
         });
         table.within("tbody", &[], |body| {
-            for &(event, text, again) in folded.iter().take(EVENTS) {
+            for &(event, text, again) in folded.iter().take(MAX_EVENTS) {
                 body.within("tr", &[("id", &format_args!("e-{}", event.id)), ("class", &"row")], |row| {
                     row.within("td", &[("data-title", &"When")], |td| {
                         td.raw(&moment(&event.at));
@@ -117,7 +117,7 @@ pub(crate) fn events(all: &[Event], wish: &Wish) -> Html {
                         }
                     });
                     row.within("td", &[("data-title", &"What"), ("class", &"says")], |td| {
-                        if let Some((tone, word)) = mood(&event.kind) {
+                        if let Some((tone, word)) = event_badge(&event.kind) {
                             td.raw(&badge(tone, word)).text(" ");
                         }
                         sentence(td, text);
@@ -134,14 +134,14 @@ pub(crate) fn events(all: &[Event], wish: &Wish) -> Html {
 }
 
 /// Kind of an event, the part of its text that identifies it among events of the kind, and its row.
-type Latest<'a> = (Discriminant<EventKind>, &'a str, usize);
+type LatestEvent<'a> = (Discriminant<EventKind>, &'a str, usize);
 
 /// Folds repeated failed starts of a model: of each kind only the latest is listed, with the number of
 /// earlier ones. Another event of the model ends a fold. Latest first, as in the input.
 fn folded<'a>(found: &'a [(&'a Event, String)]) -> Vec<(&'a Event, &'a str, u64)> {
     let mut rows: Vec<(&Event, &str, u64)> = Vec::new();
     // The row of the latest event of each kind, by model.
-    let mut latest: BTreeMap<Option<&str>, Vec<Latest<'_>>> = BTreeMap::new();
+    let mut latest: BTreeMap<Option<&str>, Vec<LatestEvent<'_>>> = BTreeMap::new();
     for (event, text) in found {
         let of_model = latest.entry(event.model.as_ref().map(ModelName::as_str)).or_default();
         let kind = discriminant(&event.kind);
@@ -167,7 +167,7 @@ fn folded<'a>(found: &'a [(&'a Event, String)]) -> Vec<(&'a Event, &'a str, u64)
 }
 
 /// The badge of an event that deserves attention.
-fn mood(kind: &EventKind) -> Option<(Tone, &'static str)> {
+fn event_badge(kind: &EventKind) -> Option<(Tone, &'static str)> {
     Some(match kind {
         EventKind::Crashed { .. } | EventKind::CrashLoop { .. } => (Tone::Bad, "crash"),
         EventKind::Failed { .. } => (Tone::Bad, "failed"),
@@ -201,7 +201,7 @@ pub(crate) fn logs(all: &[LogLine], wish: &Wish) -> Html {
     }
     let found = all.iter().rev().map(|line| (line, secrets::text(&line.text)));
     let found: Vec<_> = found.filter(|(_, text)| has_words(&wish.words, text)).collect();
-    html.element("p", &[("class", &"quiet count")], count(found.len(), all.len(), LINES, "lines"));
+    html.element("p", &[("class", &"quiet count")], count(found.len(), all.len(), MAX_LINES, "lines"));
     let about: warden_pages::html::Attributes = &[
         ("class", &"log scroll"),
         ("id", &"lines"),
@@ -211,7 +211,7 @@ pub(crate) fn logs(all: &[LogLine], wish: &Wish) -> Html {
         ("aria-label", &"What the processes say, the latest first"),
     ];
     html.within("div", about, |log| {
-        for (line, text) in found.iter().take(LINES) {
+        for (line, text) in found.iter().take(MAX_LINES) {
             log.within("p", &[], |p| {
                 p.raw(&moment(&line.at)).text(" ");
                 p.element("span", &[("class", &"quiet")], line.generation).text(" ").element(

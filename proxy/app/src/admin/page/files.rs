@@ -57,7 +57,7 @@ pub(crate) fn all() -> &'static Files {
         let text = [warden_pages::style::CSS, include_str!("files/page.css")].concat();
         let digest = format!("sha256-{}", BASE64_STANDARD.encode(Sha256::digest(&text)));
         let style = Style { text, digest };
-        let script = file("page", "js", "text/javascript; charset=utf-8", SCRIPT.to_owned());
+        let script = make_file("page", "js", "text/javascript; charset=utf-8", SCRIPT.to_owned());
         let tag = hash(&[style.digest.as_bytes(), script.path.as_bytes()].concat());
         Files { style, script, tag }
     });
@@ -70,7 +70,7 @@ pub(crate) fn named(name: &str) -> Option<&'static File> {
     (script.path.strip_prefix("/page/files/") == Some(name)).then_some(script)
 }
 
-fn file(name: &str, end: &str, kind: &'static str, text: String) -> File {
+fn make_file(name: &str, end: &str, kind: &'static str, text: String) -> File {
     let path = format!("/page/files/{name}.{}.{end}", hash(text.as_bytes()));
     let gzip = gzip(text.as_bytes(), Compression::best());
     File { path, kind, plain: text.into(), gzip }

@@ -3,12 +3,12 @@
 use warden_pages::Html;
 
 use super::files;
-use super::hub::{Notice, Outcome};
+use super::hub::{ActionNotice, Outcome};
 use super::part::moment;
 use super::view::View;
 
 /// The page's icon: bars in a square. Inline, so that no browser requests one.
-const SIGN: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16' rx='3' fill='%230a5aa5'/%3E%3Cpath d='M3 12V8h2v4zm4 0V4h2v8zm4 0V6h2v6z' fill='%23fff'/%3E%3C/svg%3E";
+const PAGE_ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16' rx='3' fill='%230a5aa5'/%3E%3Cpath d='M3 12V8h2v4zm4 0V4h2v8zm4 0V6h2v6z' fill='%23fff'/%3E%3C/svg%3E";
 
 /// Values of the frame around a view.
 pub(crate) struct Frame<'a> {
@@ -33,7 +33,7 @@ pub(super) fn head(head: &mut Html, title: impl std::fmt::Display) {
     head.void("meta", &[("name", &"viewport"), ("content", &"width=device-width, initial-scale=1")]);
     head.void("meta", &[("name", &"color-scheme"), ("content", &"light dark")]);
     head.element("title", &[], title);
-    head.void("link", &[("rel", &"icon"), ("href", &SIGN)]);
+    head.void("link", &[("rel", &"icon"), ("href", &PAGE_ICON)]);
     head.within("style", &[], |style| {
         style.raw(&files::all().style.text);
     });
@@ -106,7 +106,7 @@ fn views(nav: &mut Html, current: View) {
 }
 
 /// The refreshed part: notices, then the view.
-pub(crate) fn part(view: View, content: &Html, notices: &[Notice]) -> String {
+pub(crate) fn part(view: View, content: &Html, notices: &[ActionNotice]) -> String {
     let mut html = Html::new();
     html.within(
         "section",

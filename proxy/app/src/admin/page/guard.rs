@@ -19,9 +19,9 @@
 use http::{HeaderMap, Method, header};
 
 /// A header that no script can set.
-pub(super) const SITE: &str = "sec-fetch-site";
-const MODE: &str = "sec-fetch-mode";
-const DEST: &str = "sec-fetch-dest";
+pub(super) const FETCH_SITE: &str = "sec-fetch-site";
+const FETCH_MODE: &str = "sec-fetch-mode";
+const FETCH_DEST: &str = "sec-fetch-dest";
 
 /// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,7 +75,7 @@ pub(crate) fn judge(method: &Method, headers: &HeaderMap, document: bool) -> Res
     if hosts.next().is_some() || !is_loopback(name_of(host)) {
         return Err(Refused::Host(host.chars().take(100).collect()));
     }
-    of_browser(method, headers, document, host, &["http://"])
+    check_browser_headers(method, headers, document, host, &["http://"])
 }
 
 /// Checks a request for the page on the public listener. `host`: the requested host, already accepted by
@@ -84,7 +84,7 @@ pub(crate) fn judge(method: &Method, headers: &HeaderMap, document: bool) -> Res
 ///
 /// # Errors
 /// The request is refused.
-pub(crate) fn judge_outside(
+pub(crate) fn check_public_request(
     method: &Method,
     headers: &HeaderMap,
     document: bool,
@@ -92,10 +92,10 @@ pub(crate) fn judge_outside(
     tls: bool,
 ) -> Result<(), Refused> {
     let schemes: &[&str] = if tls { &["https://"] } else { &["http://", "https://"] };
-    of_browser(method, headers, document, host, schemes)
+    check_browser_headers(method, headers, document, host, schemes)
 }
 
-fn of_browser(
+fn check_browser_headers(
     method: &Method,
     headers: &HeaderMap,
     document: bool,
@@ -115,10 +115,11 @@ fn of_browser(
         return Err(Refused::Origin);
     }
     let reads = *method == Method::GET || *method == Method::HEAD;
-    match text(headers, SITE) {
+    match text(headers, FETCH_SITE) {
         None | Some("none" | "same-origin") => {}
         Some(_) => {
-            let opens = text(headers, MODE) == Some("navigate") && text(headers, DEST) == Some("document");
+            let opens = text(headers, FETCH_MODE) == Some("navigate")
+                && text(headers, FETCH_DEST) == Some("document");
             if !(reads && document && opens) {
                 return Err(if reads { Refused::Elsewhere } else { Refused::Origin });
             }
@@ -139,7 +140,7 @@ mod tests {
 
     const HOST: (&str, &str) = ("host", "127.0.0.1:9090");
     const OWN: (&str, &str) = ("origin", "http://127.0.0.1:9090");
-    const SAME: (&str, &str) = (SITE, "same-origin");
+    const SAME: (&str, &str) = (FETCH_SITE, "same-origin");
 
     fn judged(method: &str, fields: &[(&str, &str)]) -> Result<(), Refused> {
         let mut headers = HeaderMap::new();
@@ -196,22 +197,27 @@ mod tests {
 
     #[test]
     fn what_other_pages_ask_for_is_refused_but_a_tab_may_be_opened() {
-        assert_eq!(judged("GET", &[HOST, (SITE, "none")]), Ok(()));
+        assert_eq!(judged("GET", &[HOST, (FETCH_SITE, "none")]), Ok(()));
         assert_eq!(judged("GET", &[HOST, SAME]), Ok(()));
         assert_eq!(judged("HEAD", &[HOST, SAME, OWN]), Ok(()));
         for site in ["cross-site", "same-site", "", "Same-Origin", "none, cross-site"] {
-            let from = (SITE, site);
+            let from = (FETCH_SITE, site);
             assert_eq!(judged("GET", &[HOST, from]), Err(Refused::Elsewhere), "{site}");
-            let (opens, tab) = ((MODE, "navigate"), (DEST, "document"));
+            let (opens, tab) = ((FETCH_MODE, "navigate"), (FETCH_DEST, "document"));
             assert_eq!(judged("GET", &[HOST, from, opens, tab]), Ok(()), "{site}");
-            for other in [(DEST, "iframe"), (DEST, "empty"), (DEST, "script"), (DEST, "object")] {
+            for other in [
+                (FETCH_DEST, "iframe"),
+                (FETCH_DEST, "empty"),
+                (FETCH_DEST, "script"),
+                (FETCH_DEST, "object"),
+            ] {
                 assert_eq!(
                     judged("GET", &[HOST, from, opens, other]),
                     Err(Refused::Elsewhere),
                     "{site} {other:?}"
                 );
             }
-            assert_eq!(judged("GET", &[HOST, from, (MODE, "no-cors"), tab]), Err(Refused::Elsewhere));
+            assert_eq!(judged("GET", &[HOST, from, (FETCH_MODE, "no-cors"), tab]), Err(Refused::Elsewhere));
             assert_eq!(judged("POST", &[HOST, from, opens, tab, OWN]), Err(Refused::Origin), "{site}");
         }
     }
@@ -221,8 +227,8 @@ mod tests {
         let judged = |method: &str, origin: Option<&str>, site: &str, tls: bool| {
             let mut headers = HeaderMap::new();
             headers.extend(origin.map(|origin| (header::ORIGIN, origin.parse().unwrap())));
-            headers.insert(SITE, site.parse().unwrap());
-            judge_outside(&method.parse().unwrap(), &headers, true, "llm.example", tls)
+            headers.insert(FETCH_SITE, site.parse().unwrap());
+            check_public_request(&method.parse().unwrap(), &headers, true, "llm.example", tls)
         };
         for (origin, tls, passes) in [
             (Some("https://llm.example"), true, true),
@@ -241,7 +247,7 @@ mod tests {
         assert_eq!(judged("GET", None, "same-site", true), Err(Refused::Elsewhere));
         let mut nobody = HeaderMap::new();
         nobody.insert(header::ORIGIN, "https://".parse().unwrap());
-        assert!(judge_outside(&Method::POST, &nobody, true, "", true).is_err());
+        assert!(check_public_request(&Method::POST, &nobody, true, "", true).is_err());
     }
 
     #[test]

@@ -25,9 +25,9 @@ pub(crate) struct Planned {
 }
 
 /// By model; models without known needs are left out.
-pub(crate) type Plans = BTreeMap<String, Planned>;
+pub(crate) type PlannedModels = BTreeMap<String, Planned>;
 
-pub(crate) fn plans(models: &[SharedSpec]) -> Plans {
+pub(crate) fn plans(models: &[SharedSpec]) -> PlannedModels {
     let known = models.iter().filter_map(|model| {
         let needs = model.loading.needs.as_ref()?;
         Some((model.name.as_str().to_owned(), Planned::of(needs)))

@@ -19,23 +19,23 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use warden_policies::secrets;
 
-use super::holds::Plans;
-use super::pace::{Pace, Paces};
+use super::holds::PlannedModels;
+use super::pace::{Pace, RateTracker};
 use super::token::Token;
 use crate::admin::answer::{Admin, Status};
 use crate::clock;
 use crate::sync::lock;
 
 /// Least time between pictures: a person cannot read faster changes.
-const LEAST: Duration = Duration::from_millis(200);
+const MIN_SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval of reading the counters while there are viewers.
-const LOOKED_AT: Duration = Duration::from_secs(1);
+const WATCHED_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of reading the counters without viewers, so that the first picture has rates.
-const UNSEEN: Duration = Duration::from_secs(5);
+const UNWATCHED_INTERVAL: Duration = Duration::from_secs(5);
 /// Limit of kept notices.
-const NOTICES: usize = 20;
+const MAX_NOTICES: usize = 20;
 /// Limit of rendered views kept of one picture: each filter and each part of a list is one.
-const VIEWS: usize = 64;
+const MAX_RENDERED_VIEWS: usize = 64;
 
 /// Everything that views show of the fleet, at one moment.
 #[derive(Clone, Debug)]
@@ -43,9 +43,9 @@ pub(crate) struct Picture {
     /// Grows with every picture that differs.
     pub(crate) number: u64,
     pub(crate) status: Status,
-    pub(crate) plans: Plans,
+    pub(crate) plans: PlannedModels,
     pub(crate) paces: BTreeMap<String, Pace>,
-    pub(crate) notices: Vec<Notice>,
+    pub(crate) notices: Vec<ActionNotice>,
     /// Id of the last event.
     pub(crate) event: u64,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Picture {
 impl Picture {
     #[cfg(test)]
     pub(crate) fn numbered(number: u64) -> Self {
-        let (plans, paces) = (Plans::new(), BTreeMap::new());
+        let (plans, paces) = (PlannedModels::new(), BTreeMap::new());
         Self { number, status: Status::default(), plans, paces, notices: Vec::new(), event: 0 }
     }
 
@@ -73,7 +73,7 @@ impl Picture {
 
 /// An action requested on the page.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Notice {
+pub(crate) struct ActionNotice {
     pub(crate) id: u64,
     /// Time of the request, RFC 3339.
     pub(crate) at: String,
@@ -94,7 +94,7 @@ pub(crate) enum Outcome {
 
 /// A rendered view of one picture.
 #[derive(Clone, Debug)]
-pub(crate) struct Rendered {
+pub(crate) struct RenderedView {
     pub(crate) plain: Bytes,
     pub(crate) gzip: Bytes,
     pub(crate) tag: String,
@@ -111,13 +111,13 @@ pub(crate) struct Desk {
     pub(crate) boot: String,
     began: Instant,
     pictures: watch::Sender<Option<Arc<Picture>>>,
-    paces: Mutex<Paces>,
+    paces: Mutex<RateTracker>,
     /// Held while a picture is made: without it, an older picture could be published after a newer one.
     renewing: Mutex<()>,
     /// Time of the last picture.
     made: Mutex<Option<Instant>>,
-    notices: Mutex<(u64, VecDeque<Notice>)>,
-    views: Mutex<(u64, HashMap<String, Rendered>)>,
+    notices: Mutex<(u64, VecDeque<ActionNotice>)>,
+    views: Mutex<(u64, HashMap<String, RenderedView>)>,
     /// Notified of a new viewer or a new notice.
     wake: tokio::sync::Notify,
     /// Running actions.
@@ -150,7 +150,7 @@ impl Desk {
         let mut views = admin.fleet.subscribe();
         loop {
             let seen = self.pictures.receiver_count() > 0;
-            let pause = if seen { LOOKED_AT } else { UNSEEN };
+            let pause = if seen { WATCHED_INTERVAL } else { UNWATCHED_INTERVAL };
             tokio::select! {
                 () = admin.stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
@@ -177,7 +177,7 @@ impl Desk {
 
     fn next(&self) -> Instant {
         let made = *lock(&self.made);
-        made.map_or_else(Instant::now, |made| made + LEAST)
+        made.map_or_else(Instant::now, |made| made + MIN_SNAPSHOT_INTERVAL)
     }
 
     /// Number of viewers.
@@ -192,9 +192,9 @@ impl Desk {
         receiver
     }
 
-    /// A picture that is at most [`LEAST`] old.
+    /// A picture that is at most [`MIN_SNAPSHOT_INTERVAL`] old.
     pub(crate) fn picture(&self, admin: &Admin) -> Arc<Picture> {
-        let fresh = lock(&self.made).is_some_and(|made| made.elapsed() < LEAST);
+        let fresh = lock(&self.made).is_some_and(|made| made.elapsed() < MIN_SNAPSHOT_INTERVAL);
         // Cloned first: a renewal waits for every borrow.
         let known = self.pictures.borrow().clone();
         // After an action the browser is led to a page that must show its notice, however soon it asks.
@@ -241,7 +241,12 @@ impl Desk {
     }
 
     /// A view of a picture, rendered once for all viewers with the same query.
-    pub(crate) fn view(&self, picture: &Picture, query: &str, make: impl FnOnce() -> Rendered) -> Rendered {
+    pub(crate) fn view(
+        &self,
+        picture: &Picture,
+        query: &str,
+        make: impl FnOnce() -> RenderedView,
+    ) -> RenderedView {
         if let Some(known) = self.known(picture.number, query) {
             return known;
         }
@@ -250,13 +255,13 @@ impl Desk {
         if views.0 < picture.number {
             *views = (picture.number, HashMap::new());
         }
-        if views.0 == picture.number && views.1.len() < VIEWS {
+        if views.0 == picture.number && views.1.len() < MAX_RENDERED_VIEWS {
             views.1.insert(query.to_owned(), view.clone());
         }
         view
     }
 
-    fn known(&self, number: u64, query: &str) -> Option<Rendered> {
+    fn known(&self, number: u64, query: &str) -> Option<RenderedView> {
         let views = lock(&self.views);
         views.1.get(query).filter(|_| views.0 == number).cloned()
     }
@@ -266,10 +271,10 @@ impl Desk {
         let mut notices = lock(&self.notices);
         notices.0 += 1;
         let id = notices.0;
-        if notices.1.len() >= NOTICES {
+        if notices.1.len() >= MAX_NOTICES {
             notices.1.pop_front();
         }
-        notices.1.push_back(Notice { id, at: clock::now_text(), what, outcome: Outcome::Pending });
+        notices.1.push_back(ActionNotice { id, at: clock::now_text(), what, outcome: Outcome::Pending });
         drop(notices);
         self.wake.notify_one();
         id

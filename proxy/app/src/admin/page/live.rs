@@ -14,23 +14,23 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::Still;
+use super::AccessCheck;
 use super::answer::{Kind, refuse, with};
 use super::files;
 use super::hub::Picture;
 use crate::admin::answer::{Admin, Body};
 
 /// Limit of viewers. Each browser tab is one, and holds a connection.
-const VIEWERS: usize = 64;
+const MAX_VIEWERS: usize = 64;
 /// Interval of keep-alive events, so that a dead connection is detected.
-const QUIET: Duration = Duration::from_secs(15);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Streams picture numbers. The first event identifies this run, with a token for the forms of a page that
 /// outlives a restart.
-pub(super) fn stream(admin: &Admin, still: Option<Still>) -> Response<Body> {
-    if admin.page.viewers() >= VIEWERS {
+pub(super) fn stream(admin: &Admin, still: Option<AccessCheck>) -> Response<Body> {
+    if admin.page.viewers() >= MAX_VIEWERS {
         let why = format!(
-            "{VIEWERS} look at the page live, which is the most: this one is as it was when it was loaded"
+            "{MAX_VIEWERS} look at the page live, which is the most: this one is as it was when it was loaded"
         );
         return refuse(StatusCode::SERVICE_UNAVAILABLE, &why);
     }
@@ -46,7 +46,7 @@ fn following(
     first: String,
     pictures: watch::Receiver<Option<Arc<Picture>>>,
     stop: CancellationToken,
-    still: Option<Still>,
+    still: Option<AccessCheck>,
 ) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> {
     stream::unfold((Some(first), pictures, stop, still), |(first, mut pictures, stop, still)| async move {
         if let Some(first) = first {
@@ -63,7 +63,7 @@ fn following(
                 format!("event: picture\ndata: {number} {event}\n\n")
             }
             // An event, not a comment: scripts do not receive comments.
-            () = tokio::time::sleep(QUIET) => "event: still\ndata: \n\n".to_owned(),
+            () = tokio::time::sleep(KEEP_ALIVE_INTERVAL) => "event: still\ndata: \n\n".to_owned(),
         };
         // The visitor signed out, or the key lost its right.
         if still.as_ref().is_some_and(|still| !still()) {

@@ -10,7 +10,7 @@ use warden_policies::{ByteSize, MemoryKind, Reason};
 use warden_supervisor::FleetView;
 
 use super::drawn::plot;
-use crate::series::answer::{Foretold, Listed, ListedOne, MemoryData, Present, SeriesData};
+use crate::series::answer::{Foretold, Listed, MemoryData, SeriesData, SeriesEntry, SeriesStatus};
 use crate::series::ask::RANGES;
 
 /// Path of the view.
@@ -20,8 +20,8 @@ const PATH: &str = "/page/memory";
 pub(crate) fn view(data: &MemoryData) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], format_args!("Memory of {}", data.model));
-    ranges(&mut html, data);
-    content(&mut html, data);
+    range_links(&mut html, data);
+    write_content(&mut html, data);
     html
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn file(data: &MemoryData) -> String {
         p.raw(&time(signed(data.from))).text(" to ").raw(&time(signed(data.to)));
         p.text(", as it was kept by llama-warden ").raw(&time(signed(data.now))).text(".");
     });
-    content(&mut html, data);
+    write_content(&mut html, data);
     style::document(format_args!("Memory of {}", data.model), &html)
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn listing(listed: &Listed, fleet: &FleetView) -> Html {
     let mut models: Vec<(&str, Vec<String>, u64, u64)> = Vec::new();
     for one in &listed.series {
         let held = held_now(one, fleet).map_or_else(String::new, |bytes| format!(" {}", ByteSize(bytes)));
-        let memory = format!("{}{held}", of_what(one.memory, one.replica, false));
+        let memory = format!("{}{held}", memory_title(one.memory, one.replica, false));
         match models.last_mut().filter(|(name, ..)| *name == one.model.as_str()) {
             Some((_, memories, from, to)) => {
                 memories.push(memory);
@@ -101,17 +101,17 @@ pub(crate) fn listing(listed: &Listed, fleet: &FleetView) -> Html {
 }
 
 /// Bytes that the processes of a replica hold now; `None` where none runs, or its memory was not read.
-fn held_now(one: &ListedOne, fleet: &FleetView) -> Option<u64> {
+fn held_now(one: &SeriesEntry, fleet: &FleetView) -> Option<u64> {
     let model = fleet.models.iter().find(|model| model.name == one.model)?;
     let backends = model.backends.iter().filter(|backend| backend.replica == one.replica);
     backends.filter_map(|backend| backend.held(one.memory)).reduce(u64::saturating_add)
 }
 
 /// Content common to view and file: the memories, then the place of the records.
-fn content(html: &mut Html, data: &MemoryData) {
+fn write_content(html: &mut Html, data: &MemoryData) {
     if data.series.is_empty() {
         html.element("p", &[], "Nothing was read of it in this time.");
-        done(html, data);
+        list_actions(html, data);
     }
     let replicas = data.series.iter().any(|series| series.replica > 0);
     for series in &data.series {
@@ -125,7 +125,7 @@ fn place(html: &mut Html, place: &str) {
 }
 
 /// Lists past actions, where no plot shows them.
-fn done(html: &mut Html, data: &MemoryData) {
+fn list_actions(html: &mut Html, data: &MemoryData) {
     html.within("ul", &[], |list| {
         for mark in &data.marks {
             list.within("li", &[], |line| {
@@ -140,7 +140,7 @@ fn done(html: &mut Html, data: &MemoryData) {
 }
 
 /// Links to other ranges, each a complete URL.
-fn ranges(html: &mut Html, data: &MemoryData) {
+fn range_links(html: &mut Html, data: &MemoryData) {
     let span = data.to.saturating_sub(data.from).max(1);
     let between = |from: u64, to: u64| address(&data.model, &format!("from={from}&to={to}"));
     html.within("nav", &[("class", &"ranges"), ("aria-label", &"Stretch of time")], |nav| {
@@ -158,7 +158,7 @@ fn ranges(html: &mut Html, data: &MemoryData) {
             };
             for (name, _) in RANGES {
                 let current = data.range.as_deref() == Some(name);
-                link(&address(&data.model, &format!("range={name}")), in_words(name), current);
+                link(&address(&data.model, &format!("range={name}")), range_title(name), current);
             }
             link(&between(data.from.saturating_sub(span), data.from), "earlier", false);
             if data.to < data.now {
@@ -169,7 +169,7 @@ fn ranges(html: &mut Html, data: &MemoryData) {
                 .range
                 .as_ref()
                 .map_or_else(|| format!("from={}&to={}", data.from, data.to), |name| format!("range={name}"));
-            link(&format!("{PATH}.html?{}&file=1", query(&data.model, &same)), "as a file", false);
+            link(&format!("{PATH}.html?{}&file=1", encode_query(&data.model, &same)), "as a file", false);
         });
     });
     html.within("p", &[("class", &"quiet")], |p| {
@@ -177,7 +177,7 @@ fn ranges(html: &mut Html, data: &MemoryData) {
     });
 }
 
-fn in_words(range: &str) -> &str {
+fn range_title(range: &str) -> &str {
     match range {
         "1h" => "1 hour",
         "6h" => "6 hours",
@@ -189,10 +189,10 @@ fn in_words(range: &str) -> &str {
 }
 
 fn address(model: &str, more: &str) -> String {
-    format!("{PATH}?{}", query(model, more))
+    format!("{PATH}?{}", encode_query(model, more))
 }
 
-fn query(model: &str, more: &str) -> String {
+fn encode_query(model: &str, more: &str) -> String {
     let mut text = "model=".to_owned();
     for byte in model.bytes() {
         // Characters that browsers leave unescaped.
@@ -205,13 +205,13 @@ fn query(model: &str, more: &str) -> String {
     format!("{text}&{more}")
 }
 
-fn of_what(memory: MemoryKind, replica: u32, replicas: bool) -> String {
+fn memory_title(memory: MemoryKind, replica: u32, replicas: bool) -> String {
     let memory = words::memory(memory);
     if replicas || replica > 0 { format!("{memory} of replica {replica}") } else { memory }
 }
 
 fn section(html: &mut Html, data: &MemoryData, series: &SeriesData, replicas: bool) {
-    let what = of_what(series.memory, series.replica, replicas);
+    let what = memory_title(series.memory, series.replica, replicas);
     let id = format!("{}-{}", series.memory, series.replica);
     html.within(
         "section",
@@ -235,7 +235,7 @@ fn section(html: &mut Html, data: &MemoryData, series: &SeriesData, replicas: bo
 }
 
 /// Current values in words.
-fn facts(present: &Present) -> Vec<(&'static str, String)> {
+fn facts(present: &SeriesStatus) -> Vec<(&'static str, String)> {
     let size = |bytes: Option<u64>| bytes.map(|bytes| ByteSize(bytes).to_string()).unwrap_or_default();
     let mut kept: Vec<String> = present.kept.iter().cloned().collect();
     kept.extend(present.allowance.iter().cloned());

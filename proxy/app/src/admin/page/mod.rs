@@ -65,19 +65,19 @@ use warden_supervisor::{WorkKind, run_job};
 
 use self::answer::{Kind, page, plain, refuse};
 use self::guard::Refused;
-use self::hub::{Picture, Rendered};
+use self::hub::{Picture, RenderedView};
 use self::view::{View, Way, way};
 use super::answer::{Admin, Body};
-use super::query::Query;
+use super::query::QueryPairs;
 use super::requests::Filter;
 use crate::series::answer::{MemoryData, of_model};
 
 /// Limit of a form in bytes: one action, one name, one address.
 const FORM: usize = 64 << 10;
 /// Limit for reading a form; a browser on this machine sends it.
-const FORM_TIME: Duration = Duration::from_secs(10);
+const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit of a query in bytes: a filter and names.
-const QUERY: usize = 8 << 10;
+const MAX_QUERY_BYTES: usize = 8 << 10;
 
 /// Facts about the visitor that decide what is shown and allowed.
 #[derive(Clone, Default)]
@@ -87,11 +87,11 @@ struct Visitor {
     /// Name of the session's key, if there is a session.
     key: Option<Arc<str>>,
     /// Checks that the visitor's right still holds; streams call it repeatedly.
-    still: Option<Still>,
+    still: Option<AccessCheck>,
 }
 
 /// Checks whether a right still holds.
-type Still = Arc<dyn Fn() -> bool + Send + Sync>;
+type AccessCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Answers a request, if it is one for the page. `peer`: address of the client; `None` on the socket.
 pub(crate) async fn serve(
@@ -117,14 +117,16 @@ async fn go(admin: &Admin, way: Way<'_>, request: Request<Incoming>, visitor: Vi
         return refuse(StatusCode::METHOD_NOT_ALLOWED, &Refused::Method);
     }
     let query = uri.query().unwrap_or_default();
-    if query.len() > QUERY {
-        return refuse(StatusCode::URI_TOO_LONG, &format!("a query has {QUERY} bytes at most"));
+    if query.len() > MAX_QUERY_BYTES {
+        return refuse(StatusCode::URI_TOO_LONG, &format!("a query has {MAX_QUERY_BYTES} bytes at most"));
     }
     match way {
         Way::There => answer::lead("/page/"),
-        Way::View(view) => show(admin, view, query, request.headers(), &visitor).await,
+        Way::View(view) => show_view(admin, view, query, request.headers(), &visitor).await,
         Way::Live => live::stream(admin, visitor.still),
-        Way::Act | Way::Cancel => do_it(admin, request, visitor.who.as_deref(), way == Way::Cancel).await,
+        Way::Act | Way::Cancel => {
+            run_action(admin, request, visitor.who.as_deref(), way == Way::Cancel).await
+        }
         Way::File(name) => match files::named(name) {
             Some(file) => answer::file(file, request.headers()),
             None => refuse(StatusCode::NOT_FOUND, &"there is no such file: load the page again"),
@@ -135,18 +137,18 @@ async fn go(admin: &Admin, way: Way<'_>, request: Request<Incoming>, visitor: Vi
 }
 
 /// Renders a view: whole, or with `part=1` only its refreshed part.
-async fn show(
+async fn show_view(
     admin: &Admin,
     view: View,
     query: &str,
     headers: &HeaderMap,
     visitor: &Visitor,
 ) -> Response<Body> {
-    let asked = Query::of(Some(query));
+    let asked = QueryPairs::of(Some(query));
     let picture = admin.page.picture(admin);
     let make = |content: &Html| {
         let text = frame::part(view, content, &picture.notices);
-        Rendered {
+        RenderedView {
             gzip: files::gzip(text.as_bytes(), flate2::Compression::fast()),
             tag: files::hash(text.as_bytes()),
             plain: text.into(),
@@ -158,7 +160,7 @@ async fn show(
             let key = format!("{wish:?}");
             admin.page.view(&picture, &key, || make(&overview::view(&picture, &wish)))
         }
-        View::Memory => match remembered(admin, query).await {
+        View::Memory => match memory_data(admin, query).await {
             Ok(Some(data)) if asked.get("file").is_some() => return answer::download(&data),
             Ok(Some(data)) => make(&memory::view(&data)),
             Ok(None) => make(&listed(admin).await),
@@ -187,20 +189,20 @@ async fn show(
 }
 
 /// The filters of a view.
-fn controls(view: View, asked: &Query, picture: &Picture) -> Html {
+fn controls(view: View, asked: &QueryPairs, picture: &Picture) -> Html {
     let fleet = &picture.status.fleet;
     let models = || fleet.models.iter().chain(&fleet.canaries).map(|model| &model.name);
     match view {
         View::Overview => overview::form(&overview::Wish::of(asked)),
         View::Events => events::Wish::of(asked).form(view.path(), models(), true),
-        View::Logs => log_wish(asked, picture).form(view.path(), models(), false),
+        View::Logs => log_filter(asked, picture).form(view.path(), models(), false),
         View::Configuration => configuration::form(asked.get("q").unwrap_or_default()),
         View::Memory | View::Requests | View::Builds | View::Diagnose | View::Help => Html::new(),
     }
 }
 
 /// The filter for logs, which belong to one model; without a name, the first model.
-fn log_wish(asked: &Query, picture: &Picture) -> events::Wish {
+fn log_filter(asked: &QueryPairs, picture: &Picture) -> events::Wish {
     let mut wish = events::Wish::of(asked);
     if wish.model.is_empty() {
         let first = picture.status.fleet.models.first();
@@ -209,7 +211,7 @@ fn log_wish(asked: &Query, picture: &Picture) -> events::Wish {
     wish
 }
 
-async fn content(admin: &Admin, view: View, asked: &Query, picture: &Arc<Picture>) -> Html {
+async fn content(admin: &Admin, view: View, asked: &QueryPairs, picture: &Arc<Picture>) -> Html {
     match view {
         View::Overview => overview::view(picture, &overview::Wish::of(asked)),
         View::Events => {
@@ -218,7 +220,7 @@ async fn content(admin: &Admin, view: View, asked: &Query, picture: &Arc<Picture
             blocking(WorkKind::Pages, move || events::events(&all, &wish)).await.unwrap_or_default()
         }
         View::Logs => {
-            let mut wish = log_wish(asked, picture);
+            let mut wish = log_filter(asked, picture);
             let lines = admin.fleet.logs(&wish.model).map(|tail| tail.lines);
             if lines.is_none() {
                 wish.model.clear();
@@ -261,10 +263,10 @@ fn own_models(picture: &Picture) -> impl Iterator<Item = &ModelName> {
 }
 
 /// The view of requests in flight and ended.
-fn in_flight(admin: &Admin, asked: &Query) -> Html {
+fn in_flight(admin: &Admin, asked: &QueryPairs) -> Html {
     if let Some(id) = asked.get("id") {
         let mut html = Html::new();
-        html.raw(&requests::one(id, admin.one_request(id).as_ref()));
+        html.raw(&requests::one(id, admin.find_request(id).as_ref()));
         return html;
     }
     let filter = Filter { model: asked.get("model").map(str::to_owned), ..Filter::default() };
@@ -280,7 +282,7 @@ fn in_flight(admin: &Admin, asked: &Query) -> Html {
 }
 
 /// Recorded memory of the requested model; `None` if the query names none.
-async fn remembered(admin: &Admin, query: &str) -> Result<Option<MemoryData>, String> {
+async fn memory_data(admin: &Admin, query: &str) -> Result<Option<MemoryData>, String> {
     let ask = crate::series::ask::Ask::of(Some(query), admin.series.policy())?;
     let Some(model) = &ask.model else { return Ok(None) };
     // The query may use an alias.
@@ -326,17 +328,17 @@ async fn report(admin: &Admin, name: &str) -> Response<Body> {
 ///
 /// # Errors
 /// The answer to a form that is too large or too slow.
-async fn read_form(request: Request<Incoming>) -> Result<Query, Box<Response<Body>>> {
+async fn read_form(request: Request<Incoming>) -> Result<QueryPairs, Box<Response<Body>>> {
     let body = Limited::new(request.into_body(), FORM).collect();
     let refused = |status, why: &dyn std::fmt::Display| Err(Box::new(refuse(status, why)));
-    match tokio::time::timeout(FORM_TIME, body).await {
-        Ok(Ok(form)) => Ok(Query::of(std::str::from_utf8(&form.to_bytes()).ok())),
+    match tokio::time::timeout(FORM_TIMEOUT, body).await {
+        Ok(Ok(form)) => Ok(QueryPairs::of(std::str::from_utf8(&form.to_bytes()).ok())),
         Ok(Err(_)) => refused(StatusCode::PAYLOAD_TOO_LARGE, &format!("a form has {FORM} bytes at most")),
         Err(_) => refused(StatusCode::REQUEST_TIMEOUT, &"the form did not come within 10 s"),
     }
 }
 
-async fn do_it(
+async fn run_action(
     admin: &Admin,
     request: Request<Incoming>,
     who: Option<&str>,

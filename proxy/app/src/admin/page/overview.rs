@@ -14,13 +14,13 @@ use super::hub::Picture;
 use super::pace::Pace;
 use super::part::{bar_of, link, moment, rate, seconds, sentence};
 use super::search::has_words;
-use crate::admin::query::{Query, address};
+use crate::admin::query::{QueryPairs, address};
 use crate::cli::growth;
 
 /// Rows of one part of the list: few enough for a browser to lay out without a stutter.
 pub(super) const ROWS: usize = 100;
 /// Limit of processes shown in a model's row.
-const PROCESSES: usize = 4;
+const MAX_SHOWN_PROCESSES: usize = 4;
 
 /// Filter, order and part of the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl Sort {
 }
 
 impl Wish {
-    pub(crate) fn of(ask: &Query) -> Self {
+    pub(crate) fn of(ask: &QueryPairs) -> Self {
         let sort = ask.get("sort").unwrap_or_default();
         Self {
             words: ask.get("q").unwrap_or_default().to_owned(),
@@ -80,14 +80,14 @@ impl Wish {
 }
 
 /// Values of one row.
-struct Row<'a> {
+struct OverviewRow<'a> {
     model: &'a ModelView,
     /// The shown processes, each with its memories.
     processes: Vec<(&'a BackendView, Vec<Holds>)>,
     pace: Pace,
 }
 
-impl Row<'_> {
+impl OverviewRow<'_> {
     /// Share of the budget held by the model's fullest memory.
     fn share(&self) -> f64 {
         let all = self.processes.iter().flat_map(|(_, holds)| holds);
@@ -98,11 +98,11 @@ impl Row<'_> {
 /// The content of `<main>`.
 pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
     let fleet = &picture.status.fleet;
-    let mut rows: Vec<Row> = fleet
+    let mut rows: Vec<OverviewRow> = fleet
         .models
         .iter()
         .filter(|model| has_words(&wish.words, &searched(model)))
-        .map(|model| row_of(picture, model))
+        .map(|model| make_row(picture, model))
         .collect();
     sort(&mut rows, wish.sort);
     let (all, parts) = (rows.len(), rows.len().div_ceil(ROWS).max(1));
@@ -114,12 +114,12 @@ pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
         section.element("h2", &[("id", &"models")], "Models");
         section.element("p", &[("class", &"count quiet"), ("id", &"count")], told(picture, all));
         if rows.iter().any(|row| !row.processes.is_empty()) {
-            legend(section);
+            write_legend(section);
         }
         if all > 0 {
             section.within("table", &[("class", &"models"), ("id", &"rows")], |table| {
                 table.element("caption", &[("class", &"unseen")], "Models, what they hold and what they do");
-                titles(table);
+                write_titles(table);
                 table.within("tbody", &[], |body| {
                     for row in rows.iter().skip(part * ROWS).take(ROWS) {
                         write_row(body, picture, row);
@@ -128,15 +128,15 @@ pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
             });
         }
         if parts > 1 {
-            pages(section, wish, part, parts, all);
+            write_part_links(section, wish, part, parts, all);
         }
     });
-    machine(&mut html, picture);
+    write_machine(&mut html, picture);
     html
 }
 
 /// Legend of the bars' colours.
-fn legend(section: &mut Html) {
+fn write_legend(section: &mut Html) {
     section.within("ul", &[("class", &"legend small"), ("aria-label", &"Parts of the bars")], |list| {
         for (part, word) in [
             ("weights", "weights"),
@@ -199,20 +199,20 @@ fn searched(model: &ModelView) -> String {
     text
 }
 
-fn row_of<'a>(picture: &'a Picture, model: &'a ModelView) -> Row<'a> {
+fn make_row<'a>(picture: &'a Picture, model: &'a ModelView) -> OverviewRow<'a> {
     let name = model.name.as_str();
     let budget = picture.status.budgets.get(name).copied().unwrap_or_default();
     let plan = picture.plans.get(name).copied();
     let with_process = model.backends.iter().filter(|backend| backend.pid.is_some());
     let holds = |backend| (backend, holds::of_backend(backend, budget, plan, &picture.status.fleet));
-    Row {
+    OverviewRow {
         model,
         processes: with_process.map(holds).collect(),
         pace: picture.paces.get(name).copied().unwrap_or_default(),
     }
 }
 
-fn sort(rows: &mut [Row], by: Sort) {
+fn sort(rows: &mut [OverviewRow], by: Sort) {
     let most = |a: f64, b: f64| b.partial_cmp(&a).unwrap_or(Ordering::Equal);
     // Stable, so that rows of equal rank do not swap places each second.
     match by {
@@ -226,7 +226,7 @@ fn sort(rows: &mut [Row], by: Sort) {
 }
 
 fn urgency(model: &ModelView) -> (Tone, Verdict) {
-    (tone(model), worst(model).unwrap_or_default())
+    (tone(model), worst_verdict(model).unwrap_or_default())
 }
 
 /// Badge tone of a model's state.
@@ -243,7 +243,7 @@ fn tone(model: &ModelView) -> Tone {
 }
 
 /// The worst verdict of the model's memories.
-fn worst(model: &ModelView) -> Option<Verdict> {
+fn worst_verdict(model: &ModelView) -> Option<Verdict> {
     let all = model.backends.iter().flat_map(|backend| &backend.memory.growth);
     all.map(|growth| growth.verdict).max()
 }
@@ -275,7 +275,7 @@ fn told(picture: &Picture, shown: usize) -> String {
     text
 }
 
-fn titles(table: &mut Html) {
+fn write_titles(table: &mut Html) {
     let all = [
         "Model",
         "State",
@@ -297,7 +297,7 @@ fn titles(table: &mut Html) {
     });
 }
 
-fn write_row(body: &mut Html, picture: &Picture, row: &Row) {
+fn write_row(body: &mut Html, picture: &Picture, row: &OverviewRow) {
     let model = row.model;
     let name = model.name.as_str();
     // A name may contain white space, which an id may not.
@@ -312,42 +312,42 @@ fn write_row(body: &mut Html, picture: &Picture, row: &Row) {
                 th.element("div", &[("class", &"quiet small")], format_args!("served by {}", remote.url));
             }
         });
-        cell(tr, "State", "state", |td| state(td, model));
-        cell(tr, "Holds", "holding", |td| memory(td, row));
+        write_cell(tr, "State", "state", |td| state(td, model));
+        write_cell(tr, "Holds", "holding", |td| memory(td, row));
         let slots: u32 = model.backends.iter().filter_map(|backend| backend.slots).sum();
         let busy: u32 = model.backends.iter().map(|backend| backend.in_flight).sum();
         let slots = if slots > 0 { format!("{busy}/{slots}") } else { busy.to_string() };
-        number(tr, "Slots", slots);
-        number(tr, "Queue", format!("{}/{}", model.waiting, model.queue_depth));
+        write_number(tr, "Slots", slots);
+        write_number(tr, "Queue", format!("{}/{}", model.waiting, model.queue_depth));
         let mut requests = rate(row.pace.requests);
         if row.pace.failed > 0.0 {
             let _ = write!(requests, " ({} failed)", rate(row.pace.failed));
         }
-        number(tr, "Requests/s", requests);
-        number(tr, "Tokens/s", rate(row.pace.output_tokens));
+        write_number(tr, "Requests/s", requests);
+        write_number(tr, "Tokens/s", rate(row.pace.output_tokens));
         let first = match (row.pace.first_p50, row.pace.first_p99) {
             (Some(p50), Some(p99)) => format!("{} / {}", seconds(p50), seconds(p99)),
             _ => "–".to_owned(),
         };
-        number(tr, "First token, p50 / p99", first);
-        cell(tr, "Next action", "says", |td| next(td, picture, model));
-        cell(tr, "Actions", "do", |td| actions(td, model));
+        write_number(tr, "First token, p50 / p99", first);
+        write_cell(tr, "Next action", "says", |td| next(td, picture, model));
+        write_cell(tr, "Actions", "do", |td| actions(td, model));
     });
 }
 
-fn cell(tr: &mut Html, title: &str, class: &str, content: impl FnOnce(&mut Html)) {
+fn write_cell(tr: &mut Html, title: &str, class: &str, content: impl FnOnce(&mut Html)) {
     tr.within("td", &[("data-title", &title), ("class", &class)], content);
 }
 
-fn number(tr: &mut Html, title: &str, text: impl std::fmt::Display) {
-    cell(tr, title, "number", |td| {
+fn write_number(tr: &mut Html, title: &str, text: impl std::fmt::Display) {
+    write_cell(tr, title, "number", |td| {
         td.text(text);
     });
 }
 
 fn state(td: &mut Html, model: &ModelView) {
     td.raw(&badge(tone(model), model.state.as_str()));
-    if let Some(verdict) = worst(model).filter(|verdict| verdict.grows()) {
+    if let Some(verdict) = worst_verdict(model).filter(|verdict| verdict.grows()) {
         td.raw("<br>").raw(&badge(warden_pages::words::verdict_tone(verdict), verdict.as_str()));
     }
     if model.pin.pinned {
@@ -369,13 +369,13 @@ fn state(td: &mut Html, model: &ModelView) {
     }
 }
 
-fn memory(td: &mut Html, row: &Row) {
+fn memory(td: &mut Html, row: &OverviewRow) {
     if row.processes.is_empty() {
         td.element("span", &[("class", &"quiet")], "nothing");
         return;
     }
     let several = row.processes.len() > 1;
-    for (backend, holds) in row.processes.iter().take(PROCESSES) {
+    for (backend, holds) in row.processes.iter().take(MAX_SHOWN_PROCESSES) {
         if several {
             let generation = backend.generation.map_or(0, |generation| generation.0);
             let text = format!("process {generation}, {}", backend.phase.as_str());
@@ -390,8 +390,8 @@ fn memory(td: &mut Html, row: &Row) {
             bar_of(td, row.model.name.as_str(), one);
         }
     }
-    if row.processes.len() > PROCESSES {
-        let more = row.processes.len() - PROCESSES;
+    if row.processes.len() > MAX_SHOWN_PROCESSES {
+        let more = row.processes.len() - MAX_SHOWN_PROCESSES;
         td.element("div", &[("class", &"quiet small")], format_args!("and {more} processes more"));
     }
 }
@@ -482,7 +482,7 @@ fn actions(td: &mut Html, model: &ModelView) {
     }
 }
 
-fn pages(html: &mut Html, wish: &Wish, part: usize, parts: usize, all: usize) {
+fn write_part_links(html: &mut Html, wish: &Wish, part: usize, parts: usize, all: usize) {
     html.within("nav", &[("aria-label", &"Parts of the list"), ("class", &"parts")], |nav| {
         let last = ((part + 1) * ROWS).min(all);
         nav.element("span", &[], format_args!("{} to {last} of {all}", part * ROWS + 1));
@@ -531,7 +531,7 @@ fn head(html: &mut Html, picture: &Picture) {
 }
 
 /// Writes bars of GPUs and host memory.
-fn machine(html: &mut Html, picture: &Picture) {
+fn write_machine(html: &mut Html, picture: &Picture) {
     let fleet = &picture.status.fleet;
     if fleet.devices.is_empty() && fleet.host.is_none() {
         return;

@@ -7,12 +7,12 @@ use std::time::Duration;
 use super::tally::{Counted, quantile, since};
 
 /// Least time over which rates are computed, once the instance is that old.
-const LATELY: Duration = Duration::from_secs(10);
+const RATE_WINDOW: Duration = Duration::from_secs(10);
 /// Limit of kept samples: at most one a second.
-const KEPT: usize = 16;
+const MAX_SAMPLES: usize = 16;
 /// First tokens are those of one to two such windows: enough for the 99th percentile, short enough to
 /// forget old ones.
-const WINDOW: Duration = Duration::from_secs(300);
+const FIRST_TOKEN_WINDOW: Duration = Duration::from_secs(300);
 
 /// Rates of one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -36,14 +36,14 @@ pub(crate) type All = BTreeMap<String, Counted>;
 
 /// Recent samples of the counters.
 #[derive(Debug, Default)]
-pub(crate) struct Paces {
+pub(crate) struct RateTracker {
     /// Time since some beginning, and the counters at that time; oldest first.
     samples: Vec<(Duration, All)>,
     /// Start of this window, and the counters at the start of the previous and of this window.
     windows: Option<(Duration, All, All)>,
 }
 
-impl Paces {
+impl RateTracker {
     /// Takes a sample. Of samples less than a second apart only the first one is kept; the newest one is
     /// always kept.
     pub(crate) fn take(&mut self, at: Duration, now: All) {
@@ -56,7 +56,7 @@ impl Paces {
         }
         match &mut self.windows {
             None => self.windows = Some((at, All::new(), now.clone())),
-            Some((began, old, new)) if at.saturating_sub(*began) >= WINDOW => {
+            Some((began, old, new)) if at.saturating_sub(*began) >= FIRST_TOKEN_WINDOW => {
                 *began = at;
                 *old = std::mem::replace(new, now.clone());
             }
@@ -64,11 +64,11 @@ impl Paces {
         }
         self.samples.push((at, now));
         // The range needs one sample that is old enough; earlier ones are dropped.
-        let old = |(when, _): &(Duration, All)| at.saturating_sub(*when) >= LATELY;
+        let old = |(when, _): &(Duration, All)| at.saturating_sub(*when) >= RATE_WINDOW;
         if let Some(last_old) = self.samples.iter().rposition(old) {
             self.samples.drain(..last_old);
         }
-        if self.samples.len() > KEPT {
+        if self.samples.len() > MAX_SAMPLES {
             self.samples.remove(1);
         }
     }
@@ -113,12 +113,12 @@ mod tests {
     #[test]
     fn rates_are_those_of_the_last_seconds_however_often_it_is_looked() {
         for step in [100, 333, 1000, 5000] {
-            let mut paces = Paces::default();
+            let mut paces = RateTracker::default();
             let mut at = 0;
             while at < 60_000 {
                 // Ten requests a second, and then none.
                 paces.take(Duration::from_millis(at), counted((at / 100).min(300)));
-                assert!(paces.samples.len() <= KEPT, "{step}: {}", paces.samples.len());
+                assert!(paces.samples.len() <= MAX_SAMPLES, "{step}: {}", paces.samples.len());
                 let pace = paces.now()["m"];
                 if (1..=30_000).contains(&at) {
                     assert!((pace.requests - 10.0).abs() < 1.0, "{step} ms, at {at}: {pace:?}");
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_model_that_is_new_counts_from_nothing_and_one_that_is_gone_is_forgotten() {
-        let mut paces = Paces::default();
+        let mut paces = RateTracker::default();
         paces.take(Duration::ZERO, All::new());
         paces.take(Duration::from_secs(10), counted(50));
         assert!((paces.now()["m"].requests - 5.0).abs() < 1e-9);
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn first_tokens_of_long_ago_are_forgotten() {
-        let mut paces = Paces::default();
+        let mut paces = RateTracker::default();
         let with = |slow: u32, fast: u32| {
             let mut one = Counted::default();
             (one.first[60], one.first[20]) = (slow, fast);

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use warden_pages::Html;
-use warden_pages::bar::{Bar, Held};
+use warden_pages::bar::{Held, UsageBar};
 use warden_policies::MemoryKind;
 
 use super::holds::Holds;
@@ -48,7 +48,7 @@ pub(crate) fn moment(written: &str) -> String {
 pub(crate) fn sentence(html: &mut Html, text: &str) {
     for (index, piece) in text.split('`').enumerate() {
         if index % 2 == 0 {
-            html.text(unbroken(piece))
+            html.text(join_units(piece))
         } else {
             html.element("code", &[], piece)
         };
@@ -56,7 +56,7 @@ pub(crate) fn sentence(html: &mut Html, text: &str) {
 }
 
 /// Joins each size with its unit by a no-break space: `320 MiB` never spans two lines.
-fn unbroken(text: &str) -> String {
+fn join_units(text: &str) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut words = text.split(' ');
     let mut whole = words.next().unwrap_or_default().to_owned();
@@ -79,21 +79,21 @@ pub(crate) fn bar_of(html: &mut Html, of: &str, holds: &Holds) {
     ];
     let without = if holds.soft.or(holds.hard).is_none() { ", without a budget" } else { "" };
     let limit = holds.hard.or(holds.soft).or(holds.total);
-    let title = format!("{} of {of}{without}", name(holds.series));
-    let bar = Bar { title, parts, limit, soft: holds.soft.filter(|soft| Some(*soft) != limit) };
+    let title = format!("{} of {of}{without}", memory_name(holds.series));
+    let bar = UsageBar { title, parts, limit, soft: holds.soft.filter(|soft| Some(*soft) != limit) };
     html.raw(&bar.svg());
-    let text = format!("{} {}{without}", name(holds.series), bar.held_of());
-    html.element("div", &[("class", &"holds")], unbroken(&text));
+    let text = format!("{} {}{without}", memory_name(holds.series), bar.held_text());
+    html.element("div", &[("class", &"holds")], join_units(&text));
 }
 
 /// Used part of a total as a bar.
 pub(crate) fn bar(html: &mut Html, series: MemoryKind, used: u64, total: u64) {
-    let title = format!("{} in use", name(series));
-    let bar = Bar { title, parts: vec![(Held::Other, used)], limit: Some(total), soft: None };
+    let title = format!("{} in use", memory_name(series));
+    let bar = UsageBar { title, parts: vec![(Held::Other, used)], limit: Some(total), soft: None };
     html.raw(&bar.svg());
 }
 
-fn name(series: MemoryKind) -> String {
+fn memory_name(series: MemoryKind) -> String {
     match series {
         MemoryKind::Host => "host".to_owned(),
         MemoryKind::Vram(gpu) => format!("GPU {}", gpu.0),

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use warden_gateway::RequestView;
 use warden_pages::escape;
 
-use crate::admin::requests::{OneRequest, RequestList, short, took};
+use crate::admin::requests::{RequestDetail, RequestList, short, took};
 use crate::clock;
 
 /// The form that cancels a request, for a viewer with that right.
@@ -38,8 +38,8 @@ pub(crate) fn view(list: &RequestList, form: Option<Form<'_>>, recorded: &[Strin
     let (now, ended): (Vec<_>, Vec<_>) = list.requests.iter().partition(|one| one.is_in_flight());
     let mut html = String::from("<h1>Requests</h1>\n");
     let in_flight = format!("In flight: {}", list.in_flight);
-    table(&mut html, &in_flight, &now, "No request is in flight.", form, recorded);
-    table(&mut html, "Ended last", &ended, "None has ended yet.", None, recorded);
+    write_table(&mut html, &in_flight, &now, "No request is in flight.", form, recorded);
+    write_table(&mut html, "Ended last", &ended, "None has ended yet.", None, recorded);
     if list.left_out > 0 {
         let _ = writeln!(html, "<p>{} more are not shown.</p>", list.left_out);
     }
@@ -47,7 +47,7 @@ pub(crate) fn view(list: &RequestList, form: Option<Form<'_>>, recorded: &[Strin
 }
 
 // Writing to a string does not fail, here and below.
-fn table(
+fn write_table(
     html: &mut String,
     caption: &str,
     rows: &[&RequestView],
@@ -76,20 +76,20 @@ fn table(
     }
     html.push_str("</tr></thead>\n<tbody>\n");
     for one in rows {
-        row(html, one, form, recorded.contains(&one.id));
+        write_row(html, one, form, recorded.contains(&one.id));
     }
     html.push_str("</tbody>\n</table>\n</div>\n</section>\n");
 }
 
 /// The view of a recorded request.
-pub(crate) fn one(id: &str, found: Option<&OneRequest>) -> String {
+pub(crate) fn one(id: &str, found: Option<&RequestDetail>) -> String {
     let mut html = format!("<h1>Request <code>{}</code></h1>\n", escape(id));
     let Some(found) = found else {
         html.push_str("<p>It is not in flight, nor among those that ended last.</p>\n");
         return html;
     };
     let all: Vec<&RequestView> = found.requests.iter().collect();
-    table(&mut html, "What is known of it", &all, "It is not among those that ended last.", None, &[]);
+    write_table(&mut html, "What is known of it", &all, "It is not among those that ended last.", None, &[]);
     html.push_str("<section>\n<h2>As it was recorded</h2>\n");
     if let Some(recorded) = &found.recorded {
         html.push_str(
@@ -117,7 +117,7 @@ pub(crate) fn one(id: &str, found: Option<&OneRequest>) -> String {
     html
 }
 
-fn row(html: &mut String, one: &RequestView, form: Option<Form<'_>>, recorded: bool) {
+fn write_row(html: &mut String, one: &RequestView, form: Option<Form<'_>>, recorded: bool) {
     let link = if recorded {
         let href = crate::admin::query::address("/page/requests", &[("id", &one.id)]);
         format!("<a href=\"{}\"><code>{}</code></a>", escape(&href), escape(&one.id))
@@ -126,7 +126,7 @@ fn row(html: &mut String, one: &RequestView, form: Option<Form<'_>>, recorded: b
     };
     let state = one.outcome.as_deref().unwrap_or(one.state.as_str());
     let model = one.model.as_ref().map_or("-", |model| model.as_str());
-    let began = clock::text_of_unix_ms(one.began_unix_ms);
+    let began = clock::unix_ms_text(one.began_unix_ms);
     let _ = write!(
         html,
         "<tr id=\"q-{number}\" class=\"request {class}\"><th scope=\"row\">{link}</th><td>{model}</td>\
@@ -184,7 +184,7 @@ mod tests {
 
     use super::*;
     use crate::admin::requests::tests::request;
-    use crate::captures::Capture;
+    use crate::captures::CapturedRequest;
 
     const FORM: Form<'_> = Form { action: "/page/requests/cancel", token: ("token", "0a1b") };
 
@@ -222,9 +222,10 @@ mod tests {
             assert_eq!(html.matches("<form").count(), usize::from(form.is_some()), "one can be cancelled");
         }
         let hostile = list().requests.remove(0);
-        let recorded = |line: &str| Capture { id: hostile.id.clone(), line: line.to_owned(), bytes: 99 };
+        let recorded =
+            |line: &str| CapturedRequest { id: hostile.id.clone(), line: line.to_owned(), bytes: 99 };
         for line in ["{\"a\": \"<script>\"}", "<script"] {
-            let found = OneRequest { requests: vec![hostile.clone()], recorded: Some(recorded(line)) };
+            let found = RequestDetail { requests: vec![hostile.clone()], recorded: Some(recorded(line)) };
             let html = one(&hostile.id, Some(&found));
             assert!(!html.contains("<script") && html.contains("Only the beginning of 99"), "{html}");
         }

@@ -8,9 +8,9 @@ use std::time::Duration;
 use warden_gateway::Record;
 
 /// Buckets of an octave: the bounds of a bucket are a fifth apart.
-const PER_OCTAVE: u32 = 4;
+const BUCKETS_PER_OCTAVE: u32 = 4;
 /// From a millisecond to more than an hour.
-const BUCKETS: usize = 22 * PER_OCTAVE as usize;
+const BUCKETS: usize = 22 * BUCKETS_PER_OCTAVE as usize;
 
 /// First tokens by time.
 pub(crate) type Counts = [u32; BUCKETS];
@@ -88,7 +88,7 @@ impl Tally {
 /// Bucket of a time.
 fn bucket(time: Duration) -> usize {
     let octaves = (time.as_secs_f64() * 1e3).max(1.0).log2();
-    let index = warden_policies::units::whole(octaves * f64::from(PER_OCTAVE));
+    let index = warden_policies::units::whole(octaves * f64::from(BUCKETS_PER_OCTAVE));
     usize::try_from(index).unwrap_or(BUCKETS).min(BUCKETS - 1)
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn quantile(first: &Counts, share: f64) -> Option<Duration> {
         let count = f64::from(*count);
         if count > 0.0 && below + count >= wanted {
             let within = ((wanted - below) / count).clamp(0.0, 1.0);
-            let ms = ((f64::from(index) + within) / f64::from(PER_OCTAVE)).exp2();
+            let ms = ((f64::from(index) + within) / f64::from(BUCKETS_PER_OCTAVE)).exp2();
             return Duration::try_from_secs_f64(ms / 1e3).ok();
         }
         below += count;

@@ -4,10 +4,10 @@
 use subtle::ConstantTimeEq as _;
 
 /// Length of a token: 128 bits cannot be guessed.
-const BYTES: usize = 16;
+const TOKEN_BYTES: usize = 16;
 
 /// The token of one instance. `Debug` hides it.
-pub(crate) struct Token([u8; BYTES]);
+pub(crate) struct Token([u8; TOKEN_BYTES]);
 
 impl std::fmt::Debug for Token {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -22,18 +22,18 @@ impl Token {
 
     /// The token as written into a page, behind a random mask.
     pub(crate) fn masked(&self) -> String {
-        let mask: [u8; BYTES] = rand::random();
+        let mask: [u8; TOKEN_BYTES] = rand::random();
         let hidden = self.0.iter().zip(mask).map(|(byte, mask)| byte ^ mask);
         hex::encode(mask.into_iter().chain(hidden).collect::<Vec<u8>>())
     }
 
     /// Returns true if a masked token is ours. Takes the same time for every wrong one.
     pub(crate) fn is(&self, said: &str) -> bool {
-        let mut both = [0; 2 * BYTES];
+        let mut both = [0; 2 * TOKEN_BYTES];
         if hex::decode_to_slice(said, &mut both).is_err() {
             return false;
         }
-        let (mask, hidden) = both.split_at(BYTES);
+        let (mask, hidden) = both.split_at(TOKEN_BYTES);
         let plain: Vec<u8> = mask.iter().zip(hidden).map(|(mask, byte)| mask ^ byte).collect();
         self.0.as_slice().ct_eq(&plain).into()
     }

@@ -79,16 +79,16 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Command {
+    struct BuildFlagsTestCli {
         #[command(flatten)]
         target: TargetArgs,
         #[command(flatten)]
         patches: PatchArgs,
     }
 
-    fn parsed(flags: &[&str]) -> Result<Command, String> {
+    fn parsed(flags: &[&str]) -> Result<BuildFlagsTestCli, String> {
         let words = std::iter::once(&"build").chain(flags);
-        Command::try_parse_from(words).map_err(|error| error.to_string())
+        BuildFlagsTestCli::try_parse_from(words).map_err(|error| error.to_string())
     }
 
     #[test]

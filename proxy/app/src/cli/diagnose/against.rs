@@ -9,10 +9,10 @@ use std::path::Path;
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::between::SearchEvent;
-use warden_diagnose::proof::{Pair, Proving, side};
+use warden_diagnose::proof::{Pair, ProofProgress, side};
 use warden_diagnose::report::ProofReport;
 use warden_diagnose::{Experiment, Lab};
-use warden_experiment::proof::{Ruling, Side};
+use warden_experiment::proof::{ProofRuling, Side};
 use warden_policies::defaults::Proof;
 use warden_policies::server_flags::FlagList;
 use warden_supervisor::Starter;
@@ -47,7 +47,7 @@ pub(crate) struct AgainstArgs {
 
 impl DiagnoseArgs {
     /// Returns whether two builds are compared.
-    pub(super) const fn compares(&self) -> bool {
+    pub(super) const fn is_comparison(&self) -> bool {
         self.against.against.is_some()
     }
 }
@@ -59,12 +59,12 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     let mut signals = Signals::new()?;
     let machine = Machine::read();
     let (old, new) = tokio::select! {
-        found = both(args, &machine, old) => found?,
+        found = resolve_both(args, &machine, old) => found?,
         () = signals.leave() => return Err(Failure::INTERRUPTED),
     };
     let report = Box::pin(prove(args, nursery, &mut signals, old, new)).await?;
-    show(args, &report)?;
-    end(&report)
+    print_report(args, &report)?;
+    exit_for_verdict(&report)
 }
 
 /// Compares two builds for another command, with limits given by the caller.
@@ -76,13 +76,17 @@ pub(crate) async fn compare(
 ) -> Result<ProofReport, Failure> {
     let machine = Machine::read();
     let old = args.against.against.as_deref().unwrap_or_default();
-    let (old, mut new) = both(args, &machine, old).await?;
+    let (old, mut new) = resolve_both(args, &machine, old).await?;
     new.resolved.proof = proof;
     Box::pin(prove(args, nursery, signals, old, new)).await
 }
 
 /// Resolves the servers of both builds, the old one first.
-async fn both(args: &DiagnoseArgs, machine: &Machine, old: &str) -> Result<(Target, Target), Failure> {
+async fn resolve_both(
+    args: &DiagnoseArgs,
+    machine: &Machine,
+    old: &str,
+) -> Result<(Target, Target), Failure> {
     let chosen =
         if old.contains('/') { target::file(Path::new(old), machine) } else { Choice::Build(old.to_owned()) };
     let old = Target::with(args, machine, Some(("--against", chosen)), None).await?;
@@ -133,19 +137,21 @@ async fn prove(
     let stop = CancellationToken::new();
     let legs = pair.work.workloads.len();
     let mut display = Display::new(legs);
-    let mut watch = |proving: Proving<'_>| match proving {
-        Proving::Next(side, round) => out::error_line(&format!("round {round}: the {} build", word(side))),
-        Proving::Searching(SearchEvent::Next(ask, _)) => {
+    let mut watch = |proving: ProofProgress<'_>| match proving {
+        ProofProgress::Next(side, round) => {
+            out::error_line(&format!("round {round}: the {} build", word(side)))
+        }
+        ProofProgress::Searching(SearchEvent::Next(ask, _)) => {
             display.close();
             out::error_line(&format!("growth and crashes: the {} build", word(side(*ask))));
             display = Display::new(if ask.is_end { legs } else { 1 });
         }
-        Proving::Searching(SearchEvent::Leg(progress)) => display.see(progress),
-        Proving::Searching(SearchEvent::OnceMore(why)) => {
+        ProofProgress::Searching(SearchEvent::Leg(progress)) => display.see(progress),
+        ProofProgress::Searching(SearchEvent::OnceMore(why)) => {
             display.close();
             out::error_line(&format!("once more, because {why}"));
         }
-        Proving::Searching(SearchEvent::Record(_)) => display.close(),
+        ProofProgress::Searching(SearchEvent::Record(_)) => display.close(),
     };
     let running = Box::pin(pair.prove(&lab, &mut watch, &stop));
     let proof = interruptible(signals, &stop, running).await?;
@@ -161,7 +167,7 @@ const fn word(side: Side) -> &'static str {
     }
 }
 
-fn show(args: &DiagnoseArgs, report: &ProofReport) -> Result<(), Failure> {
+fn print_report(args: &DiagnoseArgs, report: &ProofReport) -> Result<(), Failure> {
     if args.json {
         return out::json(report);
     }
@@ -173,12 +179,12 @@ fn show(args: &DiagnoseArgs, report: &ProofReport) -> Result<(), Failure> {
 }
 
 /// Maps the verdict to an exit code.
-fn end(report: &ProofReport) -> Result<(), Failure> {
+fn exit_for_verdict(report: &ProofReport) -> Result<(), Failure> {
     let code = match report.verdict {
-        Ruling::Better | Ruling::Same => return Ok(()),
-        Ruling::Worse => crate::exit::LEAKS,
-        Ruling::Unknown if report.proof.interrupted => crate::exit::INTERRUPTED,
-        Ruling::Unknown => crate::exit::TOO_FEW,
+        ProofRuling::Better | ProofRuling::Same => return Ok(()),
+        ProofRuling::Worse => crate::exit::LEAKS,
+        ProofRuling::Unknown if report.proof.interrupted => crate::exit::INTERRUPTED,
+        ProofRuling::Unknown => crate::exit::TOO_FEW,
     };
     Err(Failure::Told { code })
 }

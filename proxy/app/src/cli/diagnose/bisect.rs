@@ -7,15 +7,15 @@
 //! ```
 
 use tokio_util::sync::CancellationToken;
-use warden_diagnose::cure::{SwitchTrials, Trying};
-use warden_diagnose::report::{Added, CureReport};
+use warden_diagnose::cure::{SwitchTrials, TrialProgress};
+use warden_diagnose::report::{CommandChanges, CureReport};
 use warden_diagnose::{Experiment, Lab, Outcome};
 use warden_experiment::bisect::{Conclusion, Outcome as Ended};
 use warden_experiment::{Finding, Workload};
 
-use super::candidates::{Candidates, Purpose};
+use super::candidates::{SearchPurpose, SwitchCandidates};
 use super::target::Target;
-use super::trials::{self, Trials};
+use super::trials::{self, MitigationTrials};
 use crate::cli::ConfigArgs;
 use crate::cli::progress::Lines;
 use crate::config::machine::Machine;
@@ -43,7 +43,7 @@ pub(super) async fn run(
     if known.is_empty() {
         return Ok(nothing(outcome));
     }
-    let trials = Trials::new(target, machine, outcome, Purpose::Growth)?;
+    let trials = MitigationTrials::new(target, machine, outcome, SearchPurpose::Growth)?;
     let mut workloads: Vec<Workload> = known.iter().map(|one| one.workload).collect();
     workloads.dedup();
     let switches = SwitchTrials {
@@ -53,12 +53,12 @@ pub(super) async fn run(
         with: &|arm| trials.with(arm),
     };
     let mut lines = Lines::new();
-    let mut watch = |trying: Trying<'_>| trials.show("bisect", &trying, &mut lines);
+    let mut watch = |trying: TrialProgress<'_>| trials.show("bisect", &trying, &mut lines);
     let conclusion = switches.stop_growth(lab, &known, &mut watch, stop).await;
     lines.close();
     let conclusion = conclusion?;
     let (mitigations, added) = trials.cured(&conclusion.cure)?;
-    let Candidates { switches, not_tried, .. } = trials.found;
+    let SwitchCandidates { switches, not_tried, .. } = trials.found;
     Ok(CureReport { added, switches, not_tried, conclusion, mitigations })
 }
 
@@ -93,7 +93,7 @@ fn nothing(outcome: &Outcome) -> CureReport {
         not_tried: Vec::new(),
         conclusion,
         mitigations: Vec::new(),
-        added: Added::default(),
+        added: CommandChanges::default(),
     }
 }
 
@@ -110,12 +110,12 @@ pub(super) fn text(report: &CureReport, name: Option<&str>) -> String {
 }
 
 /// Describes the lines to write, and the place for them.
-pub(super) fn lines(mitigations: &[String], added: &Added, name: Option<&str>) -> String {
+pub(super) fn lines(mitigations: &[String], added: &CommandChanges, name: Option<&str>) -> String {
     match name {
         Some(name) => format!(
             "\nin the configuration:\n[models.{}]\nmitigations = {}\n",
             crate::config::problem::quoted(name),
-            list(mitigations)
+            toml_list(mitigations)
         ),
         None => format!("\nwithout llama-warden:\n{}\n", added.line()),
     }
@@ -144,14 +144,14 @@ pub(super) fn write(
 }
 
 /// Formats a list as TOML.
-fn list(items: &[String]) -> String {
+fn toml_list(items: &[String]) -> String {
     items.iter().collect::<toml_edit::Array>().to_string().trim().to_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_diagnose::report::{NotTried, Switch};
+    use warden_diagnose::report::{TrialSwitch, UntriedSwitch};
     use warden_experiment::bisect::Track;
 
     #[test]
@@ -159,14 +159,14 @@ mod tests {
         let mut report =
             nothing(&Outcome { legs: Vec::new(), skipped: Vec::new(), interrupted: false, failed: false });
         let unknown = text(&report, Some("m"));
-        report.switches = vec![Switch {
+        report.switches = vec![TrialSwitch {
             item: "no-cuda-graphs".to_owned(),
             title: "computes without CUDA graphs".to_owned(),
             does: "GGML_CUDA_DISABLE_GRAPHS=1".to_owned(),
             against: None,
         }];
         report.not_tried =
-            vec![NotTried { item: "pool-purge".to_owned(), why: "it needs another build".to_owned() }];
+            vec![UntriedSwitch { item: "pool-purge".to_owned(), why: "it needs another build".to_owned() }];
         report.conclusion.outcome = Ended::Cured;
         report.conclusion.stopped =
             vec![Track { workload: Workload::SameImage, series: warden_policies::MemoryKind::Host }];

@@ -18,7 +18,7 @@ pub(super) fn of(target: &Target, machine: &Machine, report: &Report) -> Vec<Ser
     let mut all: Vec<SeriesBudget> = Vec::new();
     for leg in &report.legs {
         let allowed = leg.readings.last().map_or(0, |reading| reading.allowed);
-        for found in fresh(&leg.finding, &all) {
+        for found in new_series(&leg.finding, &all) {
             let facts = facts(&found, allowed, machine, report);
             all.extend(budget(&model.recycle, &facts));
         }
@@ -27,7 +27,7 @@ pub(super) fn of(target: &Target, machine: &Machine, report: &Report) -> Vec<Ser
 }
 
 /// Memories of a leg that have no budget yet.
-fn fresh(finding: &Finding, known: &[SeriesBudget]) -> Vec<SeriesFinding> {
+fn new_series(finding: &Finding, known: &[SeriesBudget]) -> Vec<SeriesFinding> {
     let is_known = |found: &&SeriesFinding| known.iter().any(|one| one.series == found.series);
     finding.series.iter().filter(|found| !is_known(found)).cloned().collect()
 }

@@ -13,21 +13,21 @@
 
 use std::collections::BTreeMap;
 
-use warden_diagnose::report::{NotTried, Switch};
+use warden_diagnose::report::{TrialSwitch, UntriedSwitch};
 use warden_experiment::Finding;
 use warden_patches::mitigation::{Action, Advice, Catalogue, Memory, Mitigation, Seen};
 use warden_patches::set::life::LifeState;
 use warden_policies::MemoryKind;
-use warden_policies::growth::Blame;
+use warden_policies::growth::GrowthBlame;
 
 use crate::advice::Server;
-use crate::config::resolve::Resolved;
+use crate::config::resolve::ResolvedConfig;
 use crate::config::resolve::binary::Alternative;
 use crate::config::resolve::mitigations::{Judge, Mitigations, catalogue};
 
 /// Symptom that the switches should stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(super) enum SearchPurpose {
     Growth,
     Crash {
         /// The last log lines of the server are about GPU code.
@@ -36,10 +36,10 @@ pub(super) enum Purpose {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Candidates {
+pub(super) struct SwitchCandidates {
     /// Switches, cheapest and likeliest first.
-    pub(super) switches: Vec<Switch>,
-    pub(super) not_tried: Vec<NotTried>,
+    pub(super) switches: Vec<TrialSwitch>,
+    pub(super) not_tried: Vec<UntriedSwitch>,
     /// Pairs that cannot be combined, or in which one makes the other useless.
     pub(super) clashes: Vec<[usize; 2]>,
 }
@@ -61,7 +61,7 @@ pub(super) fn seen(findings: &[&Finding], server: &Server) -> Seen {
         if !seen.grows.contains(&memory) {
             seen.grows.push(memory);
         }
-        if let Some(Blame::Pays { unit, .. }) = &found.blame {
+        if let Some(GrowthBlame::Pays { unit, .. }) = &found.blame {
             seen.unit.get_or_insert_with(|| unit.as_str().to_owned());
         }
     }
@@ -82,31 +82,31 @@ fn memory_of(series: MemoryKind) -> Memory {
 /// # Errors
 /// The list of mitigations is broken.
 pub(super) fn find(
-    resolved: &Resolved,
+    resolved: &ResolvedConfig,
     model: usize,
     seen: &Seen,
-    purpose: Purpose,
+    purpose: SearchPurpose,
     judge: &mut Judge,
-) -> Result<Candidates, String> {
+) -> Result<SwitchCandidates, String> {
     let list = resolved.mitigations.get(model).map_or_else(catalogue, Mitigations::known)?;
     let list = list.as_ref();
     let advice = list.advise(seen);
     let values = &warden_policies::defaults().diagnose.cure.values;
     let configured = resolved.mitigations.get(model).map(|own| own.list().to_vec()).unwrap_or_default();
-    let mut found = Candidates::default();
+    let mut found = SwitchCandidates::default();
     let mut commands: Vec<Alternative> = Vec::new();
-    let mut all = order(list, &advice);
-    if purpose == (Purpose::Crash { on_gpu: true }) {
+    let mut all = order_by_advice(list, &advice);
+    if purpose == (SearchPurpose::Crash { on_gpu: true }) {
         // A stable sort: GPU entries first, each part in its own order.
         all.sort_by_key(|(entry, _)| entry.backends.is_empty() && !entry.memory.contains(&Memory::Vram));
     }
     for (entry, against) in all {
-        let rule_out = |why: String| NotTried { item: entry.id.clone(), why };
-        if let Some(why) = not_here(resolved, model, entry) {
+        let rule_out = |why: String| UntriedSwitch { item: entry.id.clone(), why };
+        if let Some(why) = unsuitable_for_build(resolved, model, entry) {
             found.not_tried.push(rule_out(why));
             continue;
         }
-        if let Err(why) = suits(list, entry, seen, against, purpose) {
+        if let Err(why) = check_relevance(list, entry, seen, against, purpose) {
             found.not_tried.push(rule_out(why));
             continue;
         }
@@ -124,7 +124,7 @@ pub(super) fn find(
                 let does = own.told.last().cloned().unwrap_or_default();
                 let does = does.split_once(": ").map_or(does.clone(), |(_, rest)| rest.to_owned());
                 let against = against.map(|advice| advice.title.clone());
-                found.switches.push(Switch { item, title: entry.title.clone(), does, against });
+                found.switches.push(TrialSwitch { item, title: entry.title.clone(), does, against });
                 commands.push(own);
             }
             Err(why) => found.not_tried.push(rule_out(why)),
@@ -145,7 +145,7 @@ pub(super) fn find(
 
 /// Resolves the model's command with `items` added to its configured mitigations.
 pub(super) fn with(
-    resolved: &Resolved,
+    resolved: &ResolvedConfig,
     model: usize,
     configured: &[String],
     items: &[&str],
@@ -158,7 +158,10 @@ pub(super) fn with(
 
 /// Orders advised mitigations first, in the order of the advice, then the others. Each carries its advice,
 /// if any.
-fn order<'a>(list: &'a Catalogue, advice: &'a [Advice]) -> Vec<(&'a Mitigation, Option<&'a Advice>)> {
+fn order_by_advice<'a>(
+    list: &'a Catalogue,
+    advice: &'a [Advice],
+) -> Vec<(&'a Mitigation, Option<&'a Advice>)> {
     let mut all: Vec<(&Mitigation, Option<&Advice>)> = Vec::new();
     for advice in advice {
         for id in &advice.mitigations {
@@ -178,7 +181,7 @@ fn order<'a>(list: &'a Catalogue, advice: &'a [Advice]) -> Vec<(&'a Mitigation, 
 
 /// Says why a mitigation is not tried in the model's build: upstream fixed the leak, or the mitigation does
 /// harm there.
-fn not_here(resolved: &Resolved, model: usize, entry: &Mitigation) -> Option<String> {
+fn unsuitable_for_build(resolved: &ResolvedConfig, model: usize, entry: &Mitigation) -> Option<String> {
     let build = resolved.builds.get(model)?.as_ref()?;
     let life = build.standing(entry).filter(|life| life.is != LifeState::Needed)?;
     Some(format!("it is {} in this build: {}", life.is.name(), life.why()))
@@ -188,12 +191,12 @@ fn not_here(resolved: &Resolved, model: usize, entry: &Mitigation) -> Option<Str
 ///
 /// # Errors
 /// The reason if it does not.
-fn suits(
+fn check_relevance(
     list: &Catalogue,
     entry: &Mitigation,
     seen: &Seen,
     against: Option<&Advice>,
-    purpose: Purpose,
+    purpose: SearchPurpose,
 ) -> Result<(), String> {
     if seen.mitigations.contains(&entry.id) {
         return Err("it is in `mitigations` already".to_owned());
@@ -202,7 +205,7 @@ fn suits(
         return Ok(());
     }
     // The cause of a crash is unknown beforehand, so every mitigation may help.
-    if matches!(purpose, Purpose::Crash { .. }) {
+    if matches!(purpose, SearchPurpose::Crash { .. }) {
         return Ok(());
     }
     let grows = |leak: &String| list.leak(leak).is_some_and(|leak| leak.kind.grows());
@@ -240,7 +243,7 @@ fn item(entry: &Mitigation, values: &BTreeMap<String, String>) -> Result<String,
 }
 
 /// Rejects an alternative whose command equals the present one, because trying it shows nothing.
-fn changes(resolved: &Resolved, model: usize, own: Alternative) -> Result<Alternative, String> {
+fn changes(resolved: &ResolvedConfig, model: usize, own: Alternative) -> Result<Alternative, String> {
     let same = resolved.fleet.models.get(model).is_some_and(|spec| spec.command == own.command);
     match (same, own.notes.last()) {
         (false, _) => Ok(own),

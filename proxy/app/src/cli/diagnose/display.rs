@@ -38,7 +38,7 @@ impl Display {
                 self.lines.line(&format!("{workload}: ready after {:.1} s", after.as_secs_f64()));
             }
             Progress::Step { workload, done, of, first, now, growth } => {
-                let text = format!("{workload} {done}/{of}{}", grown(first, now, growth));
+                let text = format!("{workload} {done}/{of}{}", growth_text(first, now, growth));
                 self.lines.change(&text, false);
             }
             Progress::Control(workload) => {
@@ -71,7 +71,7 @@ impl Display {
 }
 
 /// Formats the growth of each memory so far.
-fn grown(first: &Sample, now: &Sample, growth: &[Growth]) -> String {
+fn growth_text(first: &Sample, now: &Sample, growth: &[Growth]) -> String {
     let requests = now.work.requests.saturating_sub(first.work.requests);
     let one = |growth: &Growth| {
         let (from, to) = (first.charged(growth.series)?, now.charged(growth.series)?);
@@ -79,12 +79,12 @@ fn grown(first: &Sample, now: &Sample, growth: &[Growth]) -> String {
             Verdict::Warming => "",
             verdict => verdict.as_str(),
         };
-        Some(format!("  {} {} {} {verdict}", growth.series, ByteSize(to), rate(from, to, requests)))
+        Some(format!("  {} {} {} {verdict}", growth.series, ByteSize(to), rate_text(from, to, requests)))
     };
     growth.iter().filter_map(one).collect::<String>().trim_end().to_owned()
 }
 
-fn rate(from: u64, to: u64, requests: u64) -> String {
+fn rate_text(from: u64, to: u64, requests: u64) -> String {
     if requests == 0 {
         return String::new();
     }

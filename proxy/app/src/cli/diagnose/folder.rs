@@ -44,7 +44,7 @@ pub(super) fn write(
 
 /// Describes the machine and its software, one line each.
 pub(super) async fn system(target: &Target, outcome: &Outcome) -> Vec<(String, String)> {
-    let mut all = vec![("llama-server says".to_owned(), version(&target.spec.command).await)];
+    let mut all = vec![("llama-server says".to_owned(), server_version(&target.spec.command).await)];
     let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
     let known = [("slots", props.slots.map(u64::from)), ("context of a slot", props.n_ctx)];
     all.extend(known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_string()))));
@@ -54,7 +54,7 @@ pub(super) async fn system(target: &Target, outcome: &Outcome) -> Vec<(String, S
 }
 
 /// Output of `llama-server --version` in one line.
-async fn version(server: &Command) -> String {
+async fn server_version(server: &Command) -> String {
     let mut words = server.program_words().into_iter();
     let mut command = tokio::process::Command::new(words.next().unwrap_or_default());
     command.args(words).arg("--version").stdin(Stdio::null()).kill_on_drop(true);

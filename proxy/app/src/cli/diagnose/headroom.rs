@@ -3,7 +3,7 @@
 //! largest size for automatic budgets.
 
 use tokio_util::sync::CancellationToken;
-use warden_diagnose::headroom::{Touch, Touched, Touching, less_context, touch};
+use warden_diagnose::headroom::{HeadroomProgress, HeadroomRun, Touched, less_context, touch};
 use warden_diagnose::report::HeadroomReport;
 use warden_diagnose::{DiagnoseError, Lab};
 use warden_experiment::headroom::grouped;
@@ -26,7 +26,7 @@ pub(super) async fn run(
     let numbers = &lab.numbers.headroom;
     let mut lines = Lines::new();
     let first = what(&target.spec, numbers.lengths.clone());
-    let touched = once(lab, &first, &mut lines, stop).await?;
+    let touched = touch_once(lab, &first, &mut lines, stop).await?;
     let reserve = numbers.reserve.0;
     let report = HeadroomReport::new(touched, None, reserve);
     if !report.short() || report.touched.interrupted {
@@ -58,18 +58,18 @@ pub(super) async fn run(
         spec.command.args.extend(["--ubatch-size".to_owned(), half.to_string()]);
         let upper = numbers.lengths.iter().copied().filter(|share| *share >= numbers.again_from).collect();
         // Ignore a failed start: the savings of smaller micro-batches then stay unknown.
-        smaller = once(lab, &what(&spec, upper), &mut lines, stop).await.ok();
+        smaller = touch_once(lab, &what(&spec, upper), &mut lines, stop).await.ok();
         touched.interrupted |= stop.is_cancelled();
     }
     lines.close();
     Ok(HeadroomReport::new(touched, smaller, reserve))
 }
 
-fn what(spec: &SoloSpec, lengths: Vec<f64>) -> Touch {
+fn what(spec: &SoloSpec, lengths: Vec<f64>) -> HeadroomRun {
     let Command { args, env, .. } = &spec.command;
     let variable =
         |name: &str| env.iter().find(|(own, _)| own == name).and_then(|(_, value)| value.parse().ok());
-    Touch {
+    HeadroomRun {
         spec: spec.clone(),
         context: arguments::context(args).or_else(|| variable("LLAMA_ARG_CTX_SIZE")),
         ubatch: arguments::ubatch(args).or_else(|| variable("LLAMA_ARG_UBATCH")),
@@ -77,27 +77,27 @@ fn what(spec: &SoloSpec, lengths: Vec<f64>) -> Touch {
     }
 }
 
-async fn once(
+async fn touch_once(
     lab: &Lab,
-    what: &Touch,
+    what: &HeadroomRun,
     lines: &mut Lines,
     stop: &CancellationToken,
 ) -> Result<Touched, Failure> {
-    let mut watch = |touching: Touching<'_>| match touching {
-        Touching::Starting => lines.line("headroom: starting the server"),
-        Touching::Sending { tokens, together } => {
-            lines.change(&format!("headroom: {}", prompts(tokens, together)), false);
+    let mut watch = |touching: HeadroomProgress<'_>| match touching {
+        HeadroomProgress::Starting => lines.line("headroom: starting the server"),
+        HeadroomProgress::Sending { tokens, together } => {
+            lines.change(&format!("headroom: {}", describe_prompts(tokens, together)), false);
         }
-        Touching::Took { tokens, together, peaks } => {
+        HeadroomProgress::Took { tokens, together, peaks } => {
             let each = peaks.iter().map(|(series, bytes)| format!("{series} {}", ByteSize(*bytes)));
             let each = each.collect::<Vec<_>>().join(", ");
-            lines.change(&format!("headroom: {}: {each}", prompts(tokens, together)), true);
+            lines.change(&format!("headroom: {}: {each}", describe_prompts(tokens, together)), true);
         }
     };
     Ok(touch(lab, what, &mut watch, stop).await?)
 }
 
-fn prompts(tokens: u64, together: u32) -> String {
+fn describe_prompts(tokens: u64, together: u32) -> String {
     let tokens = grouped(tokens);
     if together > 1 {
         format!("{together} prompts of {tokens} tokens at once")

@@ -48,11 +48,11 @@ pub(crate) struct KeeperArgs {
 /// Starts the keeper, or runs as it.
 pub(crate) fn run(args: &KeeperArgs) -> Result<(), Failure> {
     let mark = std::env::var(MARK).map_err(|_| Failure::usage(format!("{MARK} is not set"), "use --wrap"))?;
-    if args.stay { stay(args, &mark) } else { start(args) }
+    if args.stay { stay(args, &mark) } else { start_keeper(args) }
 }
 
 /// Starts the keeper in a process group of its own, so that signals to other groups do not end it.
-fn start(args: &KeeperArgs) -> Result<(), Failure> {
+fn start_keeper(args: &KeeperArgs) -> Result<(), Failure> {
     let failed = |what: &str, error: &std::io::Error| Failure::failed(format!("--wrap: {what}: {error}"));
     let mut keeper = Command::new("/proc/self/exe")
         .args(["keep-wrapped", "--stay", &args.tool.to_string(), &args.owner.to_string()])
@@ -78,39 +78,39 @@ fn stay(args: &KeeperArgs, mark: &str) -> Result<(), Failure> {
     out::line("watching")?;
     let both: Vec<&OwnedFd> = tool.iter().chain(&owner).collect();
     // A process that could not be opened has ended already.
-    while both.len() == 2 && !any_ended(&both, LOOK) {}
+    while both.len() == 2 && !wait_for_any_end(&both, TOOL_WAIT_LIMIT) {}
     let mark = format!("{MARK}={mark}");
     let deadline = Instant::now() + defaults().diagnose.wrap.rest;
     loop {
-        let left = carriers(Path::new("/proc"), mark.as_bytes());
+        let left = marked_processes(Path::new("/proc"), mark.as_bytes());
         if left.is_empty() {
             return Ok(());
         }
-        let orphaned = owner.as_ref().is_none_or(|owner| any_ended(&[owner], Duration::ZERO));
+        let orphaned = owner.as_ref().is_none_or(|owner| wait_for_any_end(&[owner], Duration::ZERO));
         if orphaned || Instant::now() >= deadline {
             for pid in left {
-                kill(pid, mark.as_bytes());
+                kill_marked(pid, mark.as_bytes());
             }
         }
         // Poll no process: this is only a pause.
-        any_ended(&[], PAUSE);
+        wait_for_any_end(&[], SCAN_INTERVAL);
     }
 }
 
 /// Longest single wait for the end of the tool; repeated until it ends.
-const LOOK: Duration = Duration::from_secs(3600);
+const TOOL_WAIT_LIMIT: Duration = Duration::from_secs(3600);
 /// Pause between two scans for remaining processes.
-const PAUSE: Duration = Duration::from_millis(50);
+const SCAN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Waits up to `limit` until one of the processes ends. Returns whether one has ended.
-fn any_ended(processes: &[&OwnedFd], limit: Duration) -> bool {
+fn wait_for_any_end(processes: &[&OwnedFd], limit: Duration) -> bool {
     let mut asked: Vec<PollFd<'_>> = processes.iter().map(|fd| PollFd::new(*fd, PollFlags::IN)).collect();
     let limit = Timespec::try_from(limit).ok();
     matches!(poll(&mut asked, limit.as_ref()), Ok(ended) if ended > 0)
 }
 
 /// Processes other than this one whose environment contains `mark`.
-fn carriers(proc: &Path, mark: &[u8]) -> Vec<Pid> {
+fn marked_processes(proc: &Path, mark: &[u8]) -> Vec<Pid> {
     let entries = std::fs::read_dir(proc).into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
     pids.filter(|pid| *pid != getpid() && carries(proc, *pid, mark)).collect()
@@ -131,7 +131,7 @@ fn carries(proc: &Path, pid: Pid, mark: &[u8]) -> bool {
 }
 
 /// Kills a process if it still has the mark: the PID may have been reused.
-fn kill(pid: Pid, mark: &[u8]) {
+fn kill_marked(pid: Pid, mark: &[u8]) {
     if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
         && carries(Path::new("/proc"), pid, mark)
     {
@@ -160,7 +160,7 @@ mod tests {
         std::fs::write(directory.path().join("15/task/16/environ"), "LLAMA_WARDEN_WRAPPED=/tmp/x:1\0")
             .unwrap();
         environment("self", "LLAMA_WARDEN_WRAPPED=/tmp/x:1\0");
-        let found = carriers(directory.path(), b"LLAMA_WARDEN_WRAPPED=/tmp/x:1");
+        let found = marked_processes(directory.path(), b"LLAMA_WARDEN_WRAPPED=/tmp/x:1");
         assert_eq!(found.iter().map(|pid| pid.as_raw_nonzero().get()).collect::<Vec<_>>(), [11, 15]);
     }
 }

@@ -46,7 +46,7 @@ use self::display::Display;
 pub(crate) use self::folder::machine as machine_facts;
 pub(crate) use self::keeper::{KeeperArgs, run as keep_wrapped};
 use self::target::Target;
-use self::trace::Tracing;
+use self::trace::TraceRecorder;
 use self::wrap::Wrap;
 use super::ConfigArgs;
 use crate::admin::instance;
@@ -125,7 +125,7 @@ pub(crate) struct DiagnoseArgs {
 
 /// Parser for the arguments of `diagnose` alone.
 #[derive(Debug, clap::Parser)]
-struct Alone {
+struct DiagnoseCommandLine {
     #[command(flatten)]
     args: DiagnoseArgs,
 }
@@ -133,12 +133,12 @@ struct Alone {
 impl DiagnoseArgs {
     /// Parses a command line; the first word is the program.
     pub(crate) fn parsed(words: &[String]) -> Result<Self, Failure> {
-        let parsed = <Alone as clap::Parser>::try_parse_from(words);
+        let parsed = <DiagnoseCommandLine as clap::Parser>::try_parse_from(words);
         parsed.map(|alone| alone.args).map_err(|error| Failure::failed(error.to_string()))
     }
 
     /// Ignores the configuration file, which may come from the environment.
-    pub(crate) fn without_config(&mut self) {
+    pub(crate) fn ignore_config(&mut self) {
         self.config.config = None;
     }
 
@@ -176,7 +176,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     if args.searches() {
         return Box::pin(between::run(&args, nursery)).await;
     }
-    if args.compares() {
+    if args.is_comparison() {
         return Box::pin(against::run(&args, nursery)).await;
     }
     let workloads = args.workloads()?;
@@ -191,7 +191,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     let mut signals = Signals::new()?;
     let machine = Machine::read();
     let wrap = args.wrap.as_deref().map(Wrap::prepare).transpose()?;
-    let mut tracing = args.trace.then(|| Tracing::prepare(args.tracer.as_ref())).transpose()?;
+    let mut tracing = args.trace.then(|| TraceRecorder::prepare(args.tracer.as_ref())).transpose()?;
     let mut target = tokio::select! {
         target = Target::find(&args, &machine) => target?,
         () = signals.leave() => return Err(Failure::INTERRUPTED),
@@ -237,7 +237,9 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     let outcome = interruptible(&mut signals, &stop, running).await?;
     display.close();
     let further: Result<_, Failure> = match outcome {
-        Err(DiagnoseError::Start(failure)) if warden_supervisor::start_search::may_have_died(&failure) => {
+        Err(DiagnoseError::Start(failure))
+            if warden_supervisor::start_search::may_be_load_death(&failure) =>
+        {
             let running = starts::search(&target, experiment.spec.clone(), &lab, &stop);
             let finding = interruptible(&mut signals, &stop, Box::pin(running)).await?;
             drop(sockets);
@@ -255,7 +257,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         }
         Ok(mut outcome) => {
             if let Some(tracing) = &tracing {
-                tracing.testify(&mut outcome);
+                tracing.apply_to_verdicts(&mut outcome);
             }
             // Box the large future: it contains whole experiments.
             let further =
@@ -266,7 +268,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         Err(error) => Err(error.into()),
     };
     drop(sockets);
-    let (outcome, Further { cure, survival, headroom, trouble }) = further?;
+    let (outcome, FollowUpResults { cure, survival, headroom, trouble }) = further?;
     let mut report = Report { cure, survival, headroom, ..Report::new(about, &outcome) };
     report.about.system = folder::system(&target, &outcome).await;
     report.budgets = budgets::of(&target, &machine, &report);
@@ -310,21 +312,21 @@ async fn further(
     lab: &Lab,
     signals: &mut Signals,
     stop: &CancellationToken,
-) -> Further {
-    let mut all = Further::default();
+) -> FollowUpResults {
+    let mut all = FollowUpResults::default();
     if args.bisect && !outcome.interrupted {
         let leaks = outcome.legs.iter().any(|leg| leg.finding.crash.is_none() && leg.finding.leaks());
         if leaks || !outcome.crashed() {
             let running = Box::pin(bisect::run(target, machine, experiment, outcome, lab, stop));
             match interruptible(signals, stop, running).await.and_then(|done| done) {
                 Ok(cure) => all.cure = Some(cure),
-                Err(trouble) => return Further { trouble: Some(trouble), ..all },
+                Err(trouble) => return FollowUpResults { trouble: Some(trouble), ..all },
             }
         }
         let running = Box::pin(survive::run(target, machine, experiment, outcome, lab, stop));
         match interruptible(signals, stop, running).await.and_then(|done| done) {
             Ok(survival) => all.survival = survival,
-            Err(trouble) => return Further { trouble: Some(trouble), ..all },
+            Err(trouble) => return FollowUpResults { trouble: Some(trouble), ..all },
         }
     }
     if args.headroom && !stop.is_cancelled() {
@@ -345,7 +347,7 @@ async fn further(
 
 /// Results of the follow-ups, as far as they ran.
 #[derive(Default)]
-struct Further {
+struct FollowUpResults {
     cure: Option<CureReport>,
     survival: Vec<SurvivalReport>,
     headroom: Option<HeadroomReport>,
@@ -416,7 +418,7 @@ fn end(outcome: &Outcome, report: &Report, stopped: bool) -> Result<(), Failure>
     } else if outcome.leaks() || short {
         crate::exit::LEAKS
     } else if outcome.broke() || outcome.failed {
-        crate::exit::FAILURE
+        crate::exit::FAILURE_CODE
     } else if outcome.legs.is_empty() && report.headroom.is_none() {
         return Err(Failure::hinted(
             "nothing was run: the server can do none of these workloads",

@@ -67,7 +67,7 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Own {
+    struct OutputsTestCli {
         #[command(flatten)]
         args: DiagnoseArgs,
     }
@@ -78,7 +78,9 @@ mod tests {
         let file = folder.path().join("file");
         std::fs::write(&file, "mine").unwrap();
         let prepared = |flag: &str, path: &Path| {
-            prepare(&Own::parse_from(["diagnose", flag, path.to_str().unwrap(), "--", "-m", "a"]).args)
+            prepare(
+                &OutputsTestCli::parse_from(["diagnose", flag, path.to_str().unwrap(), "--", "-m", "a"]).args,
+            )
         };
         for (flag, path) in
             [("--report", file.join("in")), ("--report", file.clone()), ("--html", file.join("x"))]

@@ -2,16 +2,16 @@
 //! configuration.
 
 use tokio_util::sync::CancellationToken;
-use warden_diagnose::cure::{SwitchTrials, Trying};
+use warden_diagnose::cure::{SwitchTrials, TrialProgress};
 use warden_diagnose::report::SurvivalReport;
 use warden_diagnose::{Experiment, Lab, Outcome, without_prompt_cache};
 use warden_experiment::Finding;
 use warden_experiment::bisect::Arm;
 use warden_experiment::crash::Crash;
 
-use super::candidates::{Candidates, Purpose};
+use super::candidates::{SearchPurpose, SwitchCandidates};
 use super::target::Target;
-use super::trials::{self, Trials};
+use super::trials::{self, MitigationTrials};
 use crate::cli::progress::Lines;
 use crate::config::machine::Machine;
 use crate::exit::Failure;
@@ -45,8 +45,8 @@ async fn one(
     lab: &Lab,
     stop: &CancellationToken,
 ) -> Result<SurvivalReport, Failure> {
-    let purpose = Purpose::Crash { on_gpu: speaks_of_a_gpu(&crash.lines) };
-    let trials = Trials::new(target, machine, outcome, purpose)?;
+    let purpose = SearchPurpose::Crash { on_gpu: mentions_gpu(&crash.lines) };
+    let trials = MitigationTrials::new(target, machine, outcome, purpose)?;
     let with = |arm: &Arm| {
         let mut spec = trials.with(arm)?;
         if finding.control {
@@ -62,17 +62,17 @@ async fn one(
     };
     let mut lines = Lines::new();
     let search = format!("crash under {}", finding.workload);
-    let mut watch = |trying: Trying<'_>| trials.show(&search, &trying, &mut lines);
+    let mut watch = |trying: TrialProgress<'_>| trials.show(&search, &trying, &mut lines);
     let conclusion = switches.stop_crash(lab, finding.workload, crash, &mut watch, stop).await;
     lines.close();
     let conclusion = conclusion?;
     let (mitigations, added) = trials.cured(&conclusion.cure)?;
-    let (workload, Candidates { switches, not_tried, .. }) = (finding.workload, trials.found);
+    let (workload, SwitchCandidates { switches, not_tried, .. }) = (finding.workload, trials.found);
     Ok(SurvivalReport { workload, switches, not_tried, conclusion, mitigations, added })
 }
 
 /// Returns whether the last log lines are about GPU code. If so, GPU mitigations are tried first.
-fn speaks_of_a_gpu(lines: &[String]) -> bool {
+fn mentions_gpu(lines: &[String]) -> bool {
     lines.iter().any(|line| {
         let line = line.to_ascii_lowercase();
         ["cuda", "cublas", "hip", "rocm", "vulkan", "metal"].iter().any(|word| line.contains(word))
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn the_server_says_where_it_computes() {
-        let says = |line: &str| speaks_of_a_gpu(&[line.to_owned()]);
+        let says = |line: &str| mentions_gpu(&[line.to_owned()]);
         assert!(says("CUDA error: an illegal instruction was encountered"));
         assert!(!says("GGML_ASSERT(n > 1) failed"));
     }

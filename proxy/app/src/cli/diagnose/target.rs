@@ -12,7 +12,7 @@ use super::DiagnoseArgs;
 use crate::cli::{dropin, serve};
 use crate::config::machine::Machine;
 use crate::config::problem::Place;
-use crate::config::resolve::Resolved;
+use crate::config::resolve::ResolvedConfig;
 use crate::config::resolve::binary::Choice;
 use crate::exit::Failure;
 use crate::serve::Plan;
@@ -35,7 +35,7 @@ pub(crate) struct Target {
     pub(crate) runtime_dir: PathBuf,
     /// Warnings about settings that are allowed but probably unintended.
     pub(crate) warnings: Vec<String>,
-    pub(crate) resolved: Resolved,
+    pub(crate) resolved: ResolvedConfig,
     /// Index of the model in `resolved`.
     pub(crate) index: usize,
 }
@@ -47,9 +47,12 @@ impl Target {
     }
 
     /// Resolves the configuration of the model without running its program.
-    pub(crate) fn configured(args: &DiagnoseArgs, machine: &Machine) -> Result<(Resolved, usize), Failure> {
+    pub(crate) fn configured(
+        args: &DiagnoseArgs,
+        machine: &Machine,
+    ) -> Result<(ResolvedConfig, usize), Failure> {
         let resolved = plan(args, machine)?.as_configured(machine)?;
-        let index = choose(args.model.as_deref(), &resolved)?;
+        let index = find_model(args.model.as_deref(), &resolved)?;
         Ok((resolved, index))
     }
 
@@ -64,7 +67,7 @@ impl Target {
         let mut index = 0;
         let plan = plan(args, machine)?;
         let resolving = plan.resolve_with(machine, |resolved| {
-            index = choose(args.model.as_deref(), resolved)?;
+            index = find_model(args.model.as_deref(), resolved)?;
             resolved.other_store = other_store.map(Path::to_owned);
             if let Some((flag, choice)) = chosen {
                 resolved.choices[index] = (choice, Place::Flag(format!("flag {flag}")));
@@ -152,7 +155,7 @@ pub(super) fn file(binary: &Path, machine: &Machine) -> Choice {
 }
 
 /// Finds the model by name or alias; without a name, the only one.
-fn choose(name: Option<&str>, resolved: &Resolved) -> Result<usize, Failure> {
+fn find_model(name: Option<&str>, resolved: &ResolvedConfig) -> Result<usize, Failure> {
     let models = &resolved.fleet.models;
     let all = || models.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
     let is = |spec: &ModelSpec, name: &str| {

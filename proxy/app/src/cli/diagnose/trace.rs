@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use tempfile::TempDir;
 use warden_diagnose::{Outcome, Progress};
-use warden_experiment::{Attribution, Finding, Settles, Trace, Workload};
+use warden_experiment::{Attribution, Finding, GrowthEnd, Trace, Workload};
 use warden_policies::MemoryKind;
 use warden_policies::growth::Verdict;
 use warden_policies::sample::{HostMemory, Sample};
@@ -31,10 +31,10 @@ use crate::exit::Failure;
 use crate::{out, private_temp};
 
 /// Kinds of handles in a [`Trace`], with their names in the report.
-const HANDLES: [(Kind, &str); 2] =
+const HANDLE_KINDS: [(Kind, &str); 2] =
     [(Kind::GraphExec, "live graph executables"), (Kind::Cublas, "cuBLAS handles")];
-const HOST: [Kind; 3] = [Kind::Heap, Kind::Mapped, Kind::Pinned];
-const DEVICE: [Kind; 3] = [Kind::Device, Kind::Pool, Kind::DeviceMapped];
+const HOST_KINDS: [Kind; 3] = [Kind::Heap, Kind::Mapped, Kind::Pinned];
+const DEVICE_KINDS: [Kind; 3] = [Kind::Device, Kind::Pool, Kind::DeviceMapped];
 
 /// Attribution of the growth of one memory in a leg.
 #[derive(Clone, Debug, Serialize)]
@@ -74,7 +74,7 @@ pub(super) struct LegTrace {
 
 /// A snapshot during the current leg.
 #[derive(Debug)]
-struct Moment {
+struct TraceMoment {
     at: usize,
     requests: u64,
     snapshot: Snapshot,
@@ -82,13 +82,13 @@ struct Moment {
 
 /// Traces the legs of an experiment.
 #[derive(Debug)]
-pub(super) struct Tracing {
+pub(super) struct TraceRecorder {
     folder: TempDir,
     library: PathBuf,
     readings: [Vec<Trace>; 2],
-    kept: Vec<Moment>,
+    kept: Vec<TraceMoment>,
     every: usize,
-    last: Option<Moment>,
+    last: Option<TraceMoment>,
     modules: Modules,
     symbols: Symbols,
     legs: Vec<LegTrace>,
@@ -100,7 +100,7 @@ pub(super) struct Tracing {
     untraced: Vec<Workload>,
 }
 
-impl Tracing {
+impl TraceRecorder {
     /// Prepares the tracer library: the built-in one, or `other`.
     pub(super) fn prepare(other: Option<&PathBuf>) -> Result<Self, Failure> {
         let failed = |what: &str, error: &std::io::Error| {
@@ -194,15 +194,17 @@ impl Tracing {
         };
         self.modules = Modules::of(snapshot.pid);
         let requests = now.work.requests;
-        let handles = HANDLES.map(|(kind, _)| snapshot.live_count(&[kind]));
+        let handles = HANDLE_KINDS.map(|(kind, _)| snapshot.live_count(&[kind]));
         let vram = (!now.vram.is_empty()).then(|| now.vram.iter().map(|vram| vram.bytes).sum());
         let measured = [now.host.map(HostMemory::charged), vram];
-        for ((readings, measured), kinds) in self.readings.iter_mut().zip(measured).zip([HOST, DEVICE]) {
+        for ((readings, measured), kinds) in
+            self.readings.iter_mut().zip(measured).zip([HOST_KINDS, DEVICE_KINDS])
+        {
             let counted = snapshot.live_bytes(&kinds);
             readings.extend(measured.map(|measured| Trace { requests, measured, counted, handles }));
         }
         let at = self.last.as_ref().map_or(0, |last| last.at + 1);
-        if let Some(last) = self.last.replace(Moment { at, requests, snapshot })
+        if let Some(last) = self.last.replace(TraceMoment { at, requests, snapshot })
             && last.at.is_multiple_of(self.every)
         {
             self.kept.push(last);
@@ -242,7 +244,7 @@ impl Tracing {
         let grows = |host: bool| {
             finding.series.iter().any(|found| {
                 let judged = !matches!(found.verdict, Verdict::Steady | Verdict::Warming);
-                (found.series == MemoryKind::Host) == host && (judged || found.settles == Settles::No)
+                (found.series == MemoryKind::Host) == host && (judged || found.settles == GrowthEnd::No)
             })
         };
         let memories = [(Memory::Host, true), (Memory::Device, false)];
@@ -267,7 +269,7 @@ impl Tracing {
     }
 
     /// Adds the attributions to the verdicts of the legs. Leaves untraced legs unchanged.
-    pub(super) fn testify(&self, outcome: &mut Outcome) {
+    pub(super) fn apply_to_verdicts(&self, outcome: &mut Outcome) {
         let mut traced: Vec<&LegTrace> = self.legs.iter().collect();
         for leg in &mut outcome.legs {
             let (workload, answered) = (leg.finding.workload, leg.finding.requests);
@@ -277,7 +279,8 @@ impl Tracing {
             for found in &mut leg.finding.series {
                 let memory = if found.series == MemoryKind::Host { Memory::Host } else { Memory::Device };
                 let own = trace.memories.iter().find(|own| own.memory == memory);
-                found.verdict = own.map_or(found.verdict, |own| own.attribution.testifies(found.verdict));
+                found.verdict =
+                    own.map_or(found.verdict, |own| own.attribution.confirm_verdict(found.verdict));
             }
         }
     }

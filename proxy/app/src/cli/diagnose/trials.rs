@@ -4,13 +4,13 @@
 use std::sync::{Arc, Mutex};
 
 use warden_diagnose::Outcome;
-use warden_diagnose::cure::Trying;
-use warden_diagnose::report::{Added, NotTried};
+use warden_diagnose::cure::TrialProgress;
+use warden_diagnose::report::{CommandChanges, UntriedSwitch};
 use warden_experiment::Finding;
 use warden_experiment::bisect::Arm;
 use warden_supervisor::SoloSpec;
 
-use super::candidates::{self, Candidates, Purpose};
+use super::candidates::{self, SearchPurpose, SwitchCandidates};
 use super::target::Target;
 use crate::advice::Server;
 use crate::cli::progress::Lines;
@@ -20,21 +20,21 @@ use crate::exit::Failure;
 use crate::out;
 use crate::sync::lock;
 
-pub(super) struct Trials<'a> {
+pub(super) struct MitigationTrials<'a> {
     target: &'a Target,
-    pub(super) found: Candidates,
+    pub(super) found: SwitchCandidates,
     /// Mitigations that the model already has.
     configured: Vec<String>,
     judge: Mutex<Judge>,
 }
 
-impl<'a> Trials<'a> {
+impl<'a> MitigationTrials<'a> {
     /// Creates the trials that the outcome of an experiment suggests.
     pub(super) fn new(
         target: &'a Target,
         machine: &Machine,
         outcome: &Outcome,
-        purpose: Purpose,
+        purpose: SearchPurpose,
     ) -> Result<Self, Failure> {
         let findings: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
         let inherited: Arc<[String]> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
@@ -67,9 +67,9 @@ impl<'a> Trials<'a> {
     }
 
     /// Shows the current trial; `search` names its purpose.
-    pub(super) fn show(&self, search: &str, trying: &Trying<'_>, lines: &mut Lines) {
+    pub(super) fn show(&self, search: &str, trying: &TrialProgress<'_>, lines: &mut Lines) {
         match trying {
-            Trying::Next { arm, done, of } => {
+            TrialProgress::Next { arm, done, of } => {
                 let name = if arm.is_baseline() {
                     "without any switch".to_owned()
                 } else {
@@ -77,28 +77,28 @@ impl<'a> Trials<'a> {
                 };
                 lines.line(&format!("{search}, {done} of at most {of} tried: {name}"));
             }
-            Trying::Leg(warden_diagnose::Progress::Step { workload, done, of, .. }) => {
+            TrialProgress::Leg(warden_diagnose::Progress::Step { workload, done, of, .. }) => {
                 lines.change(&format!("{workload} {done}/{of}"), false);
             }
-            Trying::Leg(_) => {}
+            TrialProgress::Leg(_) => {}
         }
     }
 
     /// `mitigations` of the model with the cure, and the additions to its command. Empty without a cure.
-    pub(super) fn cured(&self, cure: &[usize]) -> Result<(Vec<String>, Added), Failure> {
+    pub(super) fn cured(&self, cure: &[usize]) -> Result<(Vec<String>, CommandChanges), Failure> {
         if cure.is_empty() {
-            return Ok((Vec::new(), Added::default()));
+            return Ok((Vec::new(), CommandChanges::default()));
         }
         let mut mitigations = self.configured.clone();
         mitigations.extend(self.items(cure).into_iter().map(str::to_owned));
         let cured = self.with(&Arm { switches: cure.to_vec() }).map_err(Failure::failed)?;
         let before = &self.target.resolved.fleet.models[self.target.index].command;
-        Ok((mitigations, Added::between(before, &cured.command)))
+        Ok((mitigations, CommandChanges::between(before, &cured.command)))
     }
 }
 
 /// Formats the tried and untried switches.
-pub(super) fn text(rows: &[Vec<String>], left_out: &[NotTried]) -> String {
+pub(super) fn text(rows: &[Vec<String>], left_out: &[UntriedSwitch]) -> String {
     let mut text = String::new();
     if rows.len() > 1 {
         text.extend(["\n", &out::table(rows)]);

@@ -44,7 +44,7 @@ impl Wrap {
             return Err(usage("it names no program"));
         }
         let program = installed(&words[0]).ok_or_else(|| {
-            Failure::hinted(format!("--wrap: {} is not installed here", words[0]), hint(&words[0]))
+            Failure::hinted(format!("--wrap: {} is not installed here", words[0]), install_hint(&words[0]))
         })?;
         words[0] = program.to_string_lossy().into_owned();
         let folder = private_temp::folder("llama-warden-wrap-");
@@ -125,7 +125,7 @@ fn installed(name: &str) -> Option<PathBuf> {
 }
 
 /// Says how to install a tool.
-fn hint(name: &str) -> &'static str {
+fn install_hint(name: &str) -> &'static str {
     match name {
         "compute-sanitizer" => "it comes with the CUDA toolkit: add its `bin` folder to PATH",
         "nsys" => "it comes with NVIDIA Nsight Systems",

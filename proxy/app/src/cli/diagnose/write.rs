@@ -23,16 +23,16 @@ fn edited(text: &str, model: &str, list: &[String]) -> Result<String, String> {
     let models = document.get_mut("models").and_then(Item::as_table_like_mut);
     let own = models.and_then(|models| models.get_mut(model)).and_then(Item::as_table_like_mut);
     let Some(own) = own else { return Err(format!("it has no model `{model}`")) };
-    put(own, list);
+    merge_mitigations(own, list);
     Ok(document.to_string())
 }
 
-fn put(own: &mut dyn TableLike, list: &[String]) {
+fn merge_mitigations(own: &mut dyn TableLike, list: &[String]) {
     // Keep the layout of an existing array; append only new items.
     if let Some(array) = own.get_mut("mitigations").and_then(Item::as_array_mut) {
         for text in list {
             if !array.iter().any(|item| item.as_str() == Some(text)) {
-                append(array, text);
+                append_item(array, text);
             }
         }
         return;
@@ -41,7 +41,7 @@ fn put(own: &mut dyn TableLike, list: &[String]) {
 }
 
 /// Appends an item. A comment behind the previous item stays there; a multi-line list gets another line.
-fn append(array: &mut Array, text: &str) {
+fn append_item(array: &mut Array, text: &str) {
     let raw = |text: Option<&RawString>| text.and_then(RawString::as_str).unwrap_or_default().to_owned();
     // Text between the last item and the end of the list, on both sides of its comma.
     let mut end = raw(Some(array.trailing()));
@@ -118,9 +118,9 @@ fn keep(new: &File, path: &Path, old: &Metadata) -> io::Result<()> {
     // With an access list, the group bits of the mode are its mask. Without the list they would give the
     // group access.
     match access_list(path)? {
-        Some(list) => fsetxattr(new, access_list::ATTRIBUTE, &list, XattrFlags::empty())?,
+        Some(list) => fsetxattr(new, access_list::ACL_ATTRIBUTE, &list, XattrFlags::empty())?,
         // Remove a list that the new file inherited from its folder.
-        None => match fremovexattr(new, access_list::ATTRIBUTE) {
+        None => match fremovexattr(new, access_list::ACL_ATTRIBUTE) {
             Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => {}
             Err(error) => return Err(error.into()),
         },
@@ -215,7 +215,7 @@ mod tests {
             acl.extend([&tag.to_le_bytes()[..], &may.to_le_bytes()[..], &id.to_le_bytes()[..]].concat());
         }
         let file = File::open(&path).unwrap();
-        if let Err(error) = fsetxattr(&file, access_list::ATTRIBUTE, &acl, XattrFlags::empty()) {
+        if let Err(error) = fsetxattr(&file, access_list::ACL_ATTRIBUTE, &acl, XattrFlags::empty()) {
             // Skip on a file system without access lists.
             assert_eq!(error, Errno::NOTSUP);
             return;

@@ -2,17 +2,17 @@
 
 use std::path::Path;
 
-use crate::config::arguments::{self, Listening};
+use crate::config::arguments::{self, ListeningFlag};
 use crate::exit::Failure;
 
-use super::{Imported, Model, container, shell};
+use super::{ImportedConfig, Model, container, shell};
 
 /// A parsed command.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     pub(super) model: Model,
     /// Listening flags, with their values.
-    pub(super) listening: Vec<(&'static str, String, Listening)>,
+    pub(super) listening: Vec<(&'static str, String, ListeningFlag)>,
     /// Published address of a container: the host address, if given, and the port.
     pub(super) published: Option<(Option<String>, u16)>,
     /// Parts without an equivalent, each with the nearest alternative.
@@ -43,7 +43,7 @@ const WRAPPERS: [&str; 21] = [
     "caffeinate",
     "firejail",
 ];
-const CONTAINERS: [&str; 2] = ["docker", "podman"];
+const CONTAINER_PROGRAMS: [&str; 2] = ["docker", "podman"];
 /// Prefixes of programs whose arguments never name a llama-server to start.
 const INTERPRETERS: [&str; 3] = ["python", "node", "vllm"];
 /// Wrappers that run the server in a container, which has a file system of its own.
@@ -66,14 +66,14 @@ const REFUSED: [(&str, &str); 9] = [
 ];
 
 /// Imports one command as a whole configuration.
-pub(super) fn import(words: &[String], from: &str) -> Result<Imported, Failure> {
+pub(super) fn import(words: &[String], from: &str) -> Result<ImportedConfig, Failure> {
     let taken = take(words).map_err(|why| {
         Failure::usage(
             format!("{from}: {why}"),
             "give a command that starts llama-server: `llama-server FLAGS`, or `docker run ... IMAGE FLAGS`",
         )
     })?;
-    let mut imported = Imported::default();
+    let mut imported = ImportedConfig::default();
     listening(&taken, &mut imported, from)?;
     for (what, nearest) in taken.left {
         imported.left(what, nearest);
@@ -94,7 +94,7 @@ pub(super) fn import(words: &[String], from: &str) -> Result<Imported, Failure> 
 }
 
 /// Converts the listening flags of the command to settings of llama-warden.
-pub(super) fn listening(taken: &Taken, imported: &mut Imported, from: &str) -> Result<(), Failure> {
+pub(super) fn listening(taken: &Taken, imported: &mut ImportedConfig, from: &str) -> Result<(), Failure> {
     let number = |flag: &str, text: &str| {
         text.parse::<u16>().map_err(|_| {
             Failure::usage(format!("{from}: {flag} {text}: this is no port"), "give a number from 0 to 65535")
@@ -102,12 +102,12 @@ pub(super) fn listening(taken: &Taken, imported: &mut Imported, from: &str) -> R
     };
     for (flag, value, what) in &taken.listening {
         match what {
-            Listening::Host => imported.host = Some(value.clone()),
-            Listening::Port => imported.port = Some(number(flag, value)?),
-            Listening::Certificate => imported.tls_cert = Some(value.clone()),
-            Listening::PrivateKey => imported.tls_key = Some(value.clone()),
-            Listening::Prefix => imported.api_prefix = Some(value.clone()),
-            Listening::Pointless | Listening::Key => {
+            ListeningFlag::Host => imported.host = Some(value.clone()),
+            ListeningFlag::Port => imported.port = Some(number(flag, value)?),
+            ListeningFlag::Certificate => imported.tls_cert = Some(value.clone()),
+            ListeningFlag::PrivateKey => imported.tls_key = Some(value.clone()),
+            ListeningFlag::Prefix => imported.api_prefix = Some(value.clone()),
+            ListeningFlag::Pointless | ListeningFlag::Key => {
                 imported.left(*flag, "one process listens, and nothing shares its port");
             }
         }
@@ -147,7 +147,7 @@ pub(super) fn take(words: &[String]) -> Result<Taken, String> {
             [program, flag, script] if is_shell(program, flag) => {
                 return shell::take(&[program, flag], script, taken);
             }
-            [program, ..] if !starts_server(rest) && !is_program(program, &CONTAINERS) => {
+            [program, ..] if !starts_server(rest) && !is_program(program, &CONTAINER_PROGRAMS) => {
                 match wrapper_end(rest)? {
                     Some(end) => {
                         if is_program(program, &INTO_CONTAINERS) && starts_server(&rest[end..]) {
@@ -169,7 +169,7 @@ pub(super) fn take(words: &[String]) -> Result<Taken, String> {
             "`{word}` needs a shell: put it into a script that ends in `exec llama-server \"$@\"`"
         ));
     }
-    if is_program(program, &CONTAINERS) {
+    if is_program(program, &CONTAINER_PROGRAMS) {
         if let Some(wrapper) = taken.model.wrapper.first() {
             let words = taken.model.wrapper.join(" ");
             taken.left.push((
@@ -185,7 +185,7 @@ pub(super) fn take(words: &[String]) -> Result<Taken, String> {
     if is_program(program, &WRAPPERS) {
         return Err(format!("`{program}` is not followed by a llama-server"));
     }
-    if let Some(args) = unified(rest) {
+    if let Some(args) = unified_server_args(rest) {
         // `llama serve`, llama.cpp's unified program.
         taken.model.binary = Some(program.clone());
         flags(args, &mut taken);
@@ -246,7 +246,7 @@ fn is_shell(program: &str, flag: &str) -> bool {
 }
 
 /// Returns the arguments after `llama serve`.
-fn unified(words: &[String]) -> Option<&[String]> {
+fn unified_server_args(words: &[String]) -> Option<&[String]> {
     match words {
         [program, command, args @ ..]
             if is_program(program, &["llama", "llama.exe"])
@@ -261,7 +261,7 @@ fn unified(words: &[String]) -> Option<&[String]> {
 /// Returns whether these words begin with a llama-server, by its name.
 fn starts_server(words: &[String]) -> bool {
     let named = |word: &String| !word.contains('=') && file_name(word).contains("llama-server");
-    unified(words).is_some() || words.first().is_some_and(named)
+    unified_server_args(words).is_some() || words.first().is_some_and(named)
 }
 
 /// Number of leading words that wrap a server.

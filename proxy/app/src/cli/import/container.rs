@@ -5,10 +5,10 @@ use super::macros::{inherited, is_inherited};
 use crate::config::arguments;
 
 /// Options without a value that have no meaning outside a container, such as removal and terminal.
-const POINTLESS_ALONE: [&str; 9] =
+const IGNORED_SWITCHES: [&str; 9] =
     ["--rm", "-d", "--detach", "-i", "--interactive", "-t", "--tty", "--init", "--replace"];
 /// Options with a value that have no meaning outside a container, such as name and host.
-const POINTLESS: [&str; 8] =
+const IGNORED_OPTIONS: [&str; 8] =
     ["--name", "--ipc", "--shm-size", "--pull", "--platform", "--hostname", "-h", "--restart"];
 /// Other options without a value.
 const ALONE: [&str; 5] = ["--privileged", "--read-only", "-P", "--publish-all", "--no-healthcheck"];
@@ -33,7 +33,7 @@ pub(super) fn take(program: &str, words: &[String], taken: &mut Taken) -> Result
         }
         let (option, value) = match word.split_once('=') {
             Some((option, value)) if word.starts_with("--") => (option, value.to_owned()),
-            _ if POINTLESS_ALONE.contains(&word.as_str()) || ALONE.contains(&word.as_str()) => {
+            _ if IGNORED_SWITCHES.contains(&word.as_str()) || ALONE.contains(&word.as_str()) => {
                 (word.as_str(), String::new())
             }
             _ => {
@@ -42,8 +42,8 @@ pub(super) fn take(program: &str, words: &[String], taken: &mut Taken) -> Result
             }
         };
         match option {
-            "-v" | "--volume" => mount(&value, &mut mounts, taken),
-            "--mount" => long_mount(&value, &mut mounts, taken),
+            "-v" | "--volume" => parse_volume(&value, &mut mounts, taken),
+            "--mount" => parse_mount(&value, &mut mounts, taken),
             "-e" | "--env" => match value.split_once('=') {
                 Some((name, value)) if !is_inherited(name, value) => {
                     taken.model.env.push((name.to_owned(), value.to_owned()));
@@ -52,10 +52,10 @@ pub(super) fn take(program: &str, words: &[String], taken: &mut Taken) -> Result
                 None => taken.model.notes.push(inherited(&value)),
             },
             "-p" | "--publish" => taken.published = published(&value).or(taken.published.take()),
-            "--gpus" => gpus(&value, taken),
+            "--gpus" => import_gpus(&value, taken),
             "-w" | "--workdir" => taken.model.directory = Some(value),
             "--entrypoint" => entry = Some(value),
-            _ if POINTLESS_ALONE.contains(&option) || POINTLESS.contains(&option) => {}
+            _ if IGNORED_SWITCHES.contains(&option) || IGNORED_OPTIONS.contains(&option) => {}
             _ => {
                 let value = if value.is_empty() { value } else { format!(" {value}") };
                 taken.left.push((
@@ -104,7 +104,7 @@ fn outside(word: &str, mounts: &[(String, String)]) -> String {
     found.unwrap_or_else(|| word.to_owned())
 }
 
-fn add(host: &str, inside: &str, mounts: &mut Vec<(String, String)>, taken: &mut Taken) {
+fn add_mount(host: &str, inside: &str, mounts: &mut Vec<(String, String)>, taken: &mut Taken) {
     if host.starts_with(['/', '.', '~', '$']) {
         mounts.push((inside.trim_end_matches('/').to_owned(), host.trim_end_matches('/').to_owned()));
     } else {
@@ -116,21 +116,21 @@ fn add(host: &str, inside: &str, mounts: &mut Vec<(String, String)>, taken: &mut
     }
 }
 
-fn mount(value: &str, mounts: &mut Vec<(String, String)>, taken: &mut Taken) {
+fn parse_volume(value: &str, mounts: &mut Vec<(String, String)>, taken: &mut Taken) {
     let mut parts = value.split(':');
     if let (Some(host), Some(inside)) = (parts.next(), parts.next()) {
-        add(host, inside, mounts, taken);
+        add_mount(host, inside, mounts, taken);
     }
 }
 
-fn long_mount(value: &str, mounts: &mut Vec<(String, String)>, taken: &mut Taken) {
+fn parse_mount(value: &str, mounts: &mut Vec<(String, String)>, taken: &mut Taken) {
     let part = |names: &[&str]| {
         value
             .split(',')
             .find_map(|part| part.split_once('=').filter(|(name, _)| names.contains(name)).map(|(_, is)| is))
     };
     if let (Some(host), Some(inside)) = (part(&["source", "src"]), part(&["target", "dst", "destination"])) {
-        add(host, inside, mounts, taken);
+        add_mount(host, inside, mounts, taken);
     }
 }
 
@@ -145,7 +145,7 @@ fn published(value: &str) -> Option<(Option<String>, u16)> {
 }
 
 /// Imports `--gpus`: a process sees `all` anyway; `device=0,1` becomes a variable of the driver.
-fn gpus(value: &str, taken: &mut Taken) {
+fn import_gpus(value: &str, taken: &mut Taken) {
     let value = value.trim_matches('"');
     if let Some(devices) = value.strip_prefix("device=") {
         taken.model.env.push(("CUDA_VISIBLE_DEVICES".to_owned(), devices.to_owned()));

@@ -3,15 +3,15 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Imported, Model};
+use super::{ImportedConfig, Model};
 
 /// Known kinds of content.
 const MODALITIES: [&str; 3] = ["text", "image", "audio"];
 /// Maximum bytes of metadata, with room left for the rest of `listing`.
-const MOST_BYTES: usize = 12 << 10;
+const MAX_METADATA_BYTES: usize = 12 << 10;
 
 /// Imports the listing keys of a model.
-pub(super) fn import(table: &Map<String, Value>, model: &mut Model, imported: &mut Imported) {
+pub(super) fn import(table: &Map<String, Value>, model: &mut Model, imported: &mut ImportedConfig) {
     for key in ["name", "description"] {
         let text = table.get(key).and_then(Value::as_str).map(str::trim).filter(|text| !text.is_empty());
         model.listing.extend(text.map(|text| (key, Value::from(text))));
@@ -27,15 +27,19 @@ pub(super) fn import(table: &Map<String, Value>, model: &mut Model, imported: &m
         .map(without_nulls)
         .filter(|all| all.as_object().is_some_and(|all| !all.is_empty()));
     match metadata {
-        Some(all) if all.to_string().len() > MOST_BYTES => {
-            imported.left_of(&model.name, "`metadata`", "`listing.metadata` takes 12 KiB");
+        Some(all) if all.to_string().len() > MAX_METADATA_BYTES => {
+            imported.add_unsupported_of(&model.name, "`metadata`", "`listing.metadata` takes 12 KiB");
         }
         all => model.listing.extend(all.map(|all| ("metadata", all))),
     }
 }
 
 /// Imports capabilities. Skips those that are off or empty.
-fn capabilities(table: &Map<String, Value>, model: &str, imported: &mut Imported) -> Map<String, Value> {
+fn capabilities(
+    table: &Map<String, Value>,
+    model: &str,
+    imported: &mut ImportedConfig,
+) -> Map<String, Value> {
     let mut all = Map::new();
     for (key, value) in table {
         let taken = match (key.as_str(), value) {
@@ -54,14 +58,18 @@ fn capabilities(table: &Map<String, Value>, model: &str, imported: &mut Imported
                     Ok(0) => continue,
                     Ok(tokens) => json!(tokens),
                     Err(_) => {
-                        imported.left_of(model, "`capabilities.context`", "this is no number of tokens");
+                        imported.add_unsupported_of(
+                            model,
+                            "`capabilities.context`",
+                            "this is no number of tokens",
+                        );
                         continue;
                     }
                 }
             }
             _ => {
                 let nearest = "`listing.capabilities` has `in`, `out`, `tools`, `reranker` and `context`";
-                imported.left_of(model, format!("`capabilities.{key}`"), nearest);
+                imported.add_unsupported_of(model, format!("`capabilities.{key}`"), nearest);
                 continue;
             }
         };

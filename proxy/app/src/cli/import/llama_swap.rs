@@ -5,16 +5,18 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::macros::{Macros, Wrong, inherited, is_inherited, unset};
+use super::macros::{MacroScope, Wrong, inherited, is_inherited, unset};
 use super::yaml::{line_of, plain};
-use super::{Env, Imported, Model, Remote, Variant, command, listing, peers, routing, split, write, yaml};
+use super::{
+    Env, ImportedConfig, Model, Remote, Variant, command, listing, peers, routing, split, write, yaml,
+};
 use crate::exit::Failure;
 
 /// llama-swap's first port for `${PORT}`. A model of llama-warden gets a socket instead.
 const FIRST_PORT: u64 = 5800;
 
 /// Global keys without an equivalent, with the nearest alternative.
-const OF_ALL: [(&str, &str); 13] = [
+const UNSUPPORTED_KEYS: [(&str, &str); 13] = [
     ("apiKeys", "`llama-warden keys new NAME --file keys.toml` for each, and `server.keys = \"keys.toml\"`"),
     ("profiles", "`aliases` of a model say which names it answers to; they are changed by a reload"),
     (
@@ -34,7 +36,7 @@ const OF_ALL: [(&str, &str); 13] = [
 ];
 
 /// Model keys without an equivalent, with the nearest alternative.
-const OF_A_MODEL: [(&str, &str); 5] = [
+const UNSUPPORTED_MODEL_KEYS: [(&str, &str); 5] = [
     ("cmdStop", "a process gets SIGTERM, and `lifecycle.stop_grace` to end"),
     ("checkEndpoint", "`/health` of llama-server is asked"),
     ("timeouts", "`[upstream]` has the limits of all models"),
@@ -43,8 +45,8 @@ const OF_A_MODEL: [(&str, &str); 5] = [
 ];
 
 /// Imported keys of a model that is a remote endpoint.
-const READ_OF_AN_ENDPOINT: [&str; 5] = ["cmd", "proxy", "aliases", "filters", "useModelName"];
-const OF_AN_ENDPOINT: [(&str, &str); 9] = [
+const ENDPOINT_KEYS: [&str; 5] = ["cmd", "proxy", "aliases", "filters", "useModelName"];
+const UNSUPPORTED_ENDPOINT_KEYS: [(&str, &str); 9] = [
     ("headers", "`key_file` of a model in `[remotes]` names a file with its key"),
     ("apiKey", "`key_file` of a model in `[remotes]` names a file with its key"),
     ("concurrencyLimit", "`max_in_flight` of a model in `[remotes]`"),
@@ -73,7 +75,7 @@ const READ: [&str; 14] = [
     "logLevel",
     "startPort",
 ];
-const READ_OF_A_MODEL: [&str; 16] = [
+const MODEL_KEYS: [&str; 16] = [
     "name",
     "description",
     "metadata",
@@ -95,11 +97,11 @@ const READ_OF_A_MODEL: [&str; 16] = [
 /// Note on a key that llama-swap ignores, too, or that is newer than this program.
 pub(super) const UNKNOWN: &str = "no key of llama-swap that is known here";
 /// Note on a model that is not imported.
-const LEFT_OUT: &str = "left out";
+const OMITTED_MODEL_NOTE: &str = "left out";
 
-pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, Failure> {
+pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<ImportedConfig, Failure> {
     let raw = yaml::read(text, from)?;
-    let macros = Macros::new(env).with(raw.get("macros"));
+    let macros = MacroScope::new(env).with(raw.get("macros"));
     let wrong = |wrong: Wrong| {
         Failure::usage(
             format!("{from}{}: {}: {}", line_of(text, &wrong.written), wrong.written, wrong.why),
@@ -122,13 +124,13 @@ pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, F
             ));
         }
     };
-    let mut imported = Imported {
+    let mut imported = ImportedConfig {
         start_timeout: number(&top, "healthCheckTimeout").map(|seconds| seconds.max(15)),
         stop_grace: number(&top, "unloadTimeout").filter(|seconds| *seconds > 0),
         log_level: top.get("logLevel").map(plain),
-        ..Imported::default()
+        ..ImportedConfig::default()
     };
-    others(&top, &READ, &OF_ALL, None, &mut imported);
+    others(&top, &READ, &UNSUPPORTED_KEYS, None, &mut imported);
     for (key, value) in top.iter().filter(|(key, _)| READ.contains(&key.as_str()) && *key != "peers") {
         if let Some(variable) = unset(&value.to_string()) {
             let why = format!("the variable {variable} is not set here: set it for the import");
@@ -136,7 +138,7 @@ pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, F
         }
     }
     let ports = number(&top, "startPort").unwrap_or(FIRST_PORT)..;
-    let file = Source { text, from, macros: &macros, top: &top };
+    let file = LlamaSwapFile { text, from, macros: &macros, top: &top };
     let mut first = None;
     for (port, (name, value)) in ports.zip(models) {
         // Report a faulty model and import the others.
@@ -144,7 +146,7 @@ pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, F
             let lines = failure.lines();
             let told = lines.iter().map(|line| line.split_once(": ").map_or(line.as_str(), |(_, rest)| rest));
             let told = told.collect::<Vec<_>>().join("; ").replace(&format!("model `{name}`: "), "");
-            imported.left_of(name, LEFT_OUT, told);
+            imported.add_unsupported_of(name, OMITTED_MODEL_NOTE, told);
             first.get_or_insert(failure);
         }
     }
@@ -157,17 +159,23 @@ pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, F
 }
 
 /// A file to import.
-struct Source<'a> {
+struct LlamaSwapFile<'a> {
     text: &'a str,
     from: &'a str,
-    macros: &'a Macros<'a>,
+    macros: &'a MacroScope<'a>,
     /// Keys next to models and macros.
     top: &'a Map<String, Value>,
 }
 
-impl Source<'_> {
+impl LlamaSwapFile<'_> {
     /// Imports one model.
-    fn model(&self, name: &str, value: &Value, port: u64, imported: &mut Imported) -> Result<(), Failure> {
+    fn model(
+        &self,
+        name: &str,
+        value: &Value,
+        port: u64,
+        imported: &mut ImportedConfig,
+    ) -> Result<(), Failure> {
         let (text, from) = (self.text, self.from);
         let at = line_of(text, name);
         let Some(table) = value.as_object() else {
@@ -208,7 +216,7 @@ impl Source<'_> {
             };
             expanded.insert(key.clone(), own.expand(&value).map_err(wrong)?);
         }
-        if let Some(url) = endpoint(&expanded) {
+        if let Some(url) = remote_endpoint(&expanded) {
             let remote = remote(name, url, &expanded, imported);
             imported.remotes.push(remote);
             return Ok(());
@@ -236,7 +244,7 @@ impl Source<'_> {
 }
 
 /// The endpoint of a model that is not started: it has no command, and its `proxy` is on another machine.
-fn endpoint(table: &Map<String, Value>) -> Option<String> {
+fn remote_endpoint(table: &Map<String, Value>) -> Option<String> {
     let started = table.get("cmd").map(plain).is_some_and(|cmd| !cmd.trim().is_empty());
     table.get("proxy").map(plain).filter(|proxy| !started && !proxy.is_empty() && !is_local(proxy))
 }
@@ -245,17 +253,17 @@ fn is_local(proxy: &str) -> bool {
     ["://localhost", "://127.0.0.1", "://[::1]"].iter().any(|host| proxy.contains(host))
 }
 
-fn remote(name: &str, url: String, table: &Map<String, Value>, imported: &mut Imported) -> Remote {
+fn remote(name: &str, url: String, table: &Map<String, Value>, imported: &mut ImportedConfig) -> Remote {
     let mut model = Model { name: name.to_owned(), aliases: texts(table.get("aliases")), ..Model::default() };
     filters(table.get("filters"), &mut model, imported);
-    others(table, &READ_OF_AN_ENDPOINT, &OF_AN_ENDPOINT, Some(name), imported);
+    others(table, &ENDPOINT_KEYS, &UNSUPPORTED_ENDPOINT_KEYS, Some(name), imported);
     let Model { strip, set, names, aliases, .. } = model;
     let called = table.get("useModelName").map(plain).filter(|name| !name.is_empty());
     Remote { name: name.to_owned(), url, model: called, aliases, key_file: None, strip, set, names }
 }
 
 fn is_known(key: &str) -> bool {
-    READ.contains(&key) || OF_ALL.iter().any(|(known, _)| *known == key)
+    READ.contains(&key) || UNSUPPORTED_KEYS.iter().any(|(known, _)| *known == key)
 }
 
 fn without_comments(text: &str) -> String {
@@ -282,7 +290,7 @@ pub(super) fn others(
     read: &[&str],
     known: &[(&str, &str)],
     model: Option<&str>,
-    imported: &mut Imported,
+    imported: &mut ImportedConfig,
 ) {
     for (key, value) in table {
         let empty = match value {
@@ -299,7 +307,7 @@ pub(super) fn others(
         // Report only the name of a key, because its value may be secret.
         let nearest = known.iter().find(|(name, _)| name == key).map_or(UNKNOWN, |(_, to)| to);
         match model {
-            Some(model) => imported.left_of(model, format!("`{key}`"), nearest),
+            Some(model) => imported.add_unsupported_of(model, format!("`{key}`"), nearest),
             None => imported.left(format!("`{key}`"), nearest),
         }
     }
@@ -311,7 +319,7 @@ fn model(
     table: &Map<String, Value>,
     at: &str,
     port: u64,
-    imported: &mut Imported,
+    imported: &mut ImportedConfig,
 ) -> Result<Option<Model>, Failure> {
     let cmd = table.get("cmd").map(plain).unwrap_or_default();
     let words = split::words(&cmd, at)?;
@@ -324,12 +332,12 @@ fn model(
     let taken = match command::take(&words) {
         Ok(taken) => taken,
         Err(why) => {
-            imported.left_of(name, LEFT_OUT, why);
+            imported.add_unsupported_of(name, OMITTED_MODEL_NOTE, why);
             return Ok(None);
         }
     };
     for (what, nearest) in taken.left {
-        imported.left_of(name, what, nearest);
+        imported.add_unsupported_of(name, what, nearest);
     }
     let mut model = taken.model;
     name.clone_into(&mut model.name);
@@ -359,7 +367,7 @@ fn model(
         );
     }
     if table.get("proxy").map(plain).is_some_and(|proxy| !is_local(&proxy)) {
-        imported.left_of(
+        imported.add_unsupported_of(
             name,
             "`proxy`",
             "a model is served by processes of this machine, or named in `[remotes]`",
@@ -367,17 +375,17 @@ fn model(
     }
     filters(table.get("filters"), &mut model, imported);
     listing::import(table, &mut model, imported);
-    let mut read = READ_OF_A_MODEL.to_vec();
+    let mut read = MODEL_KEYS.to_vec();
     if table.get("checkEndpoint").and_then(Value::as_str) == Some("/health") {
         // llama-warden checks the same endpoint.
         read.push("checkEndpoint");
     }
-    others(table, &read, &OF_A_MODEL, Some(name), imported);
+    others(table, &read, &UNSUPPORTED_MODEL_KEYS, Some(name), imported);
     Ok(Some(model))
 }
 
 /// Imports the changes to requests of a model, for all or some of its names.
-pub(super) fn filters(filters: Option<&Value>, model: &mut Model, imported: &mut Imported) {
+pub(super) fn filters(filters: Option<&Value>, model: &mut Model, imported: &mut ImportedConfig) {
     let mut table: BTreeMap<&str, &Value> = filters
         .and_then(Value::as_object)
         .into_iter()
@@ -390,34 +398,36 @@ pub(super) fn filters(filters: Option<&Value>, model: &mut Model, imported: &mut
         let names = text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "model");
         model.strip.extend(names.map(str::to_owned));
     }
-    model.set = parameters(table.remove("setParams"), "setParams", &model.name, imported);
+    model.set = import_parameters(table.remove("setParams"), "setParams", &model.name, imported);
     let by_name = table.remove("setParamsByID").and_then(Value::as_object).into_iter().flatten();
     let by_name: Vec<(&String, Vec<(String, Value)>)> = by_name
-        .map(|(name, value)| (name, parameters(Some(value), "setParamsByID", &model.name, imported)))
+        .map(|(name, value)| (name, import_parameters(Some(value), "setParamsByID", &model.name, imported)))
         .collect();
     for key in table.keys() {
-        imported.left_of(
+        imported.add_unsupported_of(
             &model.name,
             format!("`filters.{key}`"),
             "`request` of a model has what can be changed",
         );
     }
-    variants(by_name, model);
+    import_variants(by_name, model);
 }
 
 /// Parameters that are set in requests.
-fn parameters(
+fn import_parameters(
     value: Option<&Value>,
     key: &str,
     model: &str,
-    imported: &mut Imported,
+    imported: &mut ImportedConfig,
 ) -> Vec<(String, Value)> {
     let mut all = Vec::new();
     for (name, value) in value.and_then(Value::as_object).into_iter().flatten() {
         match name.as_str() {
             // Skip it, as llama-swap never sets it.
             "model" => {}
-            "stream" => imported.left_of(model, format!("`{key}` of `stream`"), "that stays the client's"),
+            "stream" => {
+                imported.add_unsupported_of(model, format!("`{key}` of `stream`"), "that stays the client's")
+            }
             _ => all.push((name.clone(), value.clone())),
         }
     }
@@ -425,7 +435,7 @@ fn parameters(
 }
 
 /// Imports names of the model that have parameters of their own; the model's own name may be one of them.
-fn variants(by_name: Vec<(&String, Vec<(String, Value)>)>, model: &mut Model) {
+fn import_variants(by_name: Vec<(&String, Vec<(String, Value)>)>, model: &mut Model) {
     model.aliases.retain(|alias| by_name.iter().all(|(name, _)| *name != alias));
     let own = |(name, set): (&String, Vec<(String, Value)>)| Variant { name: name.clone(), set };
     model.names = by_name.into_iter().map(own).collect();

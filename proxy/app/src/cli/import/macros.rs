@@ -8,15 +8,15 @@ use super::Env;
 use super::yaml::plain;
 
 /// Maximum nesting of macros. Real files nest at most three.
-const DEPTH: usize = 32;
+const MAX_MACRO_DEPTH: usize = 32;
 
 /// Maximum bytes that one value may expand to, including intermediate values. Macros that double each other
 /// would exhaust the memory.
-const BYTES: usize = 1 << 20;
+const MAX_EXPANDED_BYTES: usize = 1 << 20;
 
 /// Macro definitions in one scope.
 #[derive(Clone, Default)]
-pub(super) struct Macros<'a> {
+pub(super) struct MacroScope<'a> {
     known: BTreeMap<String, Value>,
     env: Option<Env<'a>>,
 }
@@ -48,7 +48,7 @@ impl Way {
     }
 }
 
-impl<'a> Macros<'a> {
+impl<'a> MacroScope<'a> {
     pub(super) fn new(env: Env<'a>) -> Self {
         Self { known: BTreeMap::new(), env: Some(env) }
     }
@@ -68,7 +68,7 @@ impl<'a> Macros<'a> {
     /// Expands all texts of a value, including keys of tables. A text that is a single macro becomes its
     /// value, with its type.
     pub(super) fn expand(&self, value: &Value) -> Result<Value, Wrong> {
-        self.value(value, &mut Way { within: Vec::new(), left: BYTES })
+        self.value(value, &mut Way { within: Vec::new(), left: MAX_EXPANDED_BYTES })
     }
 
     fn value(&self, value: &Value, way: &mut Way) -> Result<Value, Wrong> {
@@ -138,7 +138,7 @@ impl<'a> Macros<'a> {
                 "let no macro stand in its own value",
             ));
         }
-        if way.within.len() >= DEPTH {
+        if way.within.len() >= MAX_MACRO_DEPTH {
             return Err(too_much(name, "it stands within more than 32 others"));
         }
         way.within.push(name.to_owned());
@@ -177,7 +177,7 @@ mod tests {
 
     fn expand(table: &Value, text: &str) -> Result<Value, Wrong> {
         let env = |name: &str| (name == "HOME").then(|| "/home/a".to_owned());
-        Macros::new(&env).with(Some(table)).expand(&json!(text))
+        MacroScope::new(&env).with(Some(table)).expand(&json!(text))
     }
 
     #[test]

@@ -6,22 +6,22 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 
 /// Maximum number of models, because the state grows with its third power.
-const MOST_MODELS: usize = 64;
+const MAX_MODELS: usize = 64;
 /// Maximum nesting of parentheses and sets.
-const DEPTH: usize = 32;
+const MAX_NESTING: usize = 32;
 
 /// Indexes of two models in the file, in ascending order.
-type Pair = (usize, usize);
+type ModelPair = (usize, usize);
 
 /// Models of an expression, and those that occur together in one of its sets.
 #[derive(Clone, Debug, Default)]
-struct Together {
+struct CoLoadedModels {
     members: BTreeSet<usize>,
-    pairs: BTreeSet<Pair>,
+    pairs: BTreeSet<ModelPair>,
     triples: BTreeSet<[usize; 3]>,
 }
 
-impl Together {
+impl CoLoadedModels {
     /// Sets of either expression (`|`).
     fn or(mut self, other: Self) -> Self {
         self.members.extend(other.members);
@@ -40,18 +40,18 @@ impl Together {
                 );
                 let apart =
                     another.pairs.iter().filter(|(first, second)| ![first, second].contains(&&member));
-                all.triples.extend(apart.map(|&(first, second)| triple(first, second, member)));
+                all.triples.extend(apart.map(|&(first, second)| ordered_triple(first, second, member)));
             }
         }
         all
     }
 }
 
-fn pair(one: usize, another: usize) -> Pair {
+fn pair(one: usize, another: usize) -> ModelPair {
     (one.min(another), one.max(another))
 }
 
-fn triple(one: usize, another: usize, third: usize) -> [usize; 3] {
+fn ordered_triple(one: usize, another: usize, third: usize) -> [usize; 3] {
     let mut all = [one, another, third];
     all.sort_unstable();
     all
@@ -59,7 +59,7 @@ fn triple(one: usize, another: usize, third: usize) -> [usize; 3] {
 
 /// Result of the conversion.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Exclusions {
+pub(super) struct ExclusionGroups {
     /// Groups of models of which at most one is loaded at a time.
     pub(super) groups: Vec<Vec<usize>>,
     /// Some three models share sets pairwise but never all three, which `groups` cannot express.
@@ -67,8 +67,8 @@ pub(super) struct Exclusions {
 }
 
 /// Converts the sets of a matrix over the models with these names. `None` if the matrix cannot be read.
-pub(super) fn exclusions(matrix: &Value, models: &[&str]) -> Option<Exclusions> {
-    if models.len() > MOST_MODELS {
+pub(super) fn exclusions(matrix: &Value, models: &[&str]) -> Option<ExclusionGroups> {
+    if models.len() > MAX_MODELS {
         return None;
     }
     let sets = matrix["sets"].as_object()?;
@@ -77,13 +77,13 @@ pub(super) fn exclusions(matrix: &Value, models: &[&str]) -> Option<Exclusions> 
         let name = vars[name].as_str().unwrap_or(name);
         models.iter().position(|model| *model == name)
     };
-    let mut all = Together::default();
+    let mut all = CoLoadedModels::default();
     for set in sets.values() {
-        all = all.or(Reader { sets, find: &find, rest: set.as_str()?, depth: 0 }.whole()?);
+        all = all.or(MatrixParser { sets, find: &find, rest: set.as_str()?, depth: 0 }.whole()?);
     }
     let apart = |one: usize, another: usize| one != another && !all.pairs.contains(&pair(one, another));
     let count = models.len();
-    let mut open: BTreeSet<Pair> = (0..count)
+    let mut open: BTreeSet<ModelPair> = (0..count)
         .flat_map(|one| (one + 1..count).map(move |other| (one, other)))
         .filter(|&(a, b)| apart(a, b))
         .collect();
@@ -103,22 +103,22 @@ pub(super) fn exclusions(matrix: &Value, models: &[&str]) -> Option<Exclusions> 
         (another + 1..count).any(|third| {
             !apart(one, third)
                 && !apart(another, third)
-                && !all.triples.contains(&triple(one, another, third))
+                && !all.triples.contains(&ordered_triple(one, another, third))
         })
     });
-    Some(Exclusions { groups, is_looser })
+    Some(ExclusionGroups { groups, is_looser })
 }
 
 /// Parser of expressions such as `a & (b | c)` or `+another-set & d`.
-struct Reader<'a> {
+struct MatrixParser<'a> {
     sets: &'a Map<String, Value>,
     find: &'a dyn Fn(&str) -> Option<usize>,
     rest: &'a str,
     depth: usize,
 }
 
-impl<'a> Reader<'a> {
-    fn whole(&mut self) -> Option<Together> {
+impl<'a> MatrixParser<'a> {
+    fn whole(&mut self) -> Option<CoLoadedModels> {
         let all = self.either()?;
         self.rest.trim().is_empty().then_some(all)
     }
@@ -130,7 +130,7 @@ impl<'a> Reader<'a> {
         rest.is_some()
     }
 
-    fn either(&mut self) -> Option<Together> {
+    fn either(&mut self) -> Option<CoLoadedModels> {
         let mut all = self.both()?;
         while self.takes('|') {
             all = all.or(self.both()?);
@@ -138,7 +138,7 @@ impl<'a> Reader<'a> {
         Some(all)
     }
 
-    fn both(&mut self) -> Option<Together> {
+    fn both(&mut self) -> Option<CoLoadedModels> {
         let mut all = self.one()?;
         while self.takes('&') {
             all = all.and(&self.one()?);
@@ -146,9 +146,9 @@ impl<'a> Reader<'a> {
         Some(all)
     }
 
-    fn one(&mut self) -> Option<Together> {
+    fn one(&mut self) -> Option<CoLoadedModels> {
         self.depth += 1;
-        if self.depth > DEPTH {
+        if self.depth > MAX_NESTING {
             return None;
         }
         let all = if self.takes('(') {
@@ -156,11 +156,11 @@ impl<'a> Reader<'a> {
             self.takes(')').then_some(all)?
         } else if self.takes('+') {
             let set = self.sets.get(self.word()?)?.as_str()?;
-            Reader { sets: self.sets, find: self.find, rest: set, depth: self.depth }.whole()?
+            MatrixParser { sets: self.sets, find: self.find, rest: set, depth: self.depth }.whole()?
         } else {
             // Skip a model that is not imported: it is never loaded with others.
             let model = (self.find)(self.word()?);
-            Together { members: model.into_iter().collect(), ..Together::default() }
+            CoLoadedModels { members: model.into_iter().collect(), ..CoLoadedModels::default() }
         };
         self.depth -= 1;
         Some(all)
@@ -180,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    fn read(sets: &Value) -> Option<Exclusions> {
+    fn read(sets: &Value) -> Option<ExclusionGroups> {
         let matrix = json!({ "vars": { "x": "a" }, "sets": sets });
         exclusions(&matrix, &["a", "b", "c", "d"])
     }

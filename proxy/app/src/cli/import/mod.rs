@@ -1,6 +1,6 @@
 //! `llama-warden import`: converts the configuration of another program to a `warden.toml`.
 //!
-//! The module of each source turns text into an [`Imported`]; `write` turns that into TOML. Only this
+//! The module of each source turns text into an [`ImportedConfig`]; `write` turns that into TOML. Only this
 //! module reads and writes files. Settings without an equivalent are listed at the end of the file and on
 //! standard error.
 
@@ -159,14 +159,14 @@ struct Remote {
 
 /// A name for the best of several models.
 #[derive(Debug)]
-struct Selector {
+struct ImportedSelector {
     name: String,
     models: Vec<String>,
 }
 
 /// A setting without an equivalent, with the nearest alternative.
 #[derive(Debug)]
-struct Unmatched {
+struct UnsupportedSetting {
     what: String,
     nearest: String,
     /// Models with this setting; empty for a global one.
@@ -175,7 +175,7 @@ struct Unmatched {
 
 /// All imported settings.
 #[derive(Debug, Default)]
-struct Imported {
+struct ImportedConfig {
     host: Option<String>,
     port: Option<u16>,
     tls_cert: Option<String>,
@@ -196,25 +196,30 @@ struct Imported {
     stop_grace: Option<u64>,
     models: Vec<Model>,
     remotes: Vec<Remote>,
-    selectors: Vec<Selector>,
-    unmatched: Vec<Unmatched>,
+    selectors: Vec<ImportedSelector>,
+    unmatched: Vec<UnsupportedSetting>,
 }
 
-impl Imported {
+impl ImportedConfig {
     fn left(&mut self, what: impl Into<String>, nearest: impl Into<String>) {
-        self.unmatched.push(Unmatched { what: what.into(), nearest: nearest.into(), models: Vec::new() });
+        self.unmatched.push(UnsupportedSetting {
+            what: what.into(),
+            nearest: nearest.into(),
+            models: Vec::new(),
+        });
     }
 
     /// Records a setting of a model without an equivalent. Settings that models share are merged into one
     /// entry.
-    fn left_of(&mut self, model: &str, what: impl Into<String>, nearest: impl Into<String>) {
+    fn add_unsupported_of(&mut self, model: &str, what: impl Into<String>, nearest: impl Into<String>) {
         let (what, nearest) = (what.into(), nearest.into());
-        let is_same =
-            |left: &&mut Unmatched| left.what == what && left.nearest == nearest && !left.models.is_empty();
+        let is_same = |left: &&mut UnsupportedSetting| {
+            left.what == what && left.nearest == nearest && !left.models.is_empty()
+        };
         match self.unmatched.iter_mut().find(is_same) {
             Some(same) if same.models.iter().any(|own| own == model) => {}
             Some(same) => same.models.push(model.to_owned()),
-            None => self.unmatched.push(Unmatched { what, nearest, models: vec![model.to_owned()] }),
+            None => self.unmatched.push(UnsupportedSetting { what, nearest, models: vec![model.to_owned()] }),
         }
     }
 
@@ -255,12 +260,12 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
         Some(path) => create(path, &text)?,
         None => out::write(&text)?,
     }
-    tell(&imported);
+    print_summary(&imported);
     Ok(())
 }
 
 /// Prints a summary of the import on standard error.
-fn tell(imported: &Imported) {
+fn print_summary(imported: &ImportedConfig) {
     let models = out::counted(imported.models.len() + imported.remotes.len(), "model");
     out::error_line(&format!("{models} imported, {} left without an equal", imported.unmatched.len()));
     for left in &imported.unmatched {
@@ -271,7 +276,7 @@ fn tell(imported: &Imported) {
 /// Maximum number of models named on standard error for one setting; the file names all.
 const SHOWN: usize = 3;
 
-impl Unmatched {
+impl UnsupportedSetting {
     /// Describes the setting, its models (at most `most`), and the nearest alternative.
     fn line(&self, most: usize) -> String {
         let Self { what, nearest, models } = self;
@@ -307,11 +312,11 @@ fn create(path: &Path, text: &str) -> Result<(), Failure> {
 }
 
 /// Maximum size of an imported file, in bytes. The largest known has some hundred KiB.
-const LARGEST_FILE: u64 = 16 << 20;
+const MAX_IMPORT_BYTES: u64 = 16 << 20;
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-fn read(args: &ImportArgs, env: Env<'_>) -> Result<(String, Imported), Failure> {
+fn read(args: &ImportArgs, env: Env<'_>) -> Result<(String, ImportedConfig), Failure> {
     let hint =
         "name a file, or write the command behind `--`: `llama-warden import -- llama-server -m model.gguf`";
     if !args.command.is_empty() {
@@ -338,12 +343,12 @@ fn read(args: &ImportArgs, env: Env<'_>) -> Result<(String, Imported), Failure> 
 
 /// Reads a file, or a pipe that the user names: `import <(docker inspect …)`.
 fn read_file(path: &Path, hint: &str) -> Result<String, Failure> {
-    let read = std::fs::File::open(path).and_then(|file| regular_file::bounded(file, LARGEST_FILE));
+    let read = std::fs::File::open(path).and_then(|file| regular_file::bounded(file, MAX_IMPORT_BYTES));
     let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
     text.map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display()), hint))
 }
 
-fn command_or_router(words: &[String], from: &str) -> Result<Imported, Failure> {
+fn command_or_router(words: &[String], from: &str) -> Result<ImportedConfig, Failure> {
     let read = |file: &str| read_file(Path::new(file), "run the import where the command is run");
     match router::import(words, from, &read)? {
         Some(imported) => Ok(imported),
@@ -375,8 +380,8 @@ fn guess(path: &Path, text: &str) -> Source {
 
 /// Imports a text in each format and renders the result, for fuzzing.
 #[cfg(fuzzing)]
-pub(crate) fn each_way(text: &str) -> [Result<String, Failure>; 3] {
-    let written = |imported: Result<Imported, Failure>| {
+pub(crate) fn import_each_format(text: &str) -> [Result<String, Failure>; 3] {
+    let written = |imported: Result<ImportedConfig, Failure>| {
         let imported = imported?;
         imported.check_names("x")?;
         Ok(write::text(&imported, "x"))

@@ -5,19 +5,19 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use warden_supervisor::regular_file;
 
-use super::{Env, Imported, Model};
+use super::{Env, ImportedConfig, Model};
 use crate::exit::Failure;
 
 /// Maximum bytes of a manifest, a system prompt or a list of parameters. Those of Ollama itself are below a
 /// hundredth.
-const LARGEST_TEXT: u64 = 4 << 20;
+const MAX_TEXT_BYTES: u64 = 4 << 20;
 /// Maximum nesting of folders: manifests are in HOST/OWNER/MODEL/TAG.
 const DEEPEST: usize = 8;
 /// Maximum number of files in all folders.
 const MOST_FILES: usize = 10_000;
 
 /// Parameters of Ollama with the equivalent flag of llama-server.
-const FLAGS: [(&str, &str); 6] = [
+const PARAMETER_FLAGS: [(&str, &str); 6] = [
     ("num_ctx", "-c"),
     ("num_gpu", "-ngl"),
     ("num_batch", "-b"),
@@ -26,7 +26,7 @@ const FLAGS: [(&str, &str); 6] = [
     ("num_keep", "--keep"),
 ];
 /// Parameters of Ollama with the equivalent request parameter of llama-server.
-const OF_A_REQUEST: [(&str, &str); 15] = [
+const REQUEST_PARAMETERS: [(&str, &str); 15] = [
     ("temperature", "temperature"),
     ("top_k", "top_k"),
     ("top_p", "top_p"),
@@ -64,21 +64,21 @@ pub(super) fn place(given: Option<&Path>, env: Env<'_>) -> Result<PathBuf, Failu
     ))
 }
 
-pub(super) fn import(dir: &Path) -> Result<Imported, Failure> {
+pub(super) fn import(dir: &Path) -> Result<ImportedConfig, Failure> {
     let manifests = dir.join("manifests");
     let mut files = Vec::new();
-    below(&manifests, DEEPEST, &mut files)?;
+    collect_manifests(&manifests, DEEPEST, &mut files)?;
     files.sort();
-    let mut imported = Imported::default();
+    let mut imported = ImportedConfig::default();
     for file in files {
         let parts: Vec<&str> =
             file.strip_prefix(&manifests).unwrap_or(&file).iter().filter_map(|part| part.to_str()).collect();
-        let Some((name, alias)) = name_of(&parts) else {
+        let Some((name, alias)) = model_names(&parts) else {
             imported.left(format!("the file {}", file.display()), "manifests lie in HOST/OWNER/MODEL/TAG");
             continue;
         };
         let mut model = Model { name, aliases: alias.into_iter().collect(), ..Model::default() };
-        layers(dir, &file, &mut model, &mut imported)?;
+        import_layers(dir, &file, &mut model, &mut imported)?;
         if model.model.is_some() {
             imported.models.push(model);
         } else {
@@ -88,7 +88,7 @@ pub(super) fn import(dir: &Path) -> Result<Imported, Failure> {
     Ok(imported)
 }
 
-fn below(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
+fn collect_manifests(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
     let too_much = |what: String| Failure::usage(what, "name the folder that has `manifests` and `blobs`");
     if depth == 0 {
         return Err(too_much(format!("{} has more than {DEEPEST} folders within each other", dir.display())));
@@ -102,7 +102,7 @@ fn below(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), Failu
     for entry in std::fs::read_dir(dir).map_err(unreadable)? {
         let entry = entry.map_err(unreadable)?;
         if entry.file_type().map_err(unreadable)?.is_dir() {
-            below(&entry.path(), depth - 1, files)?;
+            collect_manifests(&entry.path(), depth - 1, files)?;
         } else if files.len() == MOST_FILES {
             return Err(too_much(format!("{} has more than {MOST_FILES} manifests", dir.display())));
         } else {
@@ -113,7 +113,7 @@ fn below(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), Failu
 }
 
 /// The name that Ollama lists; for `:latest` also the name without it.
-fn name_of(parts: &[&str]) -> Option<(String, Option<String>)> {
+fn model_names(parts: &[&str]) -> Option<(String, Option<String>)> {
     let [host, owner, model, tag] = parts else { return None };
     let short = match (host.starts_with("registry."), *owner) {
         (true, "library") => (*model).to_owned(),
@@ -124,11 +124,16 @@ fn name_of(parts: &[&str]) -> Option<(String, Option<String>)> {
     Some((format!("{short}:{tag}"), alias))
 }
 
-fn layers(dir: &Path, file: &Path, model: &mut Model, imported: &mut Imported) -> Result<(), Failure> {
+fn import_layers(
+    dir: &Path,
+    file: &Path,
+    model: &mut Model,
+    imported: &mut ImportedConfig,
+) -> Result<(), Failure> {
     let name = model.name.clone();
     let hint = format!("let Ollama repair it: `ollama pull {name}`");
     let wrong = |what: String| Failure::usage(format!("{}: {what}", file.display()), hint.clone());
-    let text = regular_file::read_text(file, LARGEST_TEXT)
+    let text = regular_file::read_text(file, MAX_TEXT_BYTES)
         .map_err(|error| wrong(format!("cannot be read: {error}")))?;
     let manifest: Value = serde_json::from_str(&text)
         .map_err(|error| wrong(format!("line {}: this is no manifest: {error}", error.line())))?;
@@ -148,7 +153,7 @@ fn layers(dir: &Path, file: &Path, model: &mut Model, imported: &mut Imported) -
         let path = blob(digest)?;
         let shown = path.display().to_string();
         let read = || {
-            regular_file::read_text(&path, LARGEST_TEXT)
+            regular_file::read_text(&path, MAX_TEXT_BYTES)
                 .map_err(|error| wrong(format!("its blob {shown} cannot be read: {error}")))
         };
         match kind {
@@ -159,7 +164,7 @@ fn layers(dir: &Path, file: &Path, model: &mut Model, imported: &mut Imported) -
             "params" => {
                 let text = read()?;
                 let table = serde_json::from_str(&text).map_err(|error| wrong(format!("its parameters in {shown} are no JSON: {error}")))?;
-                parameters(&table, model, imported);
+                import_parameters(&table, model, imported);
             }
             "license" => model.notes.push(format!("its license: {shown}")),
             "template" => imported.left(
@@ -172,13 +177,13 @@ fn layers(dir: &Path, file: &Path, model: &mut Model, imported: &mut Imported) -
     Ok(())
 }
 
-fn parameters(table: &Value, model: &mut Model, imported: &mut Imported) {
+fn import_parameters(table: &Value, model: &mut Model, imported: &mut ImportedConfig) {
     for (key, value) in table.as_object().into_iter().flatten() {
-        if let Some((_, flag)) = FLAGS.iter().find(|(name, _)| name == key) {
+        if let Some((_, flag)) = PARAMETER_FLAGS.iter().find(|(name, _)| name == key) {
             model.args.extend([(*flag).to_owned(), super::yaml::plain(value)]);
         } else if key == "num_predict" && value.as_i64().is_some_and(|count| count < 0) {
             model.notes.push(format!("num_predict {value}: no limit, as without it"));
-        } else if let Some((_, name)) = OF_A_REQUEST.iter().find(|(name, _)| name == key) {
+        } else if let Some((_, name)) = REQUEST_PARAMETERS.iter().find(|(name, _)| name == key) {
             model.default.push(((*name).to_owned(), value.clone()));
         } else if let ("use_mmap", Some(on)) = (key.as_str(), value.as_bool()) {
             model.set_mmap(on);

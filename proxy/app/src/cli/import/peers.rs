@@ -7,13 +7,13 @@ use serde_json::{Map, Value};
 use super::llama_swap::{filters, others, texts};
 use super::macros::unset;
 use super::yaml::plain;
-use super::{Imported, Model, Remote, Selector};
+use super::{ImportedConfig, ImportedSelector, Model, Remote};
 
 /// Imported keys of a peer.
-const READ: [&str; 4] = ["proxy", "apiKey", "models", "filters"];
+const PEER_KEYS: [&str; 4] = ["proxy", "apiKey", "models", "filters"];
 
 /// Keys of a peer without an equivalent, with the nearest alternative.
-const OF_A_PEER: [(&str, &str); 3] = [
+const UNSUPPORTED_PEER_KEYS: [(&str, &str); 3] = [
     ("timeouts", "`timeout` of a model in `[remotes]` is for a whole answer"),
     (
         "headers",
@@ -26,10 +26,11 @@ const OF_A_PEER: [(&str, &str); 3] = [
 ];
 
 /// Advice for a key that was written in the file.
-const KEY: &str = "write it into a file of its own that nobody else can read, and name that in `key_file`";
+const KEY_FILE_ADVICE: &str =
+    "write it into a file of its own that nobody else can read, and name that in `key_file`";
 
 /// Imports each model of each peer. The model is named `PEER/MODEL`, or by its own name if no other has it.
-pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported) {
+pub(super) fn import(top: &Map<String, Value>, imported: &mut ImportedConfig) {
     let mut taken: BTreeSet<String> = BTreeSet::new();
     for model in &imported.models {
         taken.extend(model.all_names().cloned());
@@ -56,7 +57,7 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported) {
                 .left(format!("the peer `{peer}`"), "`[remotes]` has a table for each model, with its `url`");
             continue;
         };
-        others(table, &READ, &OF_A_PEER, None, imported);
+        others(table, &PEER_KEYS, &UNSUPPORTED_PEER_KEYS, None, imported);
         let url = table.get("proxy").map(plain).filter(|url| !url.is_empty() && unset(url).is_none());
         let Some(url) = url else {
             imported
@@ -65,7 +66,7 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported) {
         };
         let has_key = table.get("apiKey").map(plain).is_some_and(|key| !key.is_empty());
         if has_key {
-            imported.left(format!("{of}its key"), KEY);
+            imported.left(format!("{of}its key"), KEY_FILE_ADVICE);
         }
         for own in texts(table.get("models")) {
             let whole = format!("{peer}/{own}");
@@ -99,7 +100,7 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported) {
 }
 
 /// Imports names for the first loaded of several models, or always for the first.
-fn selectors(top: &Map<String, Value>, imported: &mut Imported) {
+fn selectors(top: &Map<String, Value>, imported: &mut ImportedConfig) {
     for (name, selector) in top.get("selectors").and_then(Value::as_object).into_iter().flatten() {
         let targets = texts(selector.get("targets"));
         let real = |target: &String| {
@@ -138,6 +139,6 @@ fn selectors(top: &Map<String, Value>, imported: &mut Imported) {
                 );
             }
         }
-        imported.selectors.push(Selector { name: name.clone(), models });
+        imported.selectors.push(ImportedSelector { name: name.clone(), models });
     }
 }

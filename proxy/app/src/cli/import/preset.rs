@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{Imported, Model};
+use super::{ImportedConfig, Model};
 use crate::config::arguments;
 use crate::exit::Failure;
 
 /// Flags without a value, with the flag that switches them off.
-const SWITCHES: [(&str, &str); 42] = [
+const OPPOSITE_FLAGS: [(&str, &str); 42] = [
     ("agent", "no-agent"),
     ("ag", "no-agent"),
     ("cache-idle-slots", "no-cache-idle-slots"),
@@ -54,7 +54,7 @@ const SWITCHES: [(&str, &str); 42] = [
     ("repack", "nr"),
 ];
 /// Flags without a value and without an opposite.
-const PLAIN: [&str; 30] = [
+const PLAIN_FLAGS: [&str; 30] = [
     "backend-sampling",
     "bs",
     "check-tensors",
@@ -95,7 +95,7 @@ const SHORT: [&str; 72] = [
     "nocb", "np", "nr", "ot", "otd", "rea", "sm", "sp", "sps", "tb", "tbd", "td", "to", "ts", "ub",
 ];
 /// Variables of llama-server whose names differ from their flags.
-const VARIABLES: [(&str, &str); 16] = [
+const VARIABLE_FLAGS: [(&str, &str); 16] = [
     ("BATCH", "batch-size"),
     ("UBATCH", "ubatch-size"),
     ("CHECKPOINT_MIN_SPACING_NT", "checkpoint-min-step"),
@@ -114,7 +114,7 @@ const VARIABLES: [(&str, &str); 16] = [
     ("MODELS_DIR", "models-dir"),
 ];
 /// Keys of the router itself. It reads them only from its command line, so they have no effect in a file.
-const OF_THE_ROUTER: [(&str, &str); 7] = [
+const ROUTER_KEYS: [(&str, &str); 7] = [
     (
         "api-key",
         "a router takes keys from its command line alone: `llama-warden keys new`, and `server.keys`",
@@ -139,35 +139,40 @@ const OF_THE_ROUTER: [(&str, &str); 7] = [
     ),
 ];
 /// Note on a key before the first section.
-const BEFORE: &str = "before the first section it is of a model `default`, which names no file: \
+const BEFORE_SECTIONS_NOTE: &str = "before the first section it is of a model `default`, which names no file: \
                       put it under `[*]` if it is for all";
 /// Keys that name a model.
-const MODELS: [&str; 10] =
+const MODEL_KEYS: [&str; 10] =
     ["model", "m", "hf-repo", "hf", "hfr", "model-url", "mu", "docker-repo", "dr", "hf-file"];
 /// Values that switch a flag on.
-const ON: [&str; 4] = ["on", "enabled", "true", "1"];
-const OFF: [&str; 4] = ["off", "disabled", "false", "0"];
+const ON_VALUES: [&str; 4] = ["on", "enabled", "true", "1"];
+const OFF_VALUES: [&str; 4] = ["off", "disabled", "false", "0"];
 
-type Section = BTreeMap<String, (String, usize)>;
+type PresetSection = BTreeMap<String, (String, usize)>;
 
-pub(super) fn import(text: &str, from: &str) -> Result<Imported, Failure> {
+pub(super) fn import(text: &str, from: &str) -> Result<ImportedConfig, Failure> {
     let (mut order, mut sections) = parse(text, from)?;
     let mut all = sections.remove("*").unwrap_or_default();
-    let mut imported = Imported::default();
+    let mut imported = ImportedConfig::default();
     if let Some((_, line)) = all.remove("dedup-cache-models") {
         imported.left(format!("`dedup-cache-models` (line {line})"), "models are those of this file alone");
     }
     // Keys before the first section form a model, too.
     let before = sections.remove("").unwrap_or_default();
-    if MODELS.iter().any(|key| before.contains_key(*key)) && !order.iter().any(|name| name == DEFAULT) {
-        order.insert(0, DEFAULT.to_owned());
-        sections.insert(DEFAULT.to_owned(), before);
+    if MODEL_KEYS.iter().any(|key| before.contains_key(*key))
+        && !order.iter().any(|name| name == DEFAULT_MODEL)
+    {
+        order.insert(0, DEFAULT_MODEL.to_owned());
+        sections.insert(DEFAULT_MODEL.to_owned(), before);
     } else {
         let mut keys: Vec<_> = before.iter().filter(|(key, _)| *key != "version").collect();
         keys.sort_by_key(|(_, (_, line))| *line);
         for (key, (_, line)) in keys {
-            let own = OF_THE_ROUTER.iter().find(|(name, _)| name == key);
-            imported.left(format!("`{key}` (line {line})"), own.map_or(BEFORE, |(_, nearest)| nearest));
+            let own = ROUTER_KEYS.iter().find(|(name, _)| name == key);
+            imported.left(
+                format!("`{key}` (line {line})"),
+                own.map_or(BEFORE_SECTIONS_NOTE, |(_, nearest)| nearest),
+            );
         }
     }
     for name in order.iter().filter(|name| !name.is_empty() && *name != "*") {
@@ -180,10 +185,10 @@ pub(super) fn import(text: &str, from: &str) -> Result<Imported, Failure> {
         // The model's own keys come last: llama-server uses the last of two spellings of a flag.
         keys.extend(own);
         let mut model = model(name, keys, from, &mut imported)?;
-        model.aliases.extend(canonical(name).filter(|other| !order.contains(other)));
+        model.aliases.extend(router_name(name).filter(|other| !order.contains(other)));
         imported.models.push(model);
     }
-    for (key, line) in cut(text) {
+    for (key, line) in truncated_values(text) {
         imported.left(
             format!("`{key}` (line {line})"),
             "its value ends before `;` or `#`, for a router too: what follows is a comment",
@@ -193,10 +198,10 @@ pub(super) fn import(text: &str, from: &str) -> Result<Imported, Failure> {
 }
 
 /// Keys whose value contains a comment sign and is cut there: `samplers = top_k;top_p`.
-fn cut(text: &str) -> impl Iterator<Item = (&str, usize)> {
+fn truncated_values(text: &str) -> impl Iterator<Item = (&str, usize)> {
     (1..).zip(text.lines()).filter_map(|(at, line)| {
         let (key, _) = line.split_once('=')?;
-        let own = uncommented(line);
+        let own = strip_comment(line);
         let rest = line.trim_start().strip_prefix(own)?;
         (rest.starts_with([';', '#']) && own.len() > key.trim().len() + 1 && !own.ends_with('='))
             .then_some((key.trim(), at))
@@ -204,14 +209,14 @@ fn cut(text: &str) -> impl Iterator<Item = (&str, usize)> {
 }
 
 /// Note on a section that names no file.
-pub(super) const NO_FILE: &str = "its file";
+pub(super) const NO_FILE_NOTE: &str = "its file";
 
 /// Name of the model formed by keys before the first section.
-const DEFAULT: &str = "default";
+const DEFAULT_MODEL: &str = "default";
 
 /// The name that a router lists for a section whose name ends in a quantisation: the quantisation in
 /// capitals, without the rest of the tag.
-fn canonical(name: &str) -> Option<String> {
+fn router_name(name: &str) -> Option<String> {
     let (repository, tag) = name.rsplit_once(':')?;
     let last = tag.rsplit(['-', '.']).next().filter(|last| !last.is_empty()).unwrap_or(tag);
     let is_word = last.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
@@ -224,17 +229,17 @@ fn flag_name(key: &str) -> String {
     let Some(variable) = key.strip_prefix("LLAMA_ARG_") else {
         return if key == "LLAMA_API_KEY" { "api-key".to_owned() } else { key.to_owned() };
     };
-    let other = VARIABLES.iter().find(|(name, _)| *name == variable).map(|(_, flag)| (*flag).to_owned());
+    let other = VARIABLE_FLAGS.iter().find(|(name, _)| *name == variable).map(|(_, flag)| (*flag).to_owned());
     other.unwrap_or_else(|| variable.to_ascii_lowercase().replace('_', "-"))
 }
 
 /// Parses the sections, in order, with the keys of each.
-fn parse(text: &str, from: &str) -> Result<(Vec<String>, BTreeMap<String, Section>), Failure> {
+fn parse(text: &str, from: &str) -> Result<(Vec<String>, BTreeMap<String, PresetSection>), Failure> {
     let mut order = vec![String::new()];
-    let mut sections = BTreeMap::<String, Section>::from([(String::new(), Section::new())]);
+    let mut sections = BTreeMap::<String, PresetSection>::from([(String::new(), PresetSection::new())]);
     let mut current = String::new();
     for (at, line) in (1..).zip(text.lines()) {
-        let line = uncommented(line);
+        let line = strip_comment(line);
         if line.is_empty() {
             continue;
         }
@@ -263,7 +268,7 @@ fn parse(text: &str, from: &str) -> Result<(Vec<String>, BTreeMap<String, Sectio
 }
 
 /// Strips a comment, which begins at `;` or `#`, also behind a value.
-fn uncommented(line: &str) -> &str {
+fn strip_comment(line: &str) -> &str {
     line.find([';', '#']).map_or(line, |at| &line[..at]).trim()
 }
 
@@ -271,13 +276,13 @@ fn model(
     name: &str,
     keys: Vec<(String, (String, usize))>,
     from: &str,
-    imported: &mut Imported,
+    imported: &mut ImportedConfig,
 ) -> Result<Model, Failure> {
     let mut model = Model { name: name.to_owned(), ..Model::default() };
     for (key, (value, line)) in keys {
         let what = format!("`{key}` (line {line})");
-        if let Some((_, nearest)) = OF_THE_ROUTER.iter().find(|(own, _)| *own == key) {
-            imported.left_of(name, what, *nearest);
+        if let Some((_, nearest)) = ROUTER_KEYS.iter().find(|(own, _)| *own == key) {
+            imported.add_unsupported_of(name, what, *nearest);
             continue;
         }
         match key.as_str() {
@@ -292,9 +297,11 @@ fn model(
                     ));
                 }
             },
-            "dedup-cache-models" => imported.left_of(name, what, "models are those of this file alone"),
+            "dedup-cache-models" => {
+                imported.add_unsupported_of(name, what, "models are those of this file alone")
+            }
             "host" | "port" | "reuse-port" | "ssl-key-file" | "ssl-cert-file" | "api-prefix" => {
-                imported.left_of(
+                imported.add_unsupported_of(
                     name,
                     what,
                     "`[server]` says where llama-warden listens; a process has a socket of its own",
@@ -325,13 +332,13 @@ fn model(
         imported.has_folder = true;
         let nearest = "a router takes the one of this name in its `--models-dir`: \
                        name that folder in `paths.models`, or the file in `model`";
-        imported.left_of(name, NO_FILE, nearest);
+        imported.add_unsupported_of(name, NO_FILE_NOTE, nearest);
     }
     Ok(model)
 }
 
 fn switch(key: &str, value: &str, from: &str, line: usize) -> Result<bool, Failure> {
-    match (ON.contains(&value) || value.is_empty(), OFF.contains(&value)) {
+    match (ON_VALUES.contains(&value) || value.is_empty(), OFF_VALUES.contains(&value)) {
         (true, _) => Ok(true),
         (_, true) => Ok(false),
         _ => Err(Failure::usage(
@@ -346,8 +353,8 @@ fn flag(key: &str, value: String, from: &str, line: usize, model: &mut Model) ->
         model.set_mmap(switch(key, &value, from, line)? == (key == "mmap"));
         return Ok(());
     }
-    let positive = SWITCHES.iter().find(|(name, _)| *name == key);
-    let negative = SWITCHES.iter().find(|(_, no)| *no == key);
+    let positive = OPPOSITE_FLAGS.iter().find(|(name, _)| *name == key);
+    let negative = OPPOSITE_FLAGS.iter().find(|(_, no)| *no == key);
     if let Some((_, no)) = positive {
         let on = switch(key, &value, from, line)?;
         model.args.push(if on { dashed(key) } else { dashed(no) });
@@ -369,7 +376,7 @@ fn flag(key: &str, value: String, from: &str, line: usize, model: &mut Model) ->
 /// Returns whether a flag takes no value and has no opposite.
 fn is_plain(key: &str) -> bool {
     // Such flags select a model that llama-server knows.
-    PLAIN.contains(&key) || key.ends_with("-default") || key.starts_with("fim-")
+    PLAIN_FLAGS.contains(&key) || key.ends_with("-default") || key.starts_with("fim-")
 }
 
 fn dashed(key: &str) -> String {

@@ -5,35 +5,39 @@ use crate::config::arguments;
 use crate::exit::Failure;
 
 use super::command::{Taken, listening, take};
-use super::{Imported, Model, preset};
+use super::{ImportedConfig, Model, preset};
 
 /// Reads a file that the command names.
 pub(super) type ReadFile<'a> = &'a dyn Fn(&str) -> Result<String, Failure>;
 
 /// Flags of the router itself that take a value.
-const OWN: [&str; 3] = ["--models-preset", "--models-dir", "--models-max"];
+const ROUTER_OPTIONS: [&str; 3] = ["--models-preset", "--models-dir", "--models-max"];
 /// Flags of the router itself without a value.
-const OWN_ALONE: [&str; 2] = ["--models-autoload", "--no-models-autoload"];
+const ROUTER_SWITCHES: [&str; 2] = ["--models-autoload", "--no-models-autoload"];
 
 /// Imports the router that this command starts; `None` if it starts something else.
-pub(super) fn import(words: &[String], from: &str, read: ReadFile<'_>) -> Result<Option<Imported>, Failure> {
+pub(super) fn import(
+    words: &[String],
+    from: &str,
+    read: ReadFile<'_>,
+) -> Result<Option<ImportedConfig>, Failure> {
     let Ok(taken) = take(words) else { return Ok(None) };
     let value = |flag: &str| {
         let args = &taken.model.args;
         let at = args.iter().rposition(|word| arguments::normal(word) == flag)?;
         args.get(at + 1).cloned()
     };
-    let [file, folder, most] = OWN.map(value);
+    let [file, folder, most] = ROUTER_OPTIONS.map(value);
     if file.is_none() && folder.is_none() {
         return Ok(None);
     }
     let mut imported = match &file {
         Some(file) => preset::import(&read(file)?, file)?,
-        None => Imported::default(),
+        None => ImportedConfig::default(),
     };
     listening(&taken, &mut imported, from)?;
     imported.max_loaded = most.and_then(|most| most.parse().ok()).filter(|most| *most > 0);
-    let (own, rest) = apart(&taken.model.args);
+    let (own, rest) = split_router_flags(&taken.model.args);
     if own.iter().any(|word| word == "--no-models-autoload") {
         imported.left(
             "`--no-models-autoload`",
@@ -56,20 +60,20 @@ pub(super) fn import(words: &[String], from: &str, read: ReadFile<'_>) -> Result
     if let Some(folder) = folder {
         imported.folders.push(folder);
         imported.defaults = Some(for_all);
-        imported.unmatched.retain(|left| left.what != preset::NO_FILE);
+        imported.unmatched.retain(|left| left.what != preset::NO_FILE_NOTE);
     }
     Ok(Some(imported))
 }
 
 /// Separates the router's own flags from those that it passes to each model.
-fn apart(args: &[String]) -> (Vec<String>, Vec<String>) {
+fn split_router_flags(args: &[String]) -> (Vec<String>, Vec<String>) {
     let (mut own, mut rest) = (Vec::new(), Vec::new());
     let mut words = args.iter();
     while let Some(word) = words.next() {
         let flag = arguments::normal(word);
-        if OWN.contains(&flag.as_str()) {
+        if ROUTER_OPTIONS.contains(&flag.as_str()) {
             own.extend([Some(flag), words.next().cloned()].into_iter().flatten());
-        } else if OWN_ALONE.contains(&flag.as_str()) {
+        } else if ROUTER_SWITCHES.contains(&flag.as_str()) {
             own.push(flag);
         } else {
             rest.push(word.clone());

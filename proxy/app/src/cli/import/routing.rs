@@ -5,20 +5,24 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::Imported;
+use super::ImportedConfig;
 use super::llama_swap::{UNKNOWN, texts};
-use super::matrix::{Exclusions, exclusions};
+use super::matrix::{ExclusionGroups, exclusions};
 use crate::exit::Failure;
 
 /// Group of the models that are in no other.
-const DEFAULT: &str = "(default)";
+const DEFAULT_GROUP: &str = "(default)";
 /// Maximum number of pairwise groups that replace two groups.
-const MOST_PAIRS: usize = 64;
+const MAX_PAIR_GROUPS: usize = 64;
 
 /// Nearest alternative to an unsupported rule.
-const NEAREST: &str = "`groups` of a model name those of which at most one is loaded, `with` those that come and stay along with it; without either, memory decides";
+const NEAREST_RULE: &str = "`groups` of a model name those of which at most one is loaded, `with` those that come and stay along with it; without either, memory decides";
 
-pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported, from: &str) -> Result<(), Failure> {
+pub(super) fn import(
+    top: &Map<String, Value>,
+    imported: &mut ImportedConfig,
+    from: &str,
+) -> Result<(), Failure> {
     preload(top.get("hooks"), imported);
     let routing = top.get("routing").unwrap_or(&Value::Null);
     let router = &routing["router"];
@@ -30,7 +34,7 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported, from: &s
     let by_matrix = top.contains_key("matrix") || router["use"] == "matrix";
     let matrix = top.get("matrix").unwrap_or(&settings["matrix"]);
     if by_matrix {
-        by_sets(matrix, imported);
+        import_matrix(matrix, imported);
         if !matrix["evict_costs"].is_null() {
             imported.left("`evict_costs` of the matrix", "what a load takes is measured");
         }
@@ -52,7 +56,7 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported, from: &s
     let in_none = imported.models.iter().map(|model| &model.name).filter(|name| !owners.contains_key(*name));
     let in_none: Vec<String> = in_none.cloned().collect();
     groups.push(Group {
-        name: DEFAULT.to_owned(),
+        name: DEFAULT_GROUP.to_owned(),
         members: in_none,
         swap: true,
         exclusive: true,
@@ -68,11 +72,12 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported, from: &s
 }
 
 /// Makes models exclude each other if no set of the matrix has both.
-fn by_sets(matrix: &Value, imported: &mut Imported) {
+fn import_matrix(matrix: &Value, imported: &mut ImportedConfig) {
     let names: Vec<&str> = imported.models.iter().map(|model| model.name.as_str()).collect();
-    let Some(Exclusions { groups, is_looser }) = exclusions(matrix, &names) else {
+    let Some(ExclusionGroups { groups, is_looser }) = exclusions(matrix, &names) else {
         for (name, set) in matrix["sets"].as_object().into_iter().flatten() {
-            imported.left(format!("the set `{name}` of the matrix: {}", super::yaml::plain(set)), NEAREST);
+            imported
+                .left(format!("the set `{name}` of the matrix: {}", super::yaml::plain(set)), NEAREST_RULE);
         }
         return;
     };
@@ -105,7 +110,7 @@ impl Group {
     fn read(
         name: &str,
         group: &Value,
-        imported: &mut Imported,
+        imported: &mut ImportedConfig,
         owners: &mut BTreeMap<String, String>,
         from: &str,
     ) -> Result<Self, Failure> {
@@ -127,7 +132,7 @@ impl Group {
             let is_there = imported.models.iter().any(|model| model.name == *member);
             if !is_there {
                 let nearest = "there is no such model in what was imported";
-                imported.left_of(member, format!("as a member of the group `{name}`"), nearest);
+                imported.add_unsupported_of(member, format!("as a member of the group `{name}`"), nearest);
             }
             is_there
         });
@@ -136,7 +141,7 @@ impl Group {
         Ok(Self { name: name.to_owned(), members, swap, exclusive, persistent })
     }
 
-    fn put(&self, imported: &mut Imported) {
+    fn put(&self, imported: &mut ImportedConfig) {
         let is_group = self.swap && self.members.len() > 1;
         if is_group && self.persistent {
             imported.left(
@@ -154,7 +159,7 @@ impl Group {
 
     /// Converts two groups that evict each other: no model of one is loaded together with one of the other.
     /// If only one evicts the other, both may be loaded, as in llama-swap when that one came first.
-    fn exclude(&self, other: &Self, imported: &mut Imported) {
+    fn exclude(&self, other: &Self, imported: &mut ImportedConfig) {
         let drives = |one: &Self, other: &Self| one.exclusive && !other.persistent;
         let (there, back) = (drives(self, other), drives(other, self));
         if self.members.is_empty() || other.members.is_empty() || !(there || back) {
@@ -177,9 +182,9 @@ impl Group {
             }
         };
         let (ours, theirs) = (single(self), single(other));
-        if ours.len() * theirs.len() > MOST_PAIRS {
+        if ours.len() * theirs.len() > MAX_PAIR_GROUPS {
             let what = format!("groups `{}` and `{}` drive each other out as a whole", self.name, other.name);
-            imported.left(what, NEAREST);
+            imported.left(what, NEAREST_RULE);
             return;
         }
         for (one, another) in ours.iter().flat_map(|one| theirs.iter().map(move |another| (one, another))) {
@@ -194,7 +199,7 @@ impl Group {
     }
 }
 
-fn preload(hooks: Option<&Value>, imported: &mut Imported) {
+fn preload(hooks: Option<&Value>, imported: &mut ImportedConfig) {
     let hooks = hooks.unwrap_or(&Value::Null);
     for name in texts(hooks["on_startup"].get("preload")) {
         let name = name.trim();

@@ -4,7 +4,7 @@
 use super::command::{Taken, take as take_command};
 
 /// Separators of consecutive commands in a script.
-const SEPARATORS: [&str; 3] = ["&&", ";", "\n"];
+const COMMAND_SEPARATORS: [&str; 3] = ["&&", ";", "\n"];
 
 /// Returns whether only a shell can interpret this word.
 pub(super) fn is_operator(word: &str) -> bool {
@@ -14,9 +14,10 @@ pub(super) fn is_operator(word: &str) -> bool {
 
 /// Parses the command of a shell. `shell` is the program and its flag, `before` the words before it.
 pub(super) fn take(shell: &[&String; 2], script: &str, before: Taken) -> Result<Taken, String> {
-    let (preamble, command) = last_command(script).ok_or("a quote in the shell's command is never closed")?;
+    let (preamble, command) =
+        split_last_command(script).ok_or("a quote in the shell's command is never closed")?;
     let words = shlex::split(command).ok_or("a quote in the shell's command is never closed")?;
-    let (words, redirected) = without_output(words);
+    let (words, redirected) = split_redirections(words);
     let mut taken = take_command(&words)?;
     taken.left.extend(redirected.map(|words| {
         (
@@ -24,7 +25,7 @@ pub(super) fn take(shell: &[&String; 2], script: &str, before: Taken) -> Result<
             "what a process says is in `llama-warden logs`, and in the log with `log.children`".to_owned(),
         )
     }));
-    if let Some(word) = substituted(command) {
+    if let Some(word) = expanded_word(command) {
         return Err(format!("the shell puts something in the place of `{word}`: write out what it is"));
     }
     let mut model = before.model;
@@ -49,7 +50,7 @@ pub(super) fn take(shell: &[&String; 2], script: &str, before: Taken) -> Result<
 }
 
 /// Splits redirections of output (`>> FILE 2>&1`) off the end of a command.
-fn without_output(mut words: Vec<String>) -> (Vec<String>, Option<String>) {
+fn split_redirections(mut words: Vec<String>) -> (Vec<String>, Option<String>) {
     let sign = |word: &str| {
         let word = word.trim_start_matches(|c: char| c.is_ascii_digit() || c == '&');
         word.starts_with('>').then(|| word.trim_start_matches(['>', '&', '|']).to_owned())
@@ -71,7 +72,7 @@ fn without_output(mut words: Vec<String>) -> (Vec<String>, Option<String>) {
 fn folder(preamble: &str) -> Option<String> {
     let words = shlex::split(preamble.trim_end_matches(['&', ';', '\n', ' ']))?;
     match words.as_slice() {
-        [cd, folder] if cd == "cd" && folder.starts_with('/') && substituted(preamble).is_none() => {
+        [cd, folder] if cd == "cd" && folder.starts_with('/') && expanded_word(preamble).is_none() => {
             Some(folder.clone())
         }
         _ => None,
@@ -80,12 +81,12 @@ fn folder(preamble: &str) -> Option<String> {
 
 /// Splits a script into the part before its last command, with the separator, and that command. `None` if a
 /// quote is never closed.
-fn last_command(script: &str) -> Option<(&str, &str)> {
+fn split_last_command(script: &str) -> Option<(&str, &str)> {
     let script = script.trim().trim_end_matches(';').trim_end();
     let (mut quote, mut at, mut end) = (None, 0, 0);
     while let Some(letter) = script[at..].chars().next() {
         let next = at + letter.len_utf8();
-        let separator = SEPARATORS.iter().find(|separator| script[at..].starts_with(**separator));
+        let separator = COMMAND_SEPARATORS.iter().find(|separator| script[at..].starts_with(**separator));
         at = match (quote, letter) {
             (None | Some('"'), '\\') => next + script[next..].chars().next().map_or(0, char::len_utf8),
             (None, '\'' | '"') => {
@@ -107,7 +108,7 @@ fn last_command(script: &str) -> Option<(&str, &str)> {
 }
 
 /// The first word that a shell would expand (a variable or a command).
-fn substituted(command: &str) -> Option<&str> {
+fn expanded_word(command: &str) -> Option<&str> {
     let (mut quote, mut escaped) = (None, false);
     for (at, letter) in command.char_indices() {
         match (quote, letter) {
@@ -134,9 +135,9 @@ mod tests {
             ("a \"x;y\"\nb", ("a \"x;y\"", "b")),
             ("a\\;b; c", ("a\\;b;", "c")),
         ] {
-            assert_eq!(last_command(script), Some(wanted), "{script}");
+            assert_eq!(split_last_command(script), Some(wanted), "{script}");
         }
-        assert_eq!(last_command("a 'b"), None);
+        assert_eq!(split_last_command("a 'b"), None);
     }
 
     #[test]
@@ -148,15 +149,15 @@ mod tests {
             ("a", "a"),
             ("a >", "a >"),
         ] {
-            let (own, _) = without_output(words.split(' ').map(str::to_owned).collect());
+            let (own, _) = split_redirections(words.split(' ').map(str::to_owned).collect());
             assert_eq!(own.join(" "), rest, "{words}");
         }
     }
 
     #[test]
     fn what_a_shell_puts_in_is_found_outside_of_single_quotes() {
-        assert_eq!(substituted("a -t $(nproc) b"), Some("$(nproc)"));
-        assert_eq!(substituted("a \"$HOME/x\""), Some("$HOME/x\""));
-        assert_eq!(substituted(r#"a '$x' \$y '{"b": 1}'"#), None);
+        assert_eq!(expanded_word("a -t $(nproc) b"), Some("$(nproc)"));
+        assert_eq!(expanded_word("a \"$HOME/x\""), Some("$HOME/x\""));
+        assert_eq!(expanded_word(r#"a '$x' \$y '{"b": 1}'"#), None);
     }
 }

@@ -15,7 +15,7 @@ pub(super) fn words(text: &str, from: &str) -> Result<Vec<String>, Failure> {
     };
     split.ok_or_else(|| {
         Failure::usage(
-            format!("{from}: {}", unfinished(text)),
+            format!("{from}: {}", unclosed_quote_line(text)),
             "close the quote, or write `\\'` or `\\\"` for one that belongs to the word",
         )
     })
@@ -52,7 +52,7 @@ fn windows_words(text: &str) -> Option<Vec<String>> {
 }
 
 /// The line in which a quote is opened and never closed.
-fn unfinished(text: &str) -> String {
+fn unclosed_quote_line(text: &str) -> String {
     let (mut open, mut line, mut at) = (None, 1, 1);
     let mut letters = text.chars();
     while let Some(letter) = letters.next() {

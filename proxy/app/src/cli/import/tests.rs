@@ -16,12 +16,12 @@ pub(super) fn env(name: &str) -> Option<String> {
     (name == "HOME").then(|| "/home/a".to_owned())
 }
 
-fn swap(text: &str) -> Result<Imported, Failure> {
+fn swap(text: &str) -> Result<ImportedConfig, Failure> {
     let imported = llama_swap::import(text, "swap.yaml", &env)?;
     imported.check_names("swap.yaml").map(|()| imported)
 }
 
-fn docker() -> Imported {
+fn docker() -> ImportedConfig {
     command::import(&split::words(DOCKER, "run.sh").unwrap(), "run.sh").unwrap()
 }
 
@@ -33,7 +33,7 @@ fn told<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
 }
 
 /// Loads the written configuration like `serve`.
-fn read_back(imported: &Imported) -> crate::config::source::layers::Loaded {
+fn read_back(imported: &ImportedConfig) -> crate::config::source::layers::Loaded {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("warden.toml");
     fs::write(&file, write::text(imported, "x")).unwrap();
@@ -67,7 +67,7 @@ fn ollama_dir(dir: &Path) {
     fs::write(manifests.join("latest"), format!(r#"{{"layers": [{}]}}"#, list.join(","))).unwrap();
 }
 
-fn ollama() -> (tempfile::TempDir, Imported) {
+fn ollama() -> (tempfile::TempDir, ImportedConfig) {
     let dir = tempfile::tempdir().unwrap();
     ollama_dir(dir.path());
     let imported = ollama::import(&ollama::place(Some(dir.path()), &env).unwrap()).unwrap();

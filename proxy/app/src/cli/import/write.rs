@@ -4,15 +4,15 @@
 use serde_json::Value;
 use toml_edit::{Array, InlineTable, Key, Value as Toml};
 
-use super::{Imported, Model, Variant};
+use super::{ImportedConfig, Model, Variant};
 use crate::out;
 
 /// Renders the whole file.
-pub(super) fn text(imported: &Imported, from: &str) -> String {
+pub(super) fn text(imported: &ImportedConfig, from: &str) -> String {
     let mut page = Page::default();
     page.comment(&format!("Made by `llama-warden import` from {from}."));
     page.comment("Check it with `llama-warden config check`, and see what fits with `llama-warden plan`.");
-    let Imported { host, port, tls_cert, tls_key, api_prefix, log_level, .. } = imported;
+    let ImportedConfig { host, port, tls_cert, tls_key, api_prefix, log_level, .. } = imported;
     page.section("server", |page| {
         page.pair("host", host.clone());
         page.pair("port", port.map(i64::from));
@@ -110,7 +110,7 @@ fn one(page: &mut Page, model: &Model) {
     page.pair("upstream_model", model.upstream_model.clone());
     page.pair("ttl", model.ttl.map(seconds));
     page.pair("loading", model.shows_loading.then_some("reasoning"));
-    for (name, value) in unique(&model.env) {
+    for (name, value) in last_values(&model.env) {
         page.pair(&format!("env.{}", Key::new(name)), Some(value.as_str()));
     }
     times(page, "lifecycle.", model.start_timeout, model.stop_grace);
@@ -127,7 +127,7 @@ fn times(page: &mut Page, under: &str, start: Option<u64>, stop: Option<u64>) {
 }
 
 /// Keeps the last value of each variable.
-fn unique(env: &[(String, String)]) -> impl Iterator<Item = &(String, String)> {
+fn last_values(env: &[(String, String)]) -> impl Iterator<Item = &(String, String)> {
     env.iter()
         .enumerate()
         .filter(|(at, (name, _))| !env[at + 1..].iter().any(|(later, _)| later == name))

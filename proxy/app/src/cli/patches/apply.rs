@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use warden_builder::Source;
-use warden_patches::apply::{Applied, Reversed, Target};
+use warden_patches::apply::{ApplyOutcome, ReverseOutcome, Target};
 use warden_patches::{PatchSet, Series, Status};
 
 use super::{SetArgs, admitted};
@@ -18,7 +18,7 @@ use crate::out;
 
 #[expect(clippy::struct_excessive_bools, reason = "a command line has flags")]
 #[derive(Debug, Args)]
-pub(crate) struct ApplyArgs {
+pub(crate) struct PatchApplyArgs {
     /// Folder that contains llama.cpp.
     #[arg(long, value_name = "DIR")]
     source: PathBuf,
@@ -40,7 +40,7 @@ pub(crate) struct ApplyArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn run(args: &ApplyArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &PatchApplyArgs) -> Result<(), Failure> {
     let source = Source::at(&args.source)?;
     let Some((root, revision)) = source.folder(&CancellationToken::new())? else {
         return Err(Failure::usage(
@@ -50,7 +50,7 @@ pub(super) fn run(args: &ApplyArgs) -> Result<(), Failure> {
     };
     let mut target = Target::open(&root, revision)?;
     if args.reverse {
-        return told_reversed(&root.display().to_string(), &target.reverse()?, args.json);
+        return print_reversed(&root.display().to_string(), &target.reverse()?, args.json);
     }
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
@@ -63,9 +63,9 @@ pub(super) fn run(args: &ApplyArgs) -> Result<(), Failure> {
         (Err(_), _) => "refused",
         (Ok(()), true) => "planned",
         (Ok(()), false) => match target.apply(&series)? {
-            Applied::Written => "written",
-            Applied::Already => "already",
-            Applied::Nothing => "nothing",
+            ApplyOutcome::Written => "written",
+            ApplyOutcome::Already => "already",
+            ApplyOutcome::Nothing => "nothing",
         },
     };
     if args.json {
@@ -76,7 +76,7 @@ pub(super) fn run(args: &ApplyArgs) -> Result<(), Failure> {
     admitted
 }
 
-fn told_reversed(root: &str, reversed: &Reversed, json: bool) -> Result<(), Failure> {
+fn print_reversed(root: &str, reversed: &ReverseOutcome, json: bool) -> Result<(), Failure> {
     let sets: Vec<String> = reversed.sets.iter().map(ToString::to_string).collect();
     if json {
         let outcome = if sets.is_empty() { "nothing" } else { "reversed" };

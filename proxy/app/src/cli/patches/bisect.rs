@@ -2,7 +2,7 @@
 //! because a patch can become verified again.
 
 use clap::Args;
-use warden_patches::history::{self, Grain, Row, Stop};
+use warden_patches::history::{self, Row, RowGrain, Stop};
 use warden_patches::{PatchSet, Status};
 
 use super::SetArgs;
@@ -14,7 +14,7 @@ use crate::exit::Failure;
 use crate::out;
 
 #[derive(Debug, Args)]
-pub(crate) struct BisectArgs {
+pub(crate) struct PatchBisectArgs {
     /// Set, fix, or both as SET/FIX. Default: every fix of every set.
     #[arg(value_name = "PATCH")]
     patch: Option<String>,
@@ -31,7 +31,7 @@ pub(crate) struct BisectArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn run(args: &BisectArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &PatchBisectArgs) -> Result<(), Failure> {
     if args.range.range.is_none() {
         return Err(Failure::usage(
             "bisect needs a range",
@@ -41,7 +41,7 @@ pub(super) fn run(args: &BisectArgs) -> Result<(), Failure> {
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let sets = args.sets.load(&loaded, &machine)?;
-    let (sets, grain, only) = wanted(sets, args.patch.as_deref())?;
+    let (sets, grain, only) = select_patch(sets, args.patch.as_deref())?;
     let all = block_on(rows(&args.source, &args.range, sets, grain, &args.config))??;
     let rows: Vec<Row> =
         all.into_iter().filter(|row| only.as_ref().is_none_or(|only| row.patch == *only)).collect();
@@ -70,11 +70,11 @@ pub(super) fn run(args: &BisectArgs) -> Result<(), Failure> {
 }
 
 /// Selects the sets to judge, per set or per fix, and the requested patch.
-fn wanted(
+fn select_patch(
     sets: Vec<PatchSet>,
     patch: Option<&str>,
-) -> Result<(Vec<PatchSet>, Grain, Option<String>), Failure> {
-    let Some(patch) = patch else { return Ok((sets, Grain::Fixes, None)) };
+) -> Result<(Vec<PatchSet>, RowGrain, Option<String>), Failure> {
+    let Some(patch) = patch else { return Ok((sets, RowGrain::Fixes, None)) };
     let (set, fix) = match patch.split_once('/') {
         Some((set, fix)) => (Some(set), Some(fix)),
         None if sets.iter().any(|set| set.id == patch) => (Some(patch), None),
@@ -90,8 +90,8 @@ fn wanted(
             )
         })?;
     let (grain, only) = match fix {
-        Some(fix) => (Grain::Fixes, format!("{}/{fix}", found.id)),
-        None => (Grain::Sets, found.id.clone()),
+        Some(fix) => (RowGrain::Fixes, format!("{}/{fix}", found.id)),
+        None => (RowGrain::Sets, found.id.clone()),
     };
     Ok((vec![found], grain, Some(only)))
 }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use warden_builder::{Event, Phase, git};
-use warden_patches::history::{self, Grain, Row};
+use warden_patches::history::{self, Row, RowGrain};
 use warden_patches::{Judge, PatchSet, Status};
 
 use super::SetArgs;
@@ -39,7 +39,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let sets = args.sets.load(&loaded, &machine)?;
-    let grain = if args.by_set { Grain::Sets } else { Grain::Fixes };
+    let grain = if args.by_set { RowGrain::Sets } else { RowGrain::Fixes };
     let rows = block_on(rows(&args.source, &args.range, sets, grain, &args.config))??;
     if args.json {
         out::json(&rows)?;
@@ -54,7 +54,7 @@ pub(super) async fn rows(
     source: &SourceArgs,
     range: &RangeArgs,
     sets: Vec<PatchSet>,
-    grain: Grain,
+    grain: RowGrain,
     config: &ConfigArgs,
 ) -> Result<Vec<Row>, Failure> {
     if range.range.is_some() && (source.is_path() || source.names_commit()) {

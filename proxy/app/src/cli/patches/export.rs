@@ -18,7 +18,7 @@ use crate::exit::Failure;
 use crate::out;
 
 #[derive(Debug, Args)]
-pub(crate) struct ExportArgs {
+pub(crate) struct PatchExportArgs {
     /// Exports only this set, or one fix as SET/FIX, for instance to send it upstream.
     #[arg(value_name = "SET[/FIX]", conflicts_with_all = ["patch_set", "backend"])]
     patch: Option<String>,
@@ -39,11 +39,11 @@ pub(crate) struct ExportArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn run(args: &ExportArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &PatchExportArgs) -> Result<(), Failure> {
     block_on(exported(args))?
 }
 
-async fn exported(args: &ExportArgs) -> Result<(), Failure> {
+async fn exported(args: &PatchExportArgs) -> Result<(), Failure> {
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let mut sets = args.sets.load(&loaded, &machine)?;
@@ -132,14 +132,14 @@ fn write_all(folder: &Path, files: &[PatchFile]) -> Result<Vec<PathBuf>, Failure
         let mut new = tempfile::NamedTempFile::new_in(folder).map_err(|error| trouble(path, &error))?;
         let written = new.write_all(content).and_then(|()| new.as_file().sync_all());
         written.map_err(|error| trouble(path, &error))?;
-        readable(&new).map_err(|error| trouble(path, &error))?;
+        make_readable(&new).map_err(|error| trouble(path, &error))?;
         new.persist(path).map_err(|error| trouble(path, &error.error))?;
     }
     Ok(paths)
 }
 
 /// Makes a temporary file readable for all, because a patch is shared.
-fn readable(file: &tempfile::NamedTempFile) -> std::io::Result<()> {
+fn make_readable(file: &tempfile::NamedTempFile) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))
 }

@@ -40,7 +40,7 @@ pub(crate) struct FingerprintArgs {
 }
 
 /// Seams at one revision.
-struct Seen {
+struct RevisionSeams {
     seams: Vec<SeamSeen>,
     label: String,
     commit: String,
@@ -51,7 +51,7 @@ pub(super) fn run(args: &FingerprintArgs) -> Result<(), Failure> {
     let loaded = args.config.load(&machine, Vec::new())?;
     let set = args.catalogue.load(&loaded, &machine)?.require(&args.patch)?.clone();
     let mut known = match &args.write {
-        Some(file) => existing(file)?.unwrap_or_else(|| set.fingerprints.clone()),
+        Some(file) => read_existing(file)?.unwrap_or_else(|| set.fingerprints.clone()),
         None => set.fingerprints.clone(),
     };
     let before: usize = known.seams.values().map(Vec::len).sum();
@@ -66,7 +66,7 @@ pub(super) fn run(args: &FingerprintArgs) -> Result<(), Failure> {
     out::line(&format!("{}: {} new versions, {after} in all", file.display(), after - before))
 }
 
-fn existing(file: &Path) -> Result<Option<Fingerprints>, Failure> {
+fn read_existing(file: &Path) -> Result<Option<Fingerprints>, Failure> {
     let bytes = match std::fs::read(file) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -86,7 +86,7 @@ fn existing(file: &Path) -> Result<Option<Fingerprints>, Failure> {
     }
 }
 
-async fn seen(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<Seen>, Failure> {
+async fn seen(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<RevisionSeams>, Failure> {
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
@@ -98,7 +98,7 @@ async fn seen(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<Seen>, Failur
                 let seams = fingerprint(&set, found.tree.as_ref())?;
                 let revision = found.tree.revision();
                 let commit = revision.commit.as_ref().map(|_| revision.short_commit().to_owned());
-                Ok(vec![Seen { seams, label, commit: commit.unwrap_or_default() }])
+                Ok(vec![RevisionSeams { seams, label, commit: commit.unwrap_or_default() }])
             })
             .await;
         };
@@ -121,7 +121,7 @@ async fn seen(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<Seen>, Failur
                 }
                 last = Some(ids);
                 let commit = info.commit.chars().take(9).collect();
-                all.push(Seen { seams: fingerprint(&set, &tree)?, label: info.label, commit });
+                all.push(RevisionSeams { seams: fingerprint(&set, &tree)?, label: info.label, commit });
             }
             Ok(all)
         })

@@ -37,14 +37,14 @@ pub(crate) enum PatchesCommand {
     /// Judges sets in a source, or in every commit of a range.
     Check(check::CheckArgs),
     /// Applies sets to a source folder, all or none; or reverses them.
-    Apply(apply::ApplyArgs),
+    Apply(apply::PatchApplyArgs),
     /// Writes sets as ordinary patches for one revision, for git and patch; paths begin at llama.cpp's own
     /// folder.
-    Export(export::ExportArgs),
+    Export(export::PatchExportArgs),
     /// Proves sets in a tree that nobody has reviewed, and records the proof next to the configuration.
     Prove(prove::ProveArgs),
     /// Finds the first commit of a range at which a patch is no longer verified.
-    Bisect(bisect::BisectArgs),
+    Bisect(bisect::PatchBisectArgs),
     /// Adds reviewed versions of upstream's code to the known ones. For maintainers.
     #[command(hide = true)]
     Fingerprint(fingerprint::FingerprintArgs),
@@ -101,7 +101,7 @@ impl SetArgs {
             catalogue.require(id)?;
         }
         if let Some(backend) = &self.backend {
-            known_backend(backend, &catalogue)?;
+            check_backend(backend, &catalogue)?;
         }
         let wanted = |set: &&PatchSet| match &self.backend {
             Some(backend) => set.is_for(backend),
@@ -111,7 +111,7 @@ impl SetArgs {
     }
 }
 
-fn known_backend(backend: &str, catalogue: &Catalogue) -> Result<(), Failure> {
+fn check_backend(backend: &str, catalogue: &Catalogue) -> Result<(), Failure> {
     let mut known: Vec<&str> = Backend::ALL.into_iter().map(Backend::name).collect();
     known.extend(catalogue.sets().iter().flat_map(|set| &set.backends).map(String::as_str));
     if known.contains(&backend) {

@@ -51,7 +51,7 @@ pub(crate) struct ProveArgs {
 }
 
 /// A set with its judgement.
-struct Subject {
+struct ProofSubject {
     set: PatchSet,
     judgement: Judgement,
 }
@@ -84,7 +84,7 @@ async fn proved(args: &ProveArgs) -> Result<(), Failure> {
             Ok((found, all.into_iter().zip(judged).collect::<Vec<_>>()))
         })
         .await?;
-        let all = all.into_iter().map(|(set, judgement)| Subject { set, judgement });
+        let all = all.into_iter().map(|(set, judgement)| ProofSubject { set, judgement });
         Ok((found, source, all.collect::<Vec<_>>()))
     })
     .await?;
@@ -159,8 +159,8 @@ async fn proved(args: &ProveArgs) -> Result<(), Failure> {
 }
 
 /// Selects the requested sets. Refuses those that cannot be proved.
-fn chosen(args: &ProveArgs, all: Vec<Subject>, label: &str) -> Result<Vec<Subject>, Failure> {
-    let named = |subject: &Subject| args.sets.contains(&subject.set.id);
+fn chosen(args: &ProveArgs, all: Vec<ProofSubject>, label: &str) -> Result<Vec<ProofSubject>, Failure> {
+    let named = |subject: &ProofSubject| args.sets.contains(&subject.set.id);
     let mut chosen = Vec::new();
     for subject in all {
         let (id, judgement) = (&subject.set.id, &subject.judgement);
@@ -207,8 +207,8 @@ fn chosen(args: &ProveArgs, all: Vec<Subject>, label: &str) -> Result<Vec<Subjec
 }
 
 /// Describes the unknown code of a set, and the code on which its program runs.
-fn news(subject: &Subject, label: &str) -> String {
-    let Subject { set, judgement } = subject;
+fn news(subject: &ProofSubject, label: &str) -> String {
+    let ProofSubject { set, judgement } = subject;
     let unknown: Vec<&str> =
         judgement.seams.iter().filter(|seam| seam.known.is_none()).map(|seam| seam.seam.as_str()).collect();
     let mut text = format!(
@@ -231,14 +231,14 @@ fn news(subject: &Subject, label: &str) -> String {
 /// Proves one set.
 async fn show(
     args: &ProveArgs,
-    subject: &Subject,
+    subject: &ProofSubject,
     found: &Found,
     source: &Source,
     builder: &Builder,
     catalogue: &Catalogue,
     numbers: &warden_policies::defaults::Build,
 ) -> Result<Proof, Failure> {
-    let Subject { set, judgement } = subject;
+    let ProofSubject { set, judgement } = subject;
     let revision = found.tree.revision();
     let commit = revision.commit.as_ref().map(|commit| format!(", {commit}")).unwrap_or_default();
     let mut proof =
@@ -342,12 +342,12 @@ async fn show(
 fn untold(error: warden_builder::Error) -> Result<String, Failure> {
     match error {
         warden_builder::Error::Cancelled => Err(error.into()),
-        error => Ok(briefly(&error.to_string())),
+        error => Ok(first_lines(&error.to_string())),
     }
 }
 
 /// The first line of a text, with the next one if the first announces it.
-fn briefly(text: &str) -> String {
+fn first_lines(text: &str) -> String {
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let first = lines.next().unwrap_or_default();
     let next = lines.next().filter(|_| first.ends_with(':'));
@@ -389,7 +389,7 @@ mod tests {
         };
         let told = untold(failed).unwrap();
         assert_eq!(told, "compiling failed: ggml.h:187:22: error: invalid use of 'extern'");
-        assert_eq!(briefly("one line\nanother"), "one line");
+        assert_eq!(first_lines("one line\nanother"), "one line");
     }
 
     #[test]
@@ -400,6 +400,6 @@ mod tests {
                     std::cv_status cr_res = condition_results.wait_for(lock, std::chrono::seconds(timeout));\n    }\n}\n";
         let judgement = warden_patches::judge(&set, &One(text.to_owned())).unwrap();
         assert_eq!(judgement.status, Status::Unverified, "{:?}", judgement.reasons);
-        insta::assert_snapshot!(news(&Subject { set, judgement }, "b9000"));
+        insta::assert_snapshot!(news(&ProofSubject { set, judgement }, "b9000"));
     }
 }

@@ -63,14 +63,14 @@ pub(super) fn run(args: &ShowArgs) -> Result<(), Failure> {
 fn set_text(set: &PatchSet) -> String {
     let mut text = String::new();
     let or_all = |names: &[String]| if names.is_empty() { "every one".to_owned() } else { names.join(", ") };
-    pair(&mut text, "set", &set.id);
-    pair(&mut text, "title", &set.title);
-    pair(&mut text, "backends", &or_all(&set.backends));
-    pair(&mut text, "promised from", set.first.as_deref().unwrap_or_default());
-    pair(&mut text, "from", &set.origin.to_string());
+    push_pair(&mut text, "set", &set.id);
+    push_pair(&mut text, "title", &set.title);
+    push_pair(&mut text, "backends", &or_all(&set.backends));
+    push_pair(&mut text, "promised from", set.first.as_deref().unwrap_or_default());
+    push_pair(&mut text, "from", &set.origin.to_string());
     for sidecar in &set.sidecars {
         let lines = sidecar.content.split(|byte| *byte == b'\n').count();
-        pair(
+        push_pair(
             &mut text,
             "file of ours",
             &format!("{} ({lines} lines), beside the file of hook {}", sidecar.file, sidecar.beside),
@@ -115,28 +115,28 @@ fn hook_place(hook: &Hook) -> String {
 
 fn fix_text(set: &PatchSet, fix: &Fix) -> String {
     let mut text = String::new();
-    pair(&mut text, "fix", &format!("{} (of the set {})", fix.id, set.id));
-    pair(&mut text, "title", &fix.title);
-    pair(&mut text, "symptom", &fix.symptom);
-    pair(&mut text, "affects", &affects(&fix.affects));
-    pair(&mut text, "", &fix.affects.text);
-    pair(&mut text, "upstream", &upstream(fix));
-    pair(&mut text, "seen by", &fix.upstream.how);
-    pair(&mut text, "risk", &fix.risk);
-    pair(&mut text, "cost", &fix.cost);
-    pair(&mut text, "references", &fix.references.join(", "));
+    push_pair(&mut text, "fix", &format!("{} (of the set {})", fix.id, set.id));
+    push_pair(&mut text, "title", &fix.title);
+    push_pair(&mut text, "symptom", &fix.symptom);
+    push_pair(&mut text, "affects", &affects(&fix.affects));
+    push_pair(&mut text, "", &fix.affects.text);
+    push_pair(&mut text, "upstream", &upstream(fix));
+    push_pair(&mut text, "seen by", &fix.upstream.how);
+    push_pair(&mut text, "risk", &fix.risk);
+    push_pair(&mut text, "cost", &fix.cost);
+    push_pair(&mut text, "references", &fix.references.join(", "));
     for life in &fix.life {
-        pair(&mut text, "life", &life.to_string());
+        push_pair(&mut text, "life", &life.to_string());
     }
     for variable in &fix.variables {
-        pair(&mut text, "variable", &variable_text(variable));
-        pair(&mut text, "", &variable.text);
+        push_pair(&mut text, "variable", &variable_text(variable));
+        push_pair(&mut text, "", &variable.text);
     }
     for evidence in &fix.evidence {
-        pair(&mut text, "measured", &evidence.effect);
+        push_pair(&mut text, "measured", &evidence.effect);
         let on = [evidence.hardware.as_str(), evidence.build.as_str(), evidence.command.as_str()];
         let on: Vec<&str> = on.into_iter().filter(|part| !part.is_empty()).collect();
-        pair(&mut text, "", &on.join("; "));
+        push_pair(&mut text, "", &on.join("; "));
     }
     text
 }
@@ -167,7 +167,7 @@ fn variable_text(variable: &Variable) -> String {
 }
 
 /// Appends a line with its name; skips empty values.
-fn pair(text: &mut String, name: &str, value: &str) {
+fn push_pair(text: &mut String, name: &str, value: &str) {
     if !value.is_empty() {
         let _infallible = writeln!(text, "{name:<13} {value}");
     }

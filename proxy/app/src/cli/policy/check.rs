@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use clap::Args;
 use warden_policies::admission::AdmissionMode;
 use warden_policies::declared_memory::DeclaredMemory;
-use warden_policies::modes::Warm;
+use warden_policies::modes::WarmMode;
 use warden_policies::recycle::GrowthMode;
 use warden_policies::warmth::NoFile;
 use warden_policies::{ByteSize, MemoryLimit, phrases};
@@ -107,7 +107,7 @@ impl Here<'_> {
 
 /// Says whether the next process starts warm.
 fn warm(spec: &ModelSpec) -> String {
-    if spec.run.warm == Warm::Off {
+    if spec.run.warm == WarmMode::Off {
         return "off: the next process begins cold, and nothing of a request is kept".to_owned();
     }
     if let Some(why) = warden_supervisor::stays_cold(&spec.command) {
@@ -133,8 +133,8 @@ fn warm(spec: &ModelSpec) -> String {
 
 fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) -> Sheet {
     let mut sheet = Sheet::new(&format!("model {}", spec.name));
-    host(&mut sheet, spec, keeps, here);
-    vram(&mut sheet, spec, here);
+    add_host_budget(&mut sheet, spec, keeps, here);
+    add_vram_budget(&mut sheet, spec, here);
     growth(&mut sheet, spec, here);
     reclaim(&mut sheet, spec);
     let recycle = &spec.recycle;
@@ -171,7 +171,7 @@ fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) -> Sheet 
             format!("replacements that can wait happen within {}; hard budgets do not wait", recycle.only)
         },
     );
-    cooldown(&mut sheet, spec);
+    add_cooldown(&mut sheet, spec);
     sheet.say("warm", warm(spec));
     sheet.say(
         "admission",
@@ -232,7 +232,7 @@ fn paragraphs<'s>(sheets: impl Iterator<Item = &'s Sheet>) -> String {
     sheets.flat_map(|sheet| [sheet.text(), "\n".to_owned()]).collect()
 }
 
-fn host(sheet: &mut Sheet, spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) {
+fn add_host_budget(sheet: &mut Sheet, spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) {
     let recycle = &spec.recycle;
     let (soft, hard) = (recycle.host_soft, recycle.host_hard);
     if soft.is_none() && hard.is_none() {
@@ -261,7 +261,7 @@ fn host(sheet: &mut Sheet, spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here
             ),
             limit => limit.to_string(),
         };
-        sheet.say("host hard", format!("{what}: drained and replaced now; {}", over(spec)));
+        sheet.say("host hard", format!("{what}: drained and replaced now; {}", describe_escalation(spec)));
     }
     let beyond =
         [soft, hard].into_iter().flatten().filter_map(MemoryLimit::bytes).find(|size| *size > here.memory);
@@ -288,7 +288,7 @@ fn host(sheet: &mut Sheet, spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here
 }
 
 /// Describes the escalation when a drain takes too long.
-fn over(spec: &ModelSpec) -> String {
+fn describe_escalation(spec: &ModelSpec) -> String {
     let levels = &spec.recycle.levels;
     format!(
         "running requests may take {}; ended when it is {:.0} % of the budget for {}",
@@ -298,7 +298,7 @@ fn over(spec: &ModelSpec) -> String {
     )
 }
 
-fn vram(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
+fn add_vram_budget(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
     let recycle = &spec.recycle;
     let (soft, hard) = (recycle.vram_soft, recycle.vram_hard);
     if soft.is_none() && hard.is_none() {
@@ -328,7 +328,7 @@ fn vram(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
             MemoryLimit::Auto => auto(levels.vram_hard, levels.vram_hard_left),
             limit => here.on_gpus(limit),
         };
-        sheet.say("VRAM hard", format!("{what}: drained and replaced now; {}", over(spec)));
+        sheet.say("VRAM hard", format!("{what}: drained and replaced now; {}", describe_escalation(spec)));
     }
 }
 
@@ -372,7 +372,7 @@ fn reclaim(sheet: &mut Sheet, spec: &ModelSpec) {
     );
 }
 
-fn cooldown(sheet: &mut Sheet, spec: &ModelSpec) {
+fn add_cooldown(sheet: &mut Sheet, spec: &ModelSpec) {
     let own = &spec.recycle.common;
     let mut text = format!(
         "at most one replacement every {}, and never more often than {:.0} times the time that a load takes; at the hard \
@@ -469,7 +469,7 @@ mod tests {
     }
 
     /// Resolves a text as a configuration, with a file `m.gguf` next to it, on a machine with 24 GiB.
-    fn resolved(text: &str) -> crate::config::resolve::Resolved {
+    fn resolved(text: &str) -> crate::config::resolve::ResolvedConfig {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("m.gguf"), "").unwrap();
         std::fs::write(dir.path().join("w.toml"), text).unwrap();
@@ -495,7 +495,7 @@ mod tests {
         );
         let gpu = Device {
             index: warden_policies::GpuIndex(0),
-            vendor: warden_sensors::gpu::Vendor::Nvidia,
+            vendor: warden_sensors::gpu::GpuVendor::Nvidia,
             name: "H200".to_owned(),
             uuid: None,
             pci: None,

@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::json;
-use warden_policies::loading::simulate::{Request, Score, Tenant, Trace, run};
+use warden_policies::loading::simulate::{Request, Trace, TraceModel, TraceScore, run};
 use warden_policies::{ByteSize, phrases};
 
 use super::simulate::SimulateArgs;
 use crate::cli::block_on;
 use crate::config::machine::Machine;
 use crate::config::needs;
-use crate::config::resolve::{Resolved, resolve, store};
+use crate::config::resolve::{ResolvedConfig, resolve, store};
 use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 use crate::out;
 
 /// The required fields of a line of the access log.
 #[derive(Deserialize)]
-struct Line {
+struct AccessLogLine {
     timestamp: String,
     model: Option<String>,
     #[serde(default)]
@@ -52,11 +52,11 @@ fn read_trace(
     let mut resolved = resolve(loaded, machine, false)?;
     drop(block_on(store::fill(&mut resolved, machine))?);
     needs::fill(&mut resolved, machine);
-    let mut models: Vec<Tenant> = Vec::new();
+    let mut models: Vec<TraceModel> = Vec::new();
     let mut requests = Vec::new();
     let mut first = None;
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let line: Line =
+        let line: AccessLogLine =
             serde_json::from_str(line).map_err(|error| wrong(format!("line {}: {error}", number + 1)))?;
         let Some(name) = line.model else { continue };
         let known = models.iter().position(|model| model.name == name);
@@ -89,7 +89,7 @@ fn read_trace(
     Ok(Trace { name: path.display().to_string(), memory: args.gpu_memory.0, models, requests })
 }
 
-fn tenant(args: &SimulateArgs, resolved: &Resolved, name: &str) -> Result<Tenant, Failure> {
+fn tenant(args: &SimulateArgs, resolved: &ResolvedConfig, name: &str) -> Result<TraceModel, Failure> {
     let spec = resolved.fleet.models.iter().find(|spec| spec.name.as_str() == name);
     let needs = spec.and_then(|spec| spec.loading.needs.as_ref()).ok_or_else(|| {
         Failure::hinted(
@@ -99,10 +99,10 @@ fn tenant(args: &SimulateArgs, resolved: &Resolved, name: &str) -> Result<Tenant
     })?;
     let bytes = if needs.uses_gpu() { needs.gpu_bytes(1) } else { needs.host_bytes() + needs.mapped };
     let slots = u32::try_from(needs.slots).unwrap_or(u32::MAX).max(1);
-    Ok(Tenant { name: name.to_owned(), bytes, load: args.load_time, slots })
+    Ok(TraceModel { name: name.to_owned(), bytes, load: args.load_time, slots })
 }
 
-fn text(trace: &Trace, score: &Score) -> String {
+fn text(trace: &Trace, score: &TraceScore) -> String {
     let sizes: Vec<String> =
         trace.models.iter().map(|model| format!("{} {}", model.name, ByteSize(model.bytes))).collect();
     let wait = |time: Duration| phrases::time(time.as_secs_f64());
@@ -127,7 +127,7 @@ fn text(trace: &Trace, score: &Score) -> String {
     )
 }
 
-fn as_json(trace: &Trace, score: &Score) -> serde_json::Value {
+fn as_json(trace: &Trace, score: &TraceScore) -> serde_json::Value {
     json!({
         "trace": trace.name,
         "requests": trace.requests.len(),

@@ -35,7 +35,7 @@ pub(crate) struct ReplayArgs {
     /// Limit of the server's prompt cache in MiB. Default: not known, none is assumed. -1 for no limit:
     /// half of --host-memory counts.
     #[arg(long, value_name = "MIB", allow_negative_numbers = true, value_parser = cache_ram)]
-    cache_ram: Option<CacheRam>,
+    cache_ram: Option<CacheRamLimit>,
     /// Number of context checkpoints per slot of the server; counted with --checkpoint-size.
     #[arg(long, value_name = "N")]
     ctx_checkpoints: Option<u32>,
@@ -63,7 +63,7 @@ pub(crate) struct ReplayArgs {
 
 /// Value of `--cache-ram`, as for llama-server.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum CacheRam {
+enum CacheRamLimit {
     Bound(ByteSize),
     /// Unlimited: -1.
     None,
@@ -146,17 +146,17 @@ impl ReplayArgs {
 
     /// Declared memory. Flags of this command override those of the model's command; without either,
     /// nothing is declared.
-    fn allowance(&self, started: Option<&Started>, memory: Option<ByteSize>) -> Result<u64, Failure> {
+    fn allowance(&self, started: Option<&ResolvedServer>, memory: Option<ByteSize>) -> Result<u64, Failure> {
         let given = self.cache_ram.is_some() || self.ctx_checkpoints.is_some();
         if let Some(started) = started.filter(|_| !given) {
             return Ok(started.allowance);
         }
         let cache = match (self.cache_ram, memory) {
             (None, _) => ByteSize(0),
-            (Some(CacheRam::Bound(size)), _) => size,
+            (Some(CacheRamLimit::Bound(size)), _) => size,
             // Use the same half as for a running server.
-            (Some(CacheRam::None), Some(memory)) => ByteSize(memory.0 / 2),
-            (Some(CacheRam::None), None) => {
+            (Some(CacheRamLimit::None), Some(memory)) => ByteSize(memory.0 / 2),
+            (Some(CacheRamLimit::None), None) => {
                 return Err(Failure::usage(
                     "--cache-ram -1 is a cache without a bound, of which half of the machine's memory counts",
                     "give the memory of the machine with --host-memory, like `--host-memory 64GiB`",
@@ -170,13 +170,13 @@ impl ReplayArgs {
 }
 
 /// A model's server as it would start on this machine.
-struct Started {
+struct ResolvedServer {
     server: Server,
     allowance: u64,
 }
 
 /// Resolves the server of a model. Ignores missing model files, because nothing is started.
-fn started(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Result<Started, Failure> {
+fn started(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Result<ResolvedServer, Failure> {
     let server = loaded.launch(machine, name, model)?;
     let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     env.retain(|name, _| !server.env_remove.contains(name));
@@ -185,7 +185,7 @@ fn started(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Res
         DeclaredMemory::declared(&server.args, &env, server.facts.as_ref().and_then(|facts| facts.number));
     allowance.available(machine.memory.0);
     let facts = server.facts.as_ref();
-    Ok(Started {
+    Ok(ResolvedServer {
         allowance: allowance.bytes(),
         server: Server {
             build: facts.and_then(|facts| facts.number),
@@ -219,11 +219,11 @@ pub(crate) fn find<'a>(loaded: &'a Loaded, name: &str) -> Result<(&'a str, &'a M
 }
 
 /// Parses MiB, or -1.
-fn cache_ram(text: &str) -> Result<CacheRam, String> {
+fn cache_ram(text: &str) -> Result<CacheRamLimit, String> {
     let bound = |mib: i64| Some(ByteSize(u64::try_from(mib).ok()?.checked_mul(1 << 20)?));
     let read = match text.parse() {
-        Ok(-1) => Some(CacheRam::None),
-        Ok(mib) => bound(mib).map(CacheRam::Bound),
+        Ok(-1) => Some(CacheRamLimit::None),
+        Ok(mib) => bound(mib).map(CacheRamLimit::Bound),
         Err(_) => None,
     };
     read.ok_or_else(|| "a number of MiB from 0 is needed, or -1 for no bound".to_owned())

@@ -13,7 +13,7 @@ use warden_policies::recycle::GrowthMode;
 use warden_policies::schedule::Windows;
 use warden_policies::simulate::{Outcome, Policy, Report, Scenario, compare};
 use warden_policies::units::exact;
-use warden_policies::world::{Background, Leak, Load, World};
+use warden_policies::world::{Leak, Load, MemoryBackground, World};
 use warden_policies::{ByteSize, MemoryLimit, phrases};
 
 use crate::cli::ConfigArgs;
@@ -26,7 +26,7 @@ use super::models;
 use super::replay::find;
 
 /// Maximum number of requests. More take minutes and add no information.
-const MOST_REQUESTS: f64 = 2_000_000.0;
+const MAX_REQUESTS: f64 = 2_000_000.0;
 
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
@@ -42,13 +42,13 @@ pub(crate) struct SimulateArgs {
     vram_leak: ByteSize,
     /// Unit of work that leaks.
     #[arg(long, value_name = "UNIT", default_value = "request")]
-    per: PerArg,
+    per: LeakUnitArg,
     /// Number of requests per hour.
     #[arg(long, value_name = "N", default_value_t = 360.0, value_parser = positive)]
     requests_per_hour: f64,
     /// Arrival pattern of requests.
     #[arg(long, value_name = "PATTERN", default_value = "random")]
-    pattern: Pattern,
+    pattern: ArrivalPattern,
     /// Share of requests with an image, 0 to 1.
     #[arg(long, value_name = "SHARE", default_value_t = 0.25, value_parser = share)]
     images: f64,
@@ -105,7 +105,7 @@ pub(crate) struct SimulateArgs {
 
 /// Unit of work.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum PerArg {
+enum LeakUnitArg {
     /// Each request.
     Request,
     /// Each prompt token.
@@ -118,21 +118,21 @@ enum PerArg {
     Hour,
 }
 
-impl From<PerArg> for Unit {
-    fn from(arg: PerArg) -> Self {
+impl From<LeakUnitArg> for Unit {
+    fn from(arg: LeakUnitArg) -> Self {
         match arg {
-            PerArg::Request => Self::Request,
-            PerArg::PromptToken => Self::PromptToken,
-            PerArg::OutputToken => Self::OutputToken,
-            PerArg::Image => Self::Image,
-            PerArg::Hour => Self::Hour,
+            LeakUnitArg::Request => Self::Request,
+            LeakUnitArg::PromptToken => Self::PromptToken,
+            LeakUnitArg::OutputToken => Self::OutputToken,
+            LeakUnitArg::Image => Self::Image,
+            LeakUnitArg::Hour => Self::Hour,
         }
     }
 }
 
 /// Arrival pattern of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Pattern {
+enum ArrivalPattern {
     /// In equal intervals.
     Steady,
     /// At random, with pauses of all lengths.
@@ -180,9 +180,9 @@ impl SimulateArgs {
             f64::from(day - asleep.minutes()) / f64::from(day)
         };
         let requests = (self.hours * awake * self.requests_per_hour).round();
-        if !(1.0..=MOST_REQUESTS).contains(&requests) {
+        if !(1.0..=MAX_REQUESTS).contains(&requests) {
             return Err(Failure::usage(
-                format!("{requests} requests are to be simulated: it is from 1 to {MOST_REQUESTS}"),
+                format!("{requests} requests are to be simulated: it is from 1 to {MAX_REQUESTS}"),
                 "change --hours or --requests-per-hour",
             ));
         }
@@ -203,11 +203,11 @@ impl SimulateArgs {
         if cache.0 > 0 {
             world
                 .backgrounds
-                .push(Background::Cache { per_request: 16.0 * 1024.0 * 1024.0, cap: exact(cache.0) });
+                .push(MemoryBackground::Cache { per_request: 16.0 * 1024.0 * 1024.0, cap: exact(cache.0) });
         }
         world.load = Load {
             per_second: self.requests_per_hour / 3600.0,
-            steady: self.pattern == Pattern::Steady,
+            steady: self.pattern == ArrivalPattern::Steady,
             images: self.images,
             ..Load::default()
         };
@@ -319,7 +319,7 @@ fn text(args: &SimulateArgs, policy: &str, report: &Report) -> String {
     }
     text.extend([format!(
         "\nout of memory: {} without a policy, {} with it",
-        times(report.nothing.out_of_memory),
+        times_text(report.nothing.out_of_memory),
         report.policy.out_of_memory
     )]);
     if report.caused > 0 {
@@ -342,7 +342,7 @@ fn restarts(outcome: &Outcome) -> String {
     format!("{} ({})", outcome.restarts, reasons.join(", "))
 }
 
-fn times(count: u64) -> String {
+fn times_text(count: u64) -> String {
     format!("{count} {}", if count == 1 { "time" } else { "times" })
 }
 
@@ -352,13 +352,13 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Own {
+    struct SimulateTestCli {
         #[command(flatten)]
         args: SimulateArgs,
     }
 
     fn args(words: &[&str]) -> SimulateArgs {
-        Own::parse_from(std::iter::once(&"simulate").chain(words)).args
+        SimulateTestCli::parse_from(std::iter::once(&"simulate").chain(words)).args
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::exit::Failure;
 /// Number of concurrent clients: more than the two slots of the sample server, so that some always wait.
 const CLIENTS: u64 = 4;
 /// Words per prompt: enough for some MiB of KV cache.
-const WORDS: u64 = 150;
+const PROMPT_WORDS: u64 = 150;
 
 /// Results of the clients.
 #[derive(Debug, Default)]
@@ -78,7 +78,7 @@ fn prompt(number: u64) -> String {
     let syllables = ["ba", "do", "ki", "lu", "me", "no", "pi", "ra"];
     let mut state = number + 1;
     let mut text = format!("request {number}");
-    for _ in 0..WORDS {
+    for _ in 0..PROMPT_WORDS {
         // Knuth's multiplicative generator; any generator without repetitions would do.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         for shift in [33, 43] {
@@ -118,10 +118,10 @@ async fn send(url: &str, body: &Value) -> Result<String, String> {
     if !status.is_success() {
         return Err(format!("{status}: {text}"));
     }
-    if body["stream"] == true { streamed(&text) } else { whole(&text) }
+    if body["stream"] == true { streamed(&text) } else { parse_answer(&text) }
 }
 
-fn whole(text: &str) -> Result<String, String> {
+fn parse_answer(text: &str) -> Result<String, String> {
     let answer: Value = serde_json::from_str(text).map_err(|error| format!("{error}: {text}"))?;
     answer["choices"][0]["message"]["content"]
         .as_str()
@@ -161,6 +161,6 @@ mod tests {
     #[test]
     fn prompts_differ() {
         assert_ne!(prompt(1), prompt(2));
-        assert_eq!(prompt(3).split(' ').count() as u64, WORDS + 2);
+        assert_eq!(prompt(3).split(' ').count() as u64, PROMPT_WORDS + 2);
     }
 }

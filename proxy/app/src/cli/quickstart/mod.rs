@@ -62,7 +62,7 @@ pub(crate) struct QuickstartArgs {
 }
 
 /// Time limit for the replacement.
-const PATIENCE: Duration = Duration::from_secs(180);
+const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Number of steps.
 const STEPS: u32 = 6;
 
@@ -76,7 +76,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     let loaded = ConfigArgs::default().load(&machine, Vec::new())?;
     let dirs = loaded.dirs(&machine)?;
 
-    step(1, "Source and build: makes llama-server from llama.cpp source, or finds it in the store")?;
+    print_step(1, "Source and build: makes llama-server from llama.cpp source, or finds it in the store")?;
     let source = match &args.source {
         Some(path) => format!("--source {}", path.display()),
         None => "--sdist".to_owned(),
@@ -86,7 +86,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
         "llama-warden build {source} --backend {} --arch {}{options}",
         args.backend, args.arch.arch
     ))?;
-    let built = make(&args, &loaded, &machine).await?;
+    let built = build_server(&args, &loaded, &machine).await?;
     done(&format!(
         "build {} ({}): {}",
         built.id,
@@ -94,14 +94,14 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
         built.binary.display()
     ))?;
 
-    step(2, "Model: a small language model with trained weights, or a sample model with random ones")?;
+    print_step(2, "Model: a small language model with trained weights, or a sample model with random ones")?;
     let store = build::dirs(&loaded, &machine)?;
     let model = DemoModel::obtain(args.sample_model, &loaded, &machine, &store).await?;
 
     // Handle signals from here on: running processes must be ended in order.
     let mut signals = Signals::new()?;
 
-    step(3, "Serve: one OpenAI-compatible endpoint in front of a supervised llama-server")?;
+    print_step(3, "Serve: one OpenAI-compatible endpoint in front of a supervised llama-server")?;
     let config = dirs.state.join("quickstart.toml");
     let mut file = ConfigFile {
         path: config.clone(),
@@ -122,7 +122,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
 
     let deadline = defaults().server.shutdown_deadline;
     let shown = tokio::select! {
-        shown = show(&plan, &machine, &mut server, &mut file) => Some(shown),
+        shown = demonstrate_replacement(&plan, &machine, &mut server, &mut file) => Some(shown),
         () = signals.leave() => None,
     };
     let Some(shown) = shown else {
@@ -142,7 +142,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
 }
 
 /// Step 1: builds llama-server.
-async fn make(args: &QuickstartArgs, loaded: &Loaded, machine: &Machine) -> Result<Built, Failure> {
+async fn build_server(args: &QuickstartArgs, loaded: &Loaded, machine: &Machine) -> Result<Built, Failure> {
     let numbers = &loaded.settings.build;
     build::with_builder(loaded, machine, async |builder| {
         let source = build::source(&builder, args.source.as_deref(), numbers).await?;
@@ -161,7 +161,7 @@ async fn make(args: &QuickstartArgs, loaded: &Loaded, machine: &Machine) -> Resu
 }
 
 /// Steps 4 to 6, with a running server.
-async fn show(
+async fn demonstrate_replacement(
     plan: &Plan,
     machine: &Machine,
     server: &mut Server,
@@ -169,7 +169,7 @@ async fn show(
 ) -> Result<(), Failure> {
     let url = format!("http://{}", server.address());
 
-    step(4, "Request: the endpoint answers with generated tokens")?;
+    print_step(4, "Request: the endpoint answers with generated tokens")?;
     let DemoModel { name, question, answer_tokens, .. } = file.model;
     hand(&format!(
         "curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n             \
@@ -179,7 +179,7 @@ async fn show(
     done(&format!("it was asked: {question}"))?;
     done(&format!("it said: {}", answer.trim()))?;
 
-    step(5, "Budget: allows the backend a little more memory than it holds now, and reloads")?;
+    print_step(5, "Budget: allows the backend a little more memory than it holds now, and reloads")?;
     let now = host_bytes(server.fleet()).await?;
     let budget = ByteSize(now + file.model.growth);
     file.hard = Some(budget);
@@ -193,9 +193,9 @@ async fn show(
     server.reload(resolved, machine).await?;
     done(&format!("it holds {} now; the budget is {budget}", ByteSize(now)))?;
 
-    step(6, "Load: four clients send requests until the budget is passed and the backend is replaced")?;
+    print_step(6, "Load: four clients send requests until the budget is passed and the backend is replaced")?;
     hand("llama-warden status; llama-warden events -f")?;
-    let (tally, entry) = under_load(&url, file.model.name, server).await?;
+    let (tally, entry) = load_until_replaced(&url, file.model.name, server).await?;
     let text = serde_json::to_string(&entry)
         .map_err(|error| Failure::failed(format!("cannot print the ledger entry: {error}")))?;
     done(&format!("one replacement, in the ledger {}:", server.ledger().display()))?;
@@ -228,14 +228,14 @@ async fn show(
 }
 
 /// Sends requests until the ledger has a replacement, then waits for running requests.
-async fn under_load(
+async fn load_until_replaced(
     url: &str,
     model: &'static str,
     server: &Server,
 ) -> Result<(load::Tally, LedgerEntry), Failure> {
     let mut events = server.fleet().events().receiver;
     let clients = load::Load::start(url, model);
-    let replaced = tokio::time::timeout(PATIENCE, async {
+    let replaced = tokio::time::timeout(REPLACEMENT_TIMEOUT, async {
         loop {
             match events.recv().await {
                 Ok(event) => {
@@ -256,7 +256,11 @@ async fn under_load(
             None => Ok((tally, *entry)),
         },
         _ => Err(Failure::hinted(
-            format!("no replacement within {} s, after {} requests", PATIENCE.as_secs(), tally.sent),
+            format!(
+                "no replacement within {} s, after {} requests",
+                REPLACEMENT_TIMEOUT.as_secs(),
+                tally.sent
+            ),
             "`llama-warden status` and `llama-warden events` show what holds it back",
         )),
     }
@@ -287,7 +291,10 @@ async fn host_bytes(fleet: &Fleet) -> Result<u64, Failure> {
         view.models.iter().flat_map(|model| &model.backends).any(|backend| backend.host.is_some())
     });
     let missing = || Failure::failed("the backend's memory could not be read");
-    let view = tokio::time::timeout(PATIENCE, read).await.map_err(|_| missing())?.map_err(|_| missing())?;
+    let view = tokio::time::timeout(REPLACEMENT_TIMEOUT, read)
+        .await
+        .map_err(|_| missing())?
+        .map_err(|_| missing())?;
     let backends = view.models.iter().flat_map(|model| &model.backends);
     backends
         .filter_map(|backend| backend.host)
@@ -304,7 +311,7 @@ fn leave_running(server: &Server) -> Result<(), Failure> {
     ))
 }
 
-fn step(number: u32, what: &str) -> Result<(), Failure> {
+fn print_step(number: u32, what: &str) -> Result<(), Failure> {
     out::line(&format!("\n[{number}/{STEPS}] {what}"))
 }
 

@@ -8,16 +8,16 @@ use std::path::Path;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::contents::Contents;
+use super::contents::ReportContents;
 use crate::exit::Failure;
 
 /// Folder inside the archive.
 const FOLDER: &str = "llama-warden-report";
 /// Private mode, because a report is its author's until it is sent.
-const MODE: u32 = 0o600;
+const FILE_MODE: u32 = 0o600;
 
 /// Packs the contents, without times and owners.
-pub(super) fn pack(contents: &Contents) -> Result<Vec<u8>, Failure> {
+pub(super) fn pack(contents: &ReportContents) -> Result<Vec<u8>, Failure> {
     let packed = || -> io::Result<Vec<u8>> {
         let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
         for entry in contents.entries() {
@@ -56,7 +56,7 @@ pub(super) fn write(path: &Path, archive: &[u8]) -> Result<(), Failure> {
         ),
     };
     let mut file: File =
-        OpenOptions::new().write(true).create_new(true).mode(MODE).open(path).map_err(cannot)?;
+        OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path).map_err(cannot)?;
     let written = file.write_all(archive).and_then(|()| file.sync_all());
     written.map_err(|error| {
         // Safe to remove: this call created the file.

@@ -15,13 +15,13 @@ use crate::config::source::layers::Loaded;
 const KEY_NAMES: [(&str, char); 2] = [("key=\"", '"'), ("page, key ", ',')];
 
 #[derive(Debug, Default)]
-pub(super) struct Cleaner {
+pub(super) struct ReportCleaner {
     known: Known,
     /// Names of API keys; the index gives the number.
     keys: RefCell<Vec<String>>,
 }
 
-impl Cleaner {
+impl ReportCleaner {
     /// Creates a cleaner for the secrets of the configuration, if any, and of the environment.
     pub(super) fn of(loaded: Option<&Loaded>, machine: &Machine) -> Self {
         let models = loaded.into_iter().flat_map(|loaded| {
@@ -67,16 +67,16 @@ impl Cleaner {
     }
 
     fn value(&self, value: Value) -> Value {
-        secrets::json(self.without_known(value))
+        secrets::json(self.hide_known(value))
     }
 
     /// Hides known secrets before the value becomes JSON text, in which quotation marks would be escaped.
-    fn without_known(&self, value: Value) -> Value {
+    fn hide_known(&self, value: Value) -> Value {
         match value {
             Value::String(text) => self.known.hide(self.number_keys(&text)).into(),
-            Value::Array(items) => items.into_iter().map(|item| self.without_known(item)).collect(),
+            Value::Array(items) => items.into_iter().map(|item| self.hide_known(item)).collect(),
             Value::Object(fields) => {
-                let field = |(name, value)| (self.known.hide(name), self.without_known(value));
+                let field = |(name, value)| (self.known.hide(name), self.hide_known(value));
                 fields.into_iter().map(field).collect()
             }
             other => other,

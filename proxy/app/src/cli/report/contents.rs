@@ -2,14 +2,14 @@
 
 use warden_policies::ByteSize;
 
-use super::clean::Cleaner;
+use super::clean::ReportCleaner;
 use crate::out;
 
 /// Maximum bytes of all contents: below the limit of a bug tracker after packing, with reserve.
-const MOST: usize = 64 << 20;
+const MAX_CONTENT_BYTES: usize = 64 << 20;
 
 /// Maximum number of entries with the same name.
-const MOST_ALIKE: usize = 100;
+const MAX_EQUAL_NAMES: usize = 100;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
@@ -22,18 +22,18 @@ pub(super) struct Entry {
 
 /// All contents.
 #[derive(Debug)]
-pub(super) struct Contents {
-    cleaner: Cleaner,
+pub(super) struct ReportContents {
+    cleaner: ReportCleaner,
     entries: Vec<Entry>,
     notes: Vec<String>,
     size: usize,
 }
 
 /// Name of the list of contents in the archive.
-const LIST: &str = "contents.txt";
+const CONTENTS_FILE: &str = "contents.txt";
 
-impl Contents {
-    pub(super) const fn new(cleaner: Cleaner) -> Self {
+impl ReportContents {
+    pub(super) const fn new(cleaner: ReportCleaner) -> Self {
         Self { cleaner, entries: Vec::new(), notes: Vec::new(), size: 0 }
     }
 
@@ -63,8 +63,8 @@ impl Contents {
         // Distinct names may have become equal by the substitution of characters.
         let is_free = |name: &String| !self.entries.iter().any(|entry| entry.name == *name);
         let names = std::iter::once(tamed.clone()).chain((2..).map(|number| format!("{tamed}-{number}")));
-        let Some(name) = names.take(MOST_ALIKE).find(is_free) else { return };
-        if self.size + text.len() > MOST {
+        let Some(name) = names.take(MAX_EQUAL_NAMES).find(is_free) else { return };
+        if self.size + text.len() > MAX_CONTENT_BYTES {
             self.note(&format!(
                 "{name}: left out, because {} would be too much",
                 ByteSize(text.len() as u64)
@@ -94,7 +94,7 @@ impl Contents {
         }
         self.entries.sort_by(|a, b| a.name.cmp(&b.name));
         let text = rows(&self.entries);
-        self.entries.insert(0, Entry { name: LIST.to_owned(), what: "this list".to_owned(), text });
+        self.entries.insert(0, Entry { name: CONTENTS_FILE.to_owned(), what: "this list".to_owned(), text });
     }
 
     /// Entries ordered by name, after the list.

@@ -7,36 +7,40 @@ use std::path::Path;
 
 use warden_supervisor::regular_file;
 
-use super::contents::Contents;
+use super::contents::ReportContents;
 use crate::events_file;
 
 /// Bytes read from the end of a file: some thousand replacements or events.
-const TAIL: u64 = 2 << 20;
+const TAIL_BYTES: u64 = 2 << 20;
 /// Maximum number of recordings, the latest ones.
-const RECORDINGS: usize = 4;
+const MAX_RECORDINGS: usize = 4;
 
-pub(super) fn gather(contents: &mut Contents, state: &Path) {
+pub(super) fn gather(contents: &mut ReportContents, state: &Path) {
     for (file, what) in [
         ("ledger.jsonl", "replacements of processes, with their reasons: the latest ones"),
         ("growth.json", "what is remembered of earlier processes: what leaked, what was held"),
     ] {
-        add(contents, &state.join(file), file, what);
+        add_file_tail(contents, &state.join(file), file, what);
     }
     let mut events = String::new();
     for path in events_file::files(state) {
-        match tail(&path, TAIL) {
+        match tail(&path, TAIL_BYTES) {
             Ok(Some(text)) => events.push_str(&text),
             Ok(None) => {}
             Err(error) => contents.note(&format!("{}: {error}", path.display())),
         }
     }
-    contents.lines("events.jsonl", "what happened to models: the latest events", last(&events, TAIL).lines());
-    recordings(contents, &state.join("traces"));
+    contents.lines(
+        "events.jsonl",
+        "what happened to models: the latest events",
+        last(&events, TAIL_BYTES).lines(),
+    );
+    add_recordings(contents, &state.join("traces"));
 }
 
 /// Adds the end of a file, if it exists. `growth.json` is one value, the others consist of lines.
-fn add(contents: &mut Contents, path: &Path, name: &str, what: &str) {
-    match tail(path, TAIL) {
+fn add_file_tail(contents: &mut ReportContents, path: &Path, name: &str, what: &str) {
+    match tail(path, TAIL_BYTES) {
         Ok(Some(text)) => match serde_json::from_str(&text) {
             Ok(value) if !name.ends_with('l') => contents.json(name, what, value),
             _ => contents.lines(name, what, text.lines()),
@@ -47,26 +51,26 @@ fn add(contents: &mut Contents, path: &Path, name: &str, what: &str) {
 }
 
 /// Adds the latest recordings of memory.
-fn recordings(contents: &mut Contents, folder: &Path) {
+fn add_recordings(contents: &mut ReportContents, folder: &Path) {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries
         .filter(|entry| entry.file_name().to_string_lossy().ends_with(".jsonl"))
         .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
         .collect();
     found.sort_by(|a, b| b.cmp(a));
-    for (_, path) in found.iter().take(RECORDINGS) {
+    for (_, path) in found.iter().take(MAX_RECORDINGS) {
         let file = path.file_name().unwrap_or_default().to_string_lossy();
-        add(
+        add_file_tail(
             contents,
             path,
             &format!("recordings/{file}"),
             "readings of a process's memory, without anything of its requests",
         );
     }
-    if found.len() > RECORDINGS {
+    if found.len() > MAX_RECORDINGS {
         contents.note(&format!(
             "recordings: {} older ones in {}",
-            found.len() - RECORDINGS,
+            found.len() - MAX_RECORDINGS,
             folder.display()
         ));
     }
@@ -84,7 +88,7 @@ fn tail(path: &Path, most: u64) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     file.take(most).read_to_end(&mut bytes)?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
-    Ok(Some(if length > most { whole(&text).to_owned() } else { text }))
+    Ok(Some(if length > most { drop_partial_line(&text).to_owned() } else { text }))
 }
 
 /// The last `most` bytes of a text, from the beginning of a line.
@@ -94,11 +98,11 @@ fn last(text: &str, most: u64) -> &str {
         return text;
     }
     let from = (from..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
-    whole(&text[from..])
+    drop_partial_line(&text[from..])
 }
 
 /// Drops the incomplete first line.
-fn whole(text: &str) -> &str {
+fn drop_partial_line(text: &str) -> &str {
     text.split_once('\n').map_or("", |(_, rest)| rest)
 }
 

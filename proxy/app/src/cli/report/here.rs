@@ -8,7 +8,7 @@ use warden_builder::{BuildId, Store};
 use warden_policies::ByteSize;
 use warden_sensors::gpu::Gpus;
 
-use super::contents::Contents;
+use super::contents::ReportContents;
 use crate::admin::answer::Status;
 use crate::cli::diagnose::machine_facts;
 use crate::config::machine::Machine;
@@ -16,7 +16,7 @@ use crate::config::show::show;
 use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 
-pub(super) fn gather(contents: &mut Contents, loaded: Result<&Loaded, &Failure>, machine: &Machine) {
+pub(super) fn gather(contents: &mut ReportContents, loaded: Result<&Loaded, &Failure>, machine: &Machine) {
     contents.text("machine.txt", "version, kernel, processor, memory, driver, GPUs", &facts(machine));
     match loaded {
         Ok(loaded) => {
@@ -70,13 +70,13 @@ fn told(value: &impl serde::Serialize) -> String {
 
 /// Adds the provenance of the builds in use and of the chosen one; without an instance, of the chosen and
 /// the newest one.
-pub(super) fn builds(contents: &mut Contents, data: &Path, status: Option<&Status>) {
+pub(super) fn builds(contents: &mut ReportContents, data: &Path, status: Option<&Status>) {
     let store = Store::new(data);
     let used = status.and_then(|status| status.binaries.as_ref());
     let mut ids: Vec<BuildId> = used
         .into_iter()
         .flat_map(|all| all.values().flatten())
-        .filter_map(|file| store.build_of(file))
+        .filter_map(|file| store.find_by_file(file))
         .collect();
     ids.extend(store.in_use().ok().flatten().map(|build| build.id));
     if status.is_none() {

@@ -8,7 +8,7 @@ use reqwest::Method;
 use warden_policies::secrets;
 use warden_supervisor::{ModelState, ModelView};
 
-use super::contents::Contents;
+use super::contents::ReportContents;
 use crate::admin::answer::Status;
 use crate::admin::client::Client;
 use crate::cli::block_on;
@@ -17,22 +17,22 @@ use crate::cli::status::table;
 use crate::exit::Failure;
 
 /// Time limit of an answer: a healthy instance needs milliseconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Beginning of the note about a late answer.
 const NO_ANSWER: &str = "no answer";
 /// Bytes from the end of one model's output.
-const LOG: usize = 256 << 10;
+const LOG_TAIL_BYTES: usize = 256 << 10;
 /// Maximum number of models with output and memory, failing ones first.
-const LOGS: usize = 40;
+const MAX_LOGGED_MODELS: usize = 40;
 /// Query for memory series: time range, and number of points, five minutes each.
-const SERIES: [(&str, &str); 2] = [("range", "1d"), ("points", "288")];
+const SERIES_QUERY: [(&str, &str); 2] = [("range", "1d"), ("points", "288")];
 
 /// Queries the selected instance, if one runs.
 ///
 /// # Errors
 ///
 /// Several run, and none is selected.
-pub(super) fn gather(contents: &mut Contents, which: &InstanceArgs) -> Result<Option<Status>, Failure> {
+pub(super) fn gather(contents: &mut ReportContents, which: &InstanceArgs) -> Result<Option<Status>, Failure> {
     let client = match which.client() {
         Ok(client) => client,
         // Several run: the user must choose one.
@@ -45,8 +45,8 @@ pub(super) fn gather(contents: &mut Contents, which: &InstanceArgs) -> Result<Op
     block_on(ask(contents, &client))
 }
 
-async fn ask(contents: &mut Contents, client: &Client) -> Option<Status> {
-    let status: serde_json::Value = match in_time(client.json(Method::GET, &["status"])).await {
+async fn ask(contents: &mut ReportContents, client: &Client) -> Option<Status> {
+    let status: serde_json::Value = match with_timeout(client.json(Method::GET, &["status"])).await {
         Ok(status) => status,
         Err(why) => {
             contents.note(&format!("status, logs: {why}"));
@@ -62,28 +62,28 @@ async fn ask(contents: &mut Contents, client: &Client) -> Option<Status> {
     match &read {
         Some(status) => {
             contents.text("status.txt", "the same for people", &table(status));
-            command_line(contents, status.instance.pid);
+            add_command_line(contents, status.instance.pid);
             let chosen = chosen(&status.fleet.models);
-            logs(contents, client, &chosen).await;
-            series(contents, client, &chosen).await;
-            if status.fleet.models.len() > LOGS {
-                let more = status.fleet.models.len() - LOGS;
+            add_logs(contents, client, &chosen).await;
+            add_series(contents, client, &chosen).await;
+            if status.fleet.models.len() > MAX_LOGGED_MODELS {
+                let more = status.fleet.models.len() - MAX_LOGGED_MODELS;
                 contents.note(&format!("logs, series: those of {more} more models; the ill ones come first"));
             }
         }
         None => contents.note("status.txt: the status is that of another version, and cannot be read"),
     }
-    match in_time(client.text(&["metrics"])).await {
+    match with_timeout(client.text(&["metrics"])).await {
         Ok(text) => contents.text("metrics.txt", "counters and gauges of the running instance", &text),
         Err(why) => contents.note(&format!("metrics.txt: {why}")),
     }
     read
 }
 
-async fn in_time<T>(asking: impl Future<Output = Result<T, Failure>>) -> Result<T, String> {
-    match tokio::time::timeout(PATIENCE, asking).await {
+async fn with_timeout<T>(asking: impl Future<Output = Result<T, Failure>>) -> Result<T, String> {
+    match tokio::time::timeout(ANSWER_TIMEOUT, asking).await {
         Ok(answer) => answer.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("{NO_ANSWER} within {} s", PATIENCE.as_secs())),
+        Err(_) => Err(format!("{NO_ANSWER} within {} s", ANSWER_TIMEOUT.as_secs())),
     }
 }
 
@@ -97,18 +97,18 @@ fn chosen(models: &[Arc<ModelView>]) -> Vec<&ModelView> {
         let is_ill = fails || model.last_failure.is_some() || model.outage.is_some();
         std::cmp::Reverse((is_ill, trouble, model.state != ModelState::Unloaded))
     });
-    all.truncate(LOGS);
+    all.truncate(MAX_LOGGED_MODELS);
     all
 }
 
 /// Adds a day of each model's memory.
-async fn series(contents: &mut Contents, client: &Client, models: &[&ModelView]) {
+async fn add_series(contents: &mut ReportContents, client: &Client, models: &[&ModelView]) {
     for (number, model) in (1..).zip(models) {
         let name = model.name.as_str();
-        let query: Vec<_> = [("model", name)].into_iter().chain(SERIES).collect();
+        let query: Vec<_> = [("model", name)].into_iter().chain(SERIES_QUERY).collect();
         let query: Vec<_> = query.into_iter().map(|(key, value)| (key, value.to_owned())).collect();
         let asked: Result<serde_json::Value, _> =
-            in_time(client.json_with(Method::GET, &["series"], &query)).await;
+            with_timeout(client.json_with(Method::GET, &["series"], &query)).await;
         match asked {
             Ok(data) => {
                 contents.json(&file("series", number, name, "json"), "what a model's memory did", data);
@@ -126,7 +126,7 @@ fn file(folder: &str, number: usize, name: &str, end: &str) -> String {
 }
 
 /// Adds the end of the output of each model's processes.
-async fn logs(contents: &mut Contents, client: &Client, models: &[&ModelView]) {
+async fn add_logs(contents: &mut ReportContents, client: &Client, models: &[&ModelView]) {
     for (number, model) in (1..).zip(models) {
         let name = model.name.as_str();
         let mut lines: Vec<String> = Vec::new();
@@ -136,10 +136,10 @@ async fn logs(contents: &mut Contents, client: &Client, models: &[&ModelView]) {
             lines.push(line.to_owned());
             Ok(())
         };
-        let asked = in_time(client.lines(&["models", name, "logs"], &[], each)).await;
+        let asked = with_timeout(client.lines(&["models", name, "logs"], &[], each)).await;
         // Drop lines from the beginning until the rest fits.
         let mut skip = 0;
-        while size > LOG && skip < lines.len() {
+        while size > LOG_TAIL_BYTES && skip < lines.len() {
             size -= lines[skip].len();
             skip += 1;
         }
@@ -158,7 +158,7 @@ async fn logs(contents: &mut Contents, client: &Client, models: &[&ModelView]) {
 }
 
 /// Adds the command line of the instance, if this user may read it.
-fn command_line(contents: &mut Contents, pid: u32) {
+fn add_command_line(contents: &mut ReportContents, pid: u32) {
     // In another namespace, the PID may be that of another process.
     let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
     let is_ours = program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("llama-warden"));
@@ -182,7 +182,7 @@ fn set(words: &[String]) -> Vec<String> {
             word.strip_prefix("--set=").map(|rest| ("--set=", rest))
         };
         match setting.and_then(|(flag, setting)| Some((flag, setting.split_once('=')?.0))) {
-            Some((flag, key)) => format!("{flag}{key}={}", secrets::HIDDEN),
+            Some((flag, key)) => format!("{flag}{key}={}", secrets::REDACTED),
             None => word.clone(),
         }
     };

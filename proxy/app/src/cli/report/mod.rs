@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use warden_policies::ByteSize;
 
-use self::clean::Cleaner;
-use self::contents::Contents;
+use self::clean::ReportCleaner;
+use self::contents::ReportContents;
 use super::control::InstanceArgs;
 use crate::config::machine::Machine;
 use crate::exit::Failure;
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
         return out::write(&format!("{}{size} as an archive; nothing was written\n", contents.table()));
     }
     out::error_text(&contents.table());
-    if !args.yes && !agreed(&format!("Write {} ({size})? [y/N] ", path.display()))? {
+    if !args.yes && !ask_consent(&format!("Write {} ({size})? [y/N] ", path.display()))? {
         return out::line("nothing was written");
     }
     archive::write(&path, &archive)?;
@@ -79,9 +79,9 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
 }
 
 /// Gathers all data, cleaned.
-fn gather(args: &ReportArgs, machine: &Machine) -> Result<Contents, Failure> {
+fn gather(args: &ReportArgs, machine: &Machine) -> Result<ReportContents, Failure> {
     let loaded = args.instance.load(machine);
-    let mut contents = Contents::new(Cleaner::of(loaded.as_ref().ok(), machine));
+    let mut contents = ReportContents::new(ReportCleaner::of(loaded.as_ref().ok(), machine));
     let dirs = loaded.as_ref().ok().and_then(|loaded| loaded.dirs(machine).ok());
     let state = dirs.as_ref().map(|dirs| dirs.state.clone()).or_else(|| machine.state_dir());
     here::gather(&mut contents, loaded.as_ref(), machine);
@@ -113,7 +113,7 @@ fn place(out: Option<&Path>, cwd: &Path) -> PathBuf {
     }
 }
 
-fn agreed(question: &str) -> Result<bool, Failure> {
+fn ask_consent(question: &str) -> Result<bool, Failure> {
     out::error_text(question);
     io::stderr().flush().map_err(|_| Failure::Pipe)?;
     let mut answer = String::new();

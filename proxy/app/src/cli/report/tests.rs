@@ -26,7 +26,7 @@ fn unpacked(archive: &[u8]) -> BTreeMap<String, String> {
 }
 
 /// Contents with a secret in each possible place.
-fn planted() -> Contents {
+fn planted() -> ReportContents {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("w.toml");
     let text = format!(
@@ -36,7 +36,7 @@ fn planted() -> Contents {
     let loaded = load(Sources { file: Some(file), ..Sources::default() }).unwrap();
     let mut machine = Machine::read();
     machine.env = vec![("SOME_SECRET".into(), "a-secret-of-the-environment-1".into())];
-    let mut contents = Contents::new(Cleaner::of(Some(&loaded), &machine));
+    let mut contents = ReportContents::new(ReportCleaner::of(Some(&loaded), &machine));
     here::gather(&mut contents, Ok(&loaded), &machine);
     contents.json(
         "status.json",
@@ -162,7 +162,7 @@ fn names_of_others_cannot_lead_out_of_the_folder() {
 
 #[test]
 fn the_list_says_what_each_file_is_and_what_is_missing() {
-    let mut contents = Contents::new(Cleaner::default());
+    let mut contents = ReportContents::new(ReportCleaner::default());
     contents.text("b.txt", "the second", "12345");
     contents.text("a.txt", "the first", "1");
     contents.text("empty.txt", "nothing", " \n");

@@ -9,7 +9,7 @@ use super::unit::{Found, judge};
 use crate::exit::Failure;
 
 /// Maximum number of kept copies of one file.
-const COPIES: u32 = 1000;
+const MAX_COPIES: u32 = 1000;
 
 /// Result of writing or removing a file.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,14 +28,14 @@ pub(super) enum Done {
 /// # Errors
 /// The file is an operator's, or cannot be written.
 pub(super) fn write(path: &Path, text: &str, force: bool) -> Result<Done, Failure> {
-    let done = match found(path, text)? {
+    let done = match inspect_file(path, text)? {
         Found::Nothing => Done::Written,
         Found::Same => return Ok(Done::Nothing),
         Found::Ours => Done::Renewed,
         Found::Theirs if force => Done::Kept(keep(path)?),
         Found::Theirs => return Err(theirs(path, "writes ours and keeps a copy of it")),
     };
-    put(path, text).map_err(|error| cannot("write", path, &error))?;
+    write_atomically(path, text).map_err(|error| cannot("write", path, &error))?;
     Ok(done)
 }
 
@@ -44,7 +44,7 @@ pub(super) fn write(path: &Path, text: &str, force: bool) -> Result<Done, Failur
 /// # Errors
 /// The file is an operator's, or cannot be removed.
 pub(super) fn remove(path: &Path, force: bool) -> Result<Option<Done>, Failure> {
-    match found(path, "")? {
+    match inspect_file(path, "")? {
         Found::Nothing => return Ok(None),
         Found::Theirs if force => return keep(path).map(|copy| Some(Done::Kept(copy))),
         Found::Theirs => return Err(theirs(path, "takes it away and keeps a copy of it")),
@@ -66,7 +66,7 @@ fn cannot(what: &str, path: &Path, error: &io::Error) -> Failure {
     Failure::hinted(format!("cannot {what} {}: {error}", path.display()), hint)
 }
 
-fn found(path: &Path, wanted: &str) -> Result<Found, Failure> {
+fn inspect_file(path: &Path, wanted: &str) -> Result<Found, Failure> {
     // A symbolic link is an operator's, whatever its target: linking to /dev/null masks a unit.
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
@@ -86,15 +86,16 @@ fn keep(path: &Path) -> Result<PathBuf, Failure> {
         name.push(if number == 1 { ".old".to_owned() } else { format!(".old-{number}") });
         PathBuf::from(name)
     };
-    let free = (1..COPIES).map(named).find(|copy| std::fs::symlink_metadata(copy).is_err());
-    let copy = free
-        .ok_or_else(|| Failure::failed(format!("there are {COPIES} copies of {} already", path.display())))?;
+    let free = (1..MAX_COPIES).map(named).find(|copy| std::fs::symlink_metadata(copy).is_err());
+    let copy = free.ok_or_else(|| {
+        Failure::failed(format!("there are {MAX_COPIES} copies of {} already", path.display()))
+    })?;
     std::fs::rename(path, &copy).map_err(|error| cannot("keep a copy of", path, &error))?;
     Ok(copy)
 }
 
 /// Writes the file atomically.
-fn put(path: &Path, text: &str) -> io::Result<()> {
+fn write_atomically(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().unwrap_or_else(|| Path::new("/"));
     std::fs::create_dir_all(folder)?;
     let mut file = tempfile::NamedTempFile::new_in(folder)?;

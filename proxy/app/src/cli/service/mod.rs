@@ -18,19 +18,19 @@ use self::unit::{Facts, NAME, Scope};
 use crate::cli::ConfigArgs;
 use crate::config::machine::Machine;
 use crate::config::source::layers::{ENV_PREFIX, FlagSetting, Loaded};
-use crate::config::source::tree::{Kind, Node};
+use crate::config::source::tree::{ConfigNode, Kind};
 use crate::exit::Failure;
 use crate::out;
 
 /// Folder for units of packages.
-const OF_PACKAGES: &str = "/usr/lib/systemd/system";
+const PACKAGE_UNIT_DIR: &str = "/usr/lib/systemd/system";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ServiceCommand {
     /// Writes the unit, with timeouts that match the configuration, and prints the next commands.
-    Install(InstallArgs),
+    Install(ServiceInstallArgs),
     /// Removes the unit that `install` wrote.
-    Uninstall(UninstallArgs),
+    Uninstall(ServiceUninstallArgs),
     /// Prints the unit that `install` would write.
     Show(UnitArgs),
 }
@@ -71,7 +71,7 @@ pub(crate) struct UnitArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct InstallArgs {
+pub(crate) struct ServiceInstallArgs {
     #[command(flatten)]
     unit: UnitArgs,
     /// Replaces a unit that somebody else wrote or changed, and keeps a copy of it.
@@ -80,7 +80,7 @@ pub(crate) struct InstallArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct UninstallArgs {
+pub(crate) struct ServiceUninstallArgs {
     #[command(flatten)]
     scope: ScopeArgs,
     /// Removes the unit even if it is changed (keeping a copy) or enabled.
@@ -92,7 +92,7 @@ pub(crate) fn run(command: &ServiceCommand) -> Result<(), Failure> {
     let machine = Machine::read();
     match command {
         ServiceCommand::Show(args) => {
-            let units = Units::of(args, &machine)?;
+            let units = ServiceUnits::of(args, &machine)?;
             let texts: Vec<&str> = units.files.iter().map(|(_, text)| text.as_str()).collect();
             out::write(&texts.join("\n"))
         }
@@ -102,7 +102,7 @@ pub(crate) fn run(command: &ServiceCommand) -> Result<(), Failure> {
 }
 
 /// Units to write.
-struct Units {
+struct ServiceUnits {
     scope: Scope,
     config: PathBuf,
     folder: PathBuf,
@@ -112,7 +112,7 @@ struct Units {
     needed: Vec<Needed>,
 }
 
-impl Units {
+impl ServiceUnits {
     fn of(args: &UnitArgs, machine: &Machine) -> Result<Self, Failure> {
         let scope = args.scope.scope(machine);
         let config = match (&args.config, scope) {
@@ -129,7 +129,7 @@ impl Units {
         })?;
         let written = args.scope.within(&config);
         let loaded = load(&written, machine)?;
-        let (drain, grace) = times(&loaded);
+        let (drain, grace) = stop_times(&loaded);
         let facts = Facts {
             scope,
             program: &program,
@@ -216,13 +216,13 @@ fn load(config: &Path, machine: &Machine) -> Result<Loaded, Failure> {
     let no_folders = FlagSetting {
         flag: "service".to_owned(),
         path: ["paths", "models"].map(str::to_owned).to_vec(),
-        value: Node::new(Kind::List(Vec::new())),
+        value: ConfigNode::new(Kind::List(Vec::new())),
     };
     ConfigArgs { config, set: Vec::new() }.load(&machine, vec![no_folders])
 }
 
 /// Time limits for requests and for processes to end.
-fn times(loaded: &Loaded) -> (Duration, Duration) {
+fn stop_times(loaded: &Loaded) -> (Duration, Duration) {
     let own = loaded.models.iter().map(|(_, model)| model.lifecycle.stop_grace);
     let grace = own.chain([loaded.defaults.lifecycle.stop_grace]).max().unwrap_or_default();
     (loaded.settings.server.shutdown_deadline, grace)
@@ -234,8 +234,8 @@ fn version() -> Option<u32> {
     String::from_utf8_lossy(&told.stdout).split_whitespace().nth(1)?.parse().ok()
 }
 
-fn install(args: &InstallArgs, machine: &Machine) -> Result<(), Failure> {
-    let units = Units::of(&args.unit, machine)?;
+fn install(args: &ServiceInstallArgs, machine: &Machine) -> Result<(), Failure> {
+    let units = ServiceUnits::of(&args.unit, machine)?;
     for (name, text) in &units.files {
         let path = units.folder.join(name);
         let shown = path.display();
@@ -246,7 +246,7 @@ fn install(args: &InstallArgs, machine: &Machine) -> Result<(), Failure> {
             Done::Kept(copy) => format!("wrote {shown}; what was there is now {}", copy.display()),
         })?;
     }
-    let packaged = args.unit.scope.within(Path::new(OF_PACKAGES)).join(format!("{NAME}.service"));
+    let packaged = args.unit.scope.within(Path::new(PACKAGE_UNIT_DIR)).join(format!("{NAME}.service"));
     if units.scope == Scope::System && packaged.exists() {
         out::line(&format!("note: it stands over that of a package, {}", packaged.display()))?;
     }
@@ -260,14 +260,19 @@ fn install(args: &InstallArgs, machine: &Machine) -> Result<(), Failure> {
         out::line(&format!("warning: it could not start: {why}"))?;
     }
     out::line("next:")?;
-    for line in next(&units, &args.unit, user.as_ref(), &obstacles) {
+    for line in next_commands(&units, &args.unit, user.as_ref(), &obstacles) {
         out::line(&format!("  {line}"))?;
     }
     Ok(())
 }
 
 /// Commands to run next. `user` is that of the machine's service.
-fn next(units: &Units, args: &UnitArgs, user: Option<&User>, obstacles: &[(String, String)]) -> Vec<String> {
+fn next_commands(
+    units: &ServiceUnits,
+    args: &UnitArgs,
+    user: Option<&User>,
+    obstacles: &[(String, String)],
+) -> Vec<String> {
     let mut lines = Vec::new();
     let control = if units.scope == Scope::System { "systemctl" } else { "systemctl --user" };
     let config = args.scope.within(&units.config);
@@ -292,7 +297,7 @@ fn next(units: &Units, args: &UnitArgs, user: Option<&User>, obstacles: &[(Strin
     lines
 }
 
-fn uninstall(args: &UninstallArgs, machine: &Machine) -> Result<(), Failure> {
+fn uninstall(args: &ServiceUninstallArgs, machine: &Machine) -> Result<(), Failure> {
     let (scope, folder) = (args.scope.scope(machine), args.scope.folder(machine)?);
     let control = if scope == Scope::System { "systemctl" } else { "systemctl --user" };
     let targets = ["multi-user.target.wants", "default.target.wants", "sockets.target.wants"];

@@ -16,9 +16,9 @@ use crate::config::settings::Model;
 use crate::config::source::layers::Loaded;
 
 /// Folders that a service with `PrivateTmp=yes` sees empty.
-const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
+const PRIVATE_TMP_DIRS: [&str; 2] = ["/tmp", "/var/tmp"];
 /// UID for an unknown user, who owns nothing and is in no group.
-const NOBODY: u32 = 65_534;
+const UNKNOWN_UID: u32 = 65_534;
 
 /// Identity of a user for permission checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl User {
         let own = own.find(|fields| fields.first() == Some(&name));
         let is_there = own.is_some();
         let number =
-            |at: usize| own.as_ref().and_then(|fields| fields.get(at)?.parse().ok()).unwrap_or(NOBODY);
+            |at: usize| own.as_ref().and_then(|fields| fields.get(at)?.parse().ok()).unwrap_or(UNKNOWN_UID);
         let lists = group.lines().map(|line| line.split(':').collect::<Vec<_>>());
         let of =
             lists.filter(|fields| fields.get(3).is_some_and(|all| all.split(',').any(|one| one == name)));
@@ -102,13 +102,13 @@ pub(super) fn obstacle(
     let (path, what, name) = (needed.path.display(), &needed.what, &user.name);
     let meta = |path: &Path| std::fs::metadata(within(path)).ok();
     let facts = meta(&needed.path)?;
-    let private = PRIVATE.iter().find(|folder| needed.path.starts_with(folder));
+    let private = PRIVATE_TMP_DIRS.iter().find(|folder| needed.path.starts_with(folder));
     if let Some(folder) = private.filter(|folder| needed.path != Path::new(folder)) {
         let why = format!(
             "{what}, {path}, is below {folder}, which a service sees as an empty folder (PrivateTmp=yes)"
         );
         let file = needed.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        return Some((why, mended(needed, &format!("/var/lib/llama-warden/{file}"))));
+        return Some((why, move_command(needed, &format!("/var/lib/llama-warden/{file}"))));
     }
     let mut folders: Vec<&Path> = needed.path.ancestors().skip(1).collect();
     folders.reverse();
@@ -136,7 +136,7 @@ pub(super) fn obstacle(
 }
 
 /// Command that moves the file to a place visible to the service.
-fn mended(needed: &Needed, to: &str) -> String {
+fn move_command(needed: &Needed, to: &str) -> String {
     let from = quoted(&needed.path);
     if needed.what == "the program" {
         return format!(
@@ -168,7 +168,7 @@ mod tests {
         let user = User::read("llama", PASSWD, GROUP);
         assert_eq!((user.uid, user.groups), (901, BTreeSet::from([902, 903])));
         let none = User::read("nobody-yet", PASSWD, GROUP);
-        assert_eq!((none.uid, none.groups), (NOBODY, BTreeSet::from([NOBODY])));
+        assert_eq!((none.uid, none.groups), (UNKNOWN_UID, BTreeSet::from([UNKNOWN_UID])));
     }
 
     #[test]

@@ -8,11 +8,11 @@ use sha2::{Digest as _, Sha256};
 /// Name of the units, without the suffix of their kind.
 pub(super) const NAME: &str = "llama-warden";
 /// First systemd version with `Type=notify-reload`.
-const RELOADS: u32 = 253;
+const NOTIFY_RELOAD_VERSION: u32 = 253;
 /// First systemd version with growing delays between failed starts.
-const WAITS_LONGER: u32 = 254;
+const RESTART_STEPS_VERSION: u32 = 254;
 /// Extra stop time after requests and processes have ended, for the last log lines.
-const REST: Duration = Duration::from_secs(15);
+const STOP_MARGIN: Duration = Duration::from_secs(15);
 /// Beginning of the first line. Its last word is the checksum of the following text.
 const MARK: &str = "# Written by `llama-warden service install`. To change it: `systemctl edit llama-warden`, which outlives it. sha256:";
 
@@ -43,7 +43,7 @@ pub(super) struct Facts<'a> {
 
 /// Renders the service unit.
 pub(super) fn service(facts: &Facts<'_>) -> String {
-    let (kind, reload) = if facts.systemd.is_some_and(|version| version >= RELOADS) {
+    let (kind, reload) = if facts.systemd.is_some_and(|version| version >= NOTIFY_RELOAD_VERSION) {
         ("Type=notify-reload", "# HUP goes to us alone: llama-server processes have nothing to reload.")
     } else {
         (
@@ -51,13 +51,13 @@ pub(super) fn service(facts: &Facts<'_>) -> String {
             "# To us alone: llama-server processes have nothing to reload.\nExecReload=/bin/kill -HUP $MAINPID",
         )
     };
-    let restart = if facts.systemd.is_some_and(|version| version >= WAITS_LONGER) {
+    let restart = if facts.systemd.is_some_and(|version| version >= RESTART_STEPS_VERSION) {
         "RestartSec=1\nRestartSteps=5\nRestartMaxDelaySec=30"
     } else {
         "RestartSec=2"
     };
     let seconds = |time: Duration| time.as_secs() + u64::from(time.subsec_nanos() > 0);
-    let (drain, grace, rest) = (seconds(facts.drain), seconds(facts.grace), seconds(REST));
+    let (drain, grace, rest) = (seconds(facts.drain), seconds(facts.grace), seconds(STOP_MARGIN));
     let sum = format!(
         "server.shutdown_deadline ({drain} s), lifecycle.stop_grace ({grace} s), and {rest} s for the rest."
     );

@@ -21,7 +21,7 @@ use super::text::{self, bytes, gained, rate};
 const WIDEST_NAME: u16 = 40;
 const WIDEST_PLAN: u16 = 90;
 /// Maximum number of GPUs with a column of their own.
-const GPUS: usize = 16;
+const MAX_GPU_COLUMNS: usize = 16;
 /// The column that is repeated for each GPU.
 const PER_GPU: &str = "GPU";
 
@@ -58,13 +58,13 @@ const COLUMNS: [(&str, u16, u8); 15] = [
 ];
 
 /// Left-aligned columns.
-const WORDS: [&str; 4] = ["MODEL", "STATE", "VERDICT", "NEXT"];
+const LEFT_ALIGNED: [&str; 4] = ["MODEL", "STATE", "VERDICT", "NEXT"];
 
 /// Columns by which rows can be sorted; the first means the order of the configuration.
-pub(super) const ORDERS: [&str; 12] =
+pub(super) const SORT_ORDERS: [&str; 12] =
     ["", "MODEL", "STATE", "QUEUE", "REQ/S", "TOK/S", "HOST", "USED", PER_GPU, "VERDICT", "+/REQ", "LEFT"];
 
-/// Compares rows for one of [`ORDERS`]: names ascending, numbers descending.
+/// Compares rows for one of [`SORT_ORDERS`]: names ascending, numbers descending.
 pub(super) fn compare_rows(order: &str, a: &ModelRow, b: &ModelRow) -> Ordering {
     let falling =
         |of: fn(&ModelRow) -> Option<f64>| of(b).unwrap_or(f64::MIN).total_cmp(&of(a).unwrap_or(f64::MIN));
@@ -147,10 +147,10 @@ fn left(seconds: f64) -> ShownCell {
 fn fit_columns(gpus: &BTreeSet<u32>, longest_name: u16, width: u16) -> Vec<TableColumn> {
     let mut columns = Vec::new();
     for (head, width, expendable) in COLUMNS {
-        let is_number = !WORDS.contains(&head);
+        let is_number = !LEFT_ALIGNED.contains(&head);
         let column = |gpu: u32| TableColumn { head, gpu, width, expendable, is_number };
         match head {
-            PER_GPU => columns.extend(gpus.iter().take(GPUS).map(|gpu| column(*gpu))),
+            PER_GPU => columns.extend(gpus.iter().take(MAX_GPU_COLUMNS).map(|gpu| column(*gpu))),
             _ => columns.push(column(0)),
         }
     }
@@ -188,7 +188,7 @@ pub(super) fn draw_table(state: &mut ScreenState, area: Rect, buffer: &mut Buffe
     };
     let head = |column: &TableColumn| {
         let gpu = if column.head == PER_GPU { column.gpu.to_string() } else { String::new() };
-        if ORDERS[state.order] != column.head {
+        if SORT_ORDERS[state.order] != column.head {
             return place(column, &format!("{}{gpu}", column.head), Style::new());
         }
         let mark = if state.reversed { '^' } else { 'v' };

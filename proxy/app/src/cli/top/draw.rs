@@ -14,24 +14,24 @@ use ratatui_widgets::gauge::LineGauge;
 use ratatui_widgets::list::{List, ListState};
 use warden_policies::MemoryKind;
 
-use super::columns::{ORDERS, draw_table};
+use super::columns::{SORT_ORDERS, draw_table};
 use super::look::{BAD, BOLD, PLAIN, QUIET, REVERSED, TerminalLook, WARN};
 use super::memory::{HistoryMark, SPANS};
 use super::picture::{EventLine, MemoryGauge};
 use super::plot::draw_plot;
 use super::recording::PlayedRecording;
-use super::state::{ACTIONS, ScreenOverlay, ScreenState, ScreenView};
+use super::state::{MODEL_ACTIONS, ScreenOverlay, ScreenState, ScreenView};
 use super::text::{bytes, cut, gained, rate, tame, width, wrapped};
 use crate::cli::status::age;
 
 /// Minimum columns and rows of a readable screen.
 pub(super) const LEAST: (u16, u16) = (60, 10);
 /// Minimum height for events below the models.
-const ROOM_FOR_EVENTS: u16 = 20;
+const MIN_EVENT_HEIGHT: u16 = 20;
 /// Minimum columns of a gauge for one memory of the machine.
-const GAUGE: u16 = 44;
+const MIN_GAUGE_COLUMNS: u16 = 44;
 /// Minimum and maximum rows of a plot.
-const PLOT: (u16, u16) = (6, 20);
+const PLOT_ROWS: (u16, u16) = (6, 20);
 
 const OVERVIEW_KEYS: &str = "F1 help  F4 filter  F6 sort  Enter memory  l log  F9 actions  r restart  q quit";
 const MODEL_KEYS: &str = "Esc back  Tab next  t time  l log  r restart  d drain  c reclaim  p pin  q quit";
@@ -39,7 +39,7 @@ const LOG_KEYS: &str = "Esc back  PgUp older  End newest  q quit";
 const RECORDING_KEYS: &str = "F1 help  Space pause  + - speed  <- -> seek  Tab next memory  Esc back  q quit";
 
 /// All keys, and the terms of the screen.
-const HELP: &str = "\
+const HELP_TEXT: &str = "\
 arrows, j k, PgUp PgDn  choose a model, or scroll
 Enter                   the memory of the model; Esc goes back
 F4, /                   filter by name, state or verdict
@@ -170,10 +170,10 @@ fn foot_line(state: &ScreenState, keys: &'static str) -> Line<'static> {
 }
 
 fn draw_overview(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
-    let across = (area.width / GAUGE).max(1);
+    let across = (area.width / MIN_GAUGE_COLUMNS).max(1);
     let gauges = u16::try_from(state.picture.gauges.len()).unwrap_or(u16::MAX).div_ceil(across);
     let events = match area.height {
-        height if height + 2 < ROOM_FOR_EVENTS || state.once => 0,
+        height if height + 2 < MIN_EVENT_HEIGHT || state.once => 0,
         height => 1 + (height / 8).min(6),
     };
     let [gauges, sums, table, next, events] = Layout::vertical([
@@ -287,7 +287,7 @@ fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buf
     let began = state.events_of(model).filter(|event| event.leaks);
     history.marks.extend(began.map(|event| HistoryMark { at: event.at, letter: 'v', tone: event.tone }));
     let count = history.lines.len();
-    let height = if count == 0 { 0 } else { (area.height / 2).clamp(PLOT.0, PLOT.1) };
+    let height = if count == 0 { 0 } else { (area.height / 2).clamp(PLOT_ROWS.0, PLOT_ROWS.1) };
     let [title, plot, rest] = Layout::vertical([
         Constraint::Length(height.min(1)),
         Constraint::Length(height.max(1) - 1),
@@ -362,15 +362,16 @@ fn draw_overlay(state: &ScreenState, area: Rect, buffer: &mut Buffer) {
     let (title, lines, chosen): (String, Vec<String>, Option<usize>) = match &state.overlay {
         ScreenOverlay::Nothing | ScreenOverlay::Filter | ScreenOverlay::TooSmall => return,
         ScreenOverlay::Help => {
-            ("help: any key closes it".to_owned(), HELP.lines().map(str::to_owned).collect(), None)
+            ("help: any key closes it".to_owned(), HELP_TEXT.lines().map(str::to_owned).collect(), None)
         }
         ScreenOverlay::Sort(line) => {
-            let mut orders = ORDERS.map(str::to_owned).to_vec();
+            let mut orders = SORT_ORDERS.map(str::to_owned).to_vec();
             "as configured".clone_into(&mut orders[0]);
             ("sort by".to_owned(), orders, Some(*line))
         }
         ScreenOverlay::Actions(line) => {
-            let lines = ACTIONS.iter().map(|one| format!("{}  {:<8} {}", one.key, one.route, one.words));
+            let lines =
+                MODEL_ACTIONS.iter().map(|one| format!("{}  {:<8} {}", one.key, one.route, one.words));
             let model = tame(state.chosen().unwrap_or_default());
             (format!("what to do to {model}"), lines.collect(), Some(*line))
         }

@@ -65,7 +65,7 @@ fn leaky() -> ModelView {
     let growth = &mut backend.memory.growth[0];
     growth.slope = Some(interval(slope));
     growth.fill = warden_policies::growth::Fill::default();
-    growth.blame = Some(warden_policies::growth::Blame::Pays {
+    growth.blame = Some(warden_policies::growth::GrowthBlame::Pays {
         unit: warden_policies::growth::Unit::Image,
         bytes_per_unit: slope,
         share: 0.98,
@@ -84,8 +84,8 @@ fn leaky() -> ModelView {
     model
 }
 
-fn interval(value: f64) -> warden_policies::growth::Interval {
-    warden_policies::growth::Interval { value, low: value * 0.99, high: value * 1.01 }
+fn interval(value: f64) -> warden_policies::growth::IntervalEstimate {
+    warden_policies::growth::IntervalEstimate { value, low: value * 0.99, high: value * 1.01 }
 }
 
 fn failed() -> ModelView {

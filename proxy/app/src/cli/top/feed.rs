@@ -28,12 +28,12 @@ use crate::series::answer::MemoryData;
 use crate::sync::lock;
 
 /// Maximum number of inputs waiting for the screen.
-const WAITING: usize = 4096;
+const MAX_WAITING_INPUTS: usize = 4096;
 /// Time limit of an answer. Even for a thousand models, a healthy instance needs a fraction of it.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Pause between a failure and the next try.
-const AGAIN: Duration = Duration::from_secs(2);
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 
 /// Time since 1970 that never jumps.
 #[derive(Clone, Copy)]
@@ -63,7 +63,7 @@ pub(super) struct InputQueue {
 impl InputQueue {
     pub(super) fn push(&self, input: ScreenInput) {
         let mut waiting = lock(&self.waiting);
-        if waiting.0.len() >= WAITING {
+        if waiting.0.len() >= MAX_WAITING_INPUTS {
             // Drop a log line rather than a key or a result.
             let line = waiting.0.iter().position(|one| matches!(one, ScreenInput::Log(_)));
             waiting.0.remove(line.unwrap_or(0));
@@ -149,7 +149,7 @@ impl InstanceAsker {
     pub(super) async fn picture(&self) -> Result<ScreenInput, Failure> {
         let client = self.client();
         let asking = client.json::<Status>(Method::GET, &["status"]);
-        let status = timeout(PATIENCE, asking).await.unwrap_or_else(|_late| Err(late()))?;
+        let status = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or_else(|_late| Err(late()))?;
         Ok(ScreenInput::Picture(self.clock.now(), Box::new(InstancePicture::from_status(&status))))
     }
 
@@ -157,7 +157,7 @@ impl InstanceAsker {
         let client = self.client();
         let query = span.query(model, self.clock.now().as_secs());
         let asking = client.json_with::<MemoryData>(Method::GET, &["series"], &query);
-        let data = timeout(PATIENCE, asking).await.unwrap_or_else(|_late| Err(late()))?;
+        let data = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or_else(|_late| Err(late()))?;
         Ok(ScreenInput::History(Box::new(MemoryHistory::from_answer(span, &data))))
     }
 
@@ -221,7 +221,7 @@ impl InstanceAsker {
                 self.queue.push(ScreenInput::Log(tame(&format!("({why}; it is asked for again)"))));
             }
             said = why;
-            sleep(AGAIN).await;
+            sleep(RETRY_DELAY).await;
         }
     }
 
@@ -236,7 +236,7 @@ impl InstanceAsker {
                 self.queue.push(input);
             }
             failing = fails;
-            sleep(if fails { AGAIN } else { Duration::from_secs(span.refresh()) }).await;
+            sleep(if fails { RETRY_DELAY } else { Duration::from_secs(span.refresh()) }).await;
         }
     }
 
@@ -251,13 +251,13 @@ impl InstanceAsker {
 }
 
 fn late() -> Failure {
-    let seconds = PATIENCE.as_secs();
+    let seconds = ANSWER_TIMEOUT.as_secs();
     Failure::failed(format!("no answer within {seconds} s: it is frozen, or has no time"))
 }
 
 async fn act(client: &Client, action: &ModelAction, model: &str) -> Result<String, Failure> {
     #[derive(serde::Deserialize)]
-    struct ReclaimAnswer {
+    struct ReclaimedEntries {
         entries: Vec<ReclaimEntry>,
     }
     let route = ["models", model, action.route];
@@ -265,7 +265,7 @@ async fn act(client: &Client, action: &ModelAction, model: &str) -> Result<Strin
         client.json::<IgnoredAny>(Method::POST, &route).await?;
         return Ok("done".to_owned());
     }
-    let answer: ReclaimAnswer = client.json(Method::POST, &route).await?;
+    let answer: ReclaimedEntries = client.json(Method::POST, &route).await?;
     let words: Vec<String> = answer.entries.iter().map(ReclaimEntry::words).collect();
     let gave = answer.entries.iter().any(|entry| entry.outcome.gave());
     if gave { Ok(words.join("; ")) } else { Err(Failure::failed(words.join("; "))) }

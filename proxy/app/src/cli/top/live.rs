@@ -22,15 +22,15 @@ use super::step::step;
 use crate::exit::{self, Failure};
 
 /// Minimum time between two drawings, so that a slow connection is not saturated.
-const FRAME: Duration = Duration::from_millis(50);
+const MIN_FRAME_TIME: Duration = Duration::from_millis(50);
 /// Interval of ticks, for parts that change with time alone.
-const TICK: Duration = Duration::from_millis(500);
+const TICK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Maximum columns and rows: the size may be set arbitrarily, and cells take memory.
-const MOST: (u16, u16) = (1000, 500);
+const MAX_SCREEN_SIZE: (u16, u16) = (1000, 500);
 
 /// A shorter stop means that the kernel ignored it.
-const STOPPED: Duration = Duration::from_millis(50);
+const MIN_STOP_TIME: Duration = Duration::from_millis(50);
 
 /// Runs the screen until a key or a signal ends it.
 pub(super) async fn run(
@@ -46,7 +46,7 @@ pub(super) async fn run(
     let screen = screen::take().map_err(cannot_use)?;
     read_keys(Arc::clone(&queue)).map_err(cannot_use)?;
     let mut show = LiveScreen { screen, look, state, feed, away: false, end: None };
-    let mut ticks = interval(TICK);
+    let mut ticks = interval(TICK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     show.draw()?;
     let (mut drawn, mut dirty) = (Instant::now(), false);
@@ -61,13 +61,13 @@ pub(super) async fn run(
             _ = continues.recv() => show.retake()?,
             inputs = queue.take_all() => inputs.into_iter().for_each(|input| show.step(input)),
             _ = ticks.tick() => show.step(ScreenInput::Tick(clock.now())),
-            () = sleep_until(drawn + FRAME), if dirty && !show.away => {}
+            () = sleep_until(drawn + MIN_FRAME_TIME), if dirty && !show.away => {}
         }
         if let Some(end) = show.end.take() {
             return end;
         }
         dirty = true;
-        if !show.away && drawn.elapsed() >= FRAME {
+        if !show.away && drawn.elapsed() >= MIN_FRAME_TIME {
             show.draw()?;
             (drawn, dirty) = (Instant::now(), false);
         }
@@ -89,7 +89,7 @@ fn listen(wanted: Signal) -> Result<Signals, Failure> {
 pub(super) fn size() -> (u16, u16) {
     match tcgetwinsize(io::stdout()) {
         Ok(size) if size.ws_col == 0 || size.ws_row == 0 => (80, 24),
-        Ok(size) => (size.ws_col.min(MOST.0), size.ws_row.min(MOST.1)),
+        Ok(size) => (size.ws_col.min(MAX_SCREEN_SIZE.0), size.ws_row.min(MAX_SCREEN_SIZE.1)),
         Err(_gone) => (0, 0),
     }
 }
@@ -145,7 +145,7 @@ impl LiveScreen {
     fn draw(&mut self) -> Result<(), Failure> {
         if !screen::is_ours() {
             // A panic has given the terminal back and reported itself.
-            return Err(Failure::Told { code: exit::FAILURE });
+            return Err(Failure::Told { code: exit::FAILURE_CODE });
         }
         let size = size();
         if size == (0, 0) {
@@ -164,7 +164,7 @@ impl LiveScreen {
         self.away = true;
         let before = Instant::now();
         let sent = kill_process(getpid(), Signal::TTOU);
-        if sent.is_err() || before.elapsed() < STOPPED {
+        if sent.is_err() || before.elapsed() < MIN_STOP_TIME {
             self.state.say("there is no shell to go back to", PLAIN);
             self.end = self.retake().err().map(Err);
         }

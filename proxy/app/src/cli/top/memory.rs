@@ -10,7 +10,7 @@ use crate::series::marks::MarkKind;
 use ratatui_core::style::Color;
 
 /// Number of points: the columns of a wide terminal.
-const POINTS: u64 = 300;
+const SERIES_POINTS: u64 = 300;
 
 /// A time range of the model's view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(super) static SPANS: [TimeSpan; 3] = [
 impl TimeSpan {
     /// Seconds until a column of the plot gets a new value.
     pub(super) const fn refresh(self) -> u64 {
-        self.seconds / POINTS
+        self.seconds / SERIES_POINTS
     }
 
     /// The query of `GET /series` at this second since 1970.
@@ -37,7 +37,7 @@ impl TimeSpan {
             ("model", model.to_owned()),
             ("from", now.saturating_sub(self.seconds).to_string()),
             ("to", (now + 1).to_string()),
-            ("points", POINTS.to_string()),
+            ("points", SERIES_POINTS.to_string()),
         ]
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use warden_policies::growth::{Blame, Growth, Unit, Verdict};
+use warden_policies::growth::{Growth, GrowthBlame, Unit, Verdict};
 use warden_policies::lifecycle::Phase;
 use warden_policies::units::exact;
 use warden_policies::{MemoryKind, Work};
@@ -116,7 +116,7 @@ impl ModelRow {
         }
         self.slope = worst.slope.map(|slope| slope.value);
         self.hourly = match worst.blame {
-            Some(Blame::Pays { unit: Unit::Hour, bytes_per_unit, .. }) => Some(bytes_per_unit),
+            Some(GrowthBlame::Pays { unit: Unit::Hour, bytes_per_unit, .. }) => Some(bytes_per_unit),
             _ => self.slope.zip(rate).map(|(slope, rate)| slope * rate * 3600.0),
         };
         Some(worst)

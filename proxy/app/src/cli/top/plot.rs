@@ -9,7 +9,7 @@ use ratatui_core::symbols::Marker;
 use ratatui_core::text::Line;
 use ratatui_core::widgets::Widget;
 use ratatui_widgets::canvas::{Canvas, Context, Line as Stroke, Points};
-use warden_policies::units::{Amount, exact, whole};
+use warden_policies::units::{ByteAmount, exact, whole};
 
 use super::look::{BAD, BUSY, QUIET, WARN};
 use super::memory::{HistoryMark, MemoryHistory, MemoryLine};
@@ -17,17 +17,18 @@ use super::text;
 use crate::cli::status::age;
 
 /// Columns for a number at the left.
-const NUMBERS: u16 = 7;
+const NUMBER_COLUMNS: u16 = 7;
 /// A budget this many times above all readings is not drawn, because it would flatten the line.
-const FAR: f64 = 3.0;
+const MAX_BUDGET_RATIO: f64 = 3.0;
 /// Minimum height of the axis, as a part of the highest reading and at least 1 MiB, so that single pages
 /// make no hills.
-const FLAT: f64 = 0.005;
+const MIN_AXIS_SHARE: f64 = 0.005;
 const MIB: f64 = 1_048_576.0;
 
 pub(super) fn draw_plot(history: &MemoryHistory, memory: &MemoryLine, area: Rect, buffer: &mut Buffer) {
     let [plot, times] = Layout::vertical([Constraint::Min(1), Constraint::Length(1)]).areas(area);
-    let [numbers, plot] = Layout::horizontal([Constraint::Length(NUMBERS), Constraint::Min(1)]).areas(plot);
+    let [numbers, plot] =
+        Layout::horizontal([Constraint::Length(NUMBER_COLUMNS), Constraint::Min(1)]).areas(plot);
     let scale = ByteScale::from_memory(memory, plot.height);
     let (from, to) = (history.from, history.to.max(history.from + 1.0));
     // Labels use the cell at or above their position, lines the nearest one.
@@ -80,12 +81,13 @@ impl ByteScale {
     fn from_memory(memory: &MemoryLine, rows: u16) -> Self {
         let ends = |(low, high): (f64, f64), bytes: f64| (low.min(bytes), high.max(bytes));
         let (low, high) = memory.points.iter().map(|(_, bytes)| *bytes).fold((f64::MAX, 0.0), ends);
-        let near = budgets(memory).map(|(limit, ..)| exact(limit)).filter(|limit| *limit <= high * FAR);
+        let near =
+            budgets(memory).map(|(limit, ..)| exact(limit)).filter(|limit| *limit <= high * MAX_BUDGET_RATIO);
         // Leave room above a budget for the letters of marks.
         let near = near.map(|limit| limit * 1.02);
         let (low, high) = near.fold((low, high), ends);
         let ticks = f64::from((rows / 3).clamp(1, 6));
-        let step = ((high - low).max(high * FLAT).max(MIB) / ticks).log2().ceil().exp2();
+        let step = ((high - low).max(high * MIN_AXIS_SHARE).max(MIB) / ticks).log2().ceil().exp2();
         let floor = (low / step).floor() * step;
         Self { floor, ceiling: ((high / step).ceil() * step).max(floor + step), step }
     }
@@ -105,7 +107,7 @@ impl ByteScale {
     fn number(&self, bytes: f64) -> String {
         let unit = ((bytes.max(1.0).log2() / 10.0).floor() * 10.0).exp2();
         let digits = [1.0, 0.5, 0.01].iter().filter(|part| self.step < *part * unit).count();
-        text::compact(&format!("{:.digits$}", Amount(bytes)))
+        text::compact_size(&format!("{:.digits$}", ByteAmount(bytes)))
     }
 }
 

@@ -12,9 +12,9 @@ use warden_policies::units::exact;
 use super::picture::{ModelRow, ProcessWork};
 
 /// Averaging window of the rates. With a shorter one, rates would jump with each request.
-const WINDOW: Duration = Duration::from_secs(5);
+const RATE_WINDOW: Duration = Duration::from_secs(5);
 /// Maximum number of pictures kept for an average.
-const KEPT: usize = 64;
+const MAX_KEPT_SUMS: usize = 64;
 
 /// Work of a model per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -57,7 +57,9 @@ impl RateCounters {
             }
             counter.last.clone_from(&row.work);
             counter.kept.push_back((at, counter.sum));
-            while counter.kept.len() > 2 && (counter.kept.len() > KEPT || counter.kept[1].0 + WINDOW <= at) {
+            while counter.kept.len() > 2
+                && (counter.kept.len() > MAX_KEPT_SUMS || counter.kept[1].0 + RATE_WINDOW <= at)
+            {
                 counter.kept.pop_front();
             }
             let (then, earlier) = counter.kept[0];
@@ -72,16 +74,16 @@ mod tests {
     use super::*;
 
     /// Generation, requests and tokens of a process.
-    type Seen = (u64, u64, u64);
+    type WorkCounts = (u64, u64, u64);
 
-    fn row(work: &[Seen]) -> ModelRow {
-        let done = |&(generation, requests, output_tokens): &Seen| {
+    fn row(work: &[WorkCounts]) -> ModelRow {
+        let done = |&(generation, requests, output_tokens): &WorkCounts| {
             ((0, Some(generation)), Work { requests, output_tokens, ..Work::default() })
         };
         ModelRow { name: "m".to_owned(), work: work.iter().map(done).collect(), ..ModelRow::default() }
     }
 
-    fn rate(pictures: &[(u64, &[Seen])]) -> Option<WorkRate> {
+    fn rate(pictures: &[(u64, &[WorkCounts])]) -> Option<WorkRate> {
         let mut counters = RateCounters::default();
         let rates = pictures.iter().map(|(second, work)| {
             let mut rows = [row(work)];
@@ -103,8 +105,9 @@ mod tests {
 
     #[test]
     fn only_the_last_seconds_count_and_counters_that_fall_do_no_harm() {
-        let pictures: Vec<(u64, [Seen; 1])> = (0..100).map(|second| (second, [(1, second * 3, 0)])).collect();
-        let pictures: Vec<(u64, &[Seen])> =
+        let pictures: Vec<(u64, [WorkCounts; 1])> =
+            (0..100).map(|second| (second, [(1, second * 3, 0)])).collect();
+        let pictures: Vec<(u64, &[WorkCounts])> =
             pictures.iter().map(|(second, work)| (*second, work.as_slice())).collect();
         assert_eq!(rate(&pictures), Some(WorkRate { requests: 3.0, tokens: 0.0 }));
         let fallen = rate(&[(0, &[(1, 100, 0)]), (20, &[(1, 7, 0)]), (40, &[(1, 27, 0)])]);

@@ -17,13 +17,13 @@ use crate::cli::growth;
 use crate::cli::status::age;
 
 /// Playback speeds, relative to the recording.
-const SPEEDS: [u32; 10] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 3600];
+const PLAYBACK_SPEEDS: [u32; 10] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 3600];
 /// Duration of a whole recording at the first speed.
-const WHOLE: Duration = Duration::from_secs(60);
+const DEFAULT_PLAY_TIME: Duration = Duration::from_secs(60);
 /// Number of kept moments, plus those at which a verdict changed.
-const MOMENTS: usize = 2000;
+const MAX_KEPT_MOMENTS: usize = 2000;
 /// Averaging window of the rates, before the shown moment.
-const WINDOW: Duration = Duration::from_secs(10);
+const RATE_WINDOW: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 pub(super) struct PlayedRecording {
@@ -47,13 +47,13 @@ impl PlayedRecording {
     /// Opens a recording. Returns also the changes of verdicts as events.
     pub(super) fn open(name: &str, samples: &[Sample], policy: &GrowthPolicy) -> (Self, Vec<EventLine>) {
         let mut monitor = Monitor::new(policy);
-        let every = (samples.len() / MOMENTS).max(1);
+        let every = (samples.len() / MAX_KEPT_MOMENTS).max(1);
         let mut recording = Self { name: name.to_owned(), ..Self::default() };
         let mut events = Vec::new();
         for (index, sample) in samples.iter().enumerate() {
             let changes = monitor.observe(sample);
             if !changes.is_empty() || index % every == 0 || index + 1 == samples.len() {
-                let window = samples[..index].partition_point(|earlier| earlier.at + WINDOW < sample.at);
+                let window = samples[..index].partition_point(|earlier| earlier.at + RATE_WINDOW < sample.at);
                 recording.rows.push((sample.at, row(name, sample, &samples[window], &monitor)));
                 let host = sample.host.map(|_| MemoryKind::Host);
                 let vram = sample.vram.iter().map(|vram| MemoryKind::Vram(vram.gpu));
@@ -68,7 +68,7 @@ impl PlayedRecording {
                     time: age(change.at),
                     at: change.at.as_secs_f64(),
                     model: Some(name.to_owned()),
-                    text: tame(&format!("{}: {before} before, now {}", now.series, growth::of_growth(now))),
+                    text: tame(&format!("{}: {before} before, now {}", now.series, growth::growth_line(now))),
                     tone: if now.verdict.leaks() { BAD } else { PLAIN },
                     leaks: now.verdict.grows(),
                 });
@@ -78,15 +78,17 @@ impl PlayedRecording {
         recording.to = samples.last().map(|sample| sample.at).unwrap_or_default();
         recording.at = recording.from;
         let length = recording.to.saturating_sub(recording.from);
-        recording.speed =
-            SPEEDS.iter().position(|speed| length / *speed <= WHOLE).unwrap_or(SPEEDS.len() - 1);
+        recording.speed = PLAYBACK_SPEEDS
+            .iter()
+            .position(|speed| length / *speed <= DEFAULT_PLAY_TIME)
+            .unwrap_or(PLAYBACK_SPEEDS.len() - 1);
         (recording, events)
     }
 
     /// Advances the playback by this much real time.
     pub(super) fn advance(&mut self, passed: Duration) {
         if !self.paused {
-            self.at = (self.at + passed * SPEEDS[self.speed]).min(self.to);
+            self.at = (self.at + passed * PLAYBACK_SPEEDS[self.speed]).min(self.to);
         }
     }
 
@@ -99,7 +101,7 @@ impl PlayedRecording {
     }
 
     pub(super) fn change_speed(&mut self, by: isize) {
-        self.speed = self.speed.saturating_add_signed(by).min(SPEEDS.len() - 1);
+        self.speed = self.speed.saturating_add_signed(by).min(PLAYBACK_SPEEDS.len() - 1);
     }
 
     /// Skips a part of the recording, -1 to 1.
@@ -120,7 +122,7 @@ impl PlayedRecording {
             (false, true) => ", paused",
             (false, false) => "",
         };
-        format!("{} of {}, {}x{state}", age(self.at), age(self.to), SPEEDS[self.speed])
+        format!("{} of {}, {}x{state}", age(self.at), age(self.to), PLAYBACK_SPEEDS[self.speed])
     }
 
     /// Seconds since the start of the process.
@@ -167,7 +169,7 @@ fn row(name: &str, sample: &Sample, earlier: &Sample, monitor: &Monitor) -> Mode
         work.output_tokens,
         work.images
     )];
-    words.extend(monitor.growth().iter().map(|one| format!("growth: {}", growth::of_growth(one))));
+    words.extend(monitor.growth().iter().map(|one| format!("growth: {}", growth::growth_line(one))));
     let mut row = ModelRow {
         name: name.to_owned(),
         shown: tame(name),
@@ -230,7 +232,7 @@ mod tests {
         film.toggle_pause();
         assert_eq!(film.words(), "0s of 2m00s, 2x");
         (0..20).for_each(|_| film.change_speed(1));
-        assert_eq!(SPEEDS[film.speed], 3600);
+        assert_eq!(PLAYBACK_SPEEDS[film.speed], 3600);
     }
 
     #[test]

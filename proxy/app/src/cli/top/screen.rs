@@ -19,7 +19,7 @@ use ratatui_core::style::{Color, Modifier};
 use super::text::width;
 
 /// The terminal is taken, and a panic must give it back.
-static TAKEN: AtomicBool = AtomicBool::new(false);
+static TERMINAL_TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// A taken terminal. Dropping it gives it back.
 pub(super) struct TerminalScreen<W: Write> {
@@ -45,11 +45,11 @@ pub(super) fn give_back_at_panic() {
 
 /// Returns whether the terminal is still taken; a panic in another thread gives it back.
 pub(super) fn is_ours() -> bool {
-    TAKEN.load(Ordering::SeqCst)
+    TERMINAL_TAKEN.load(Ordering::SeqCst)
 }
 
 fn give_back(out: &mut impl Write) -> io::Result<()> {
-    if !TAKEN.swap(false, Ordering::SeqCst) {
+    if !TERMINAL_TAKEN.swap(false, Ordering::SeqCst) {
         return Ok(());
     }
     let written = leave(out);
@@ -69,7 +69,7 @@ fn leave(out: &mut impl Write) -> io::Result<()> {
 impl TerminalScreen<io::Stdout> {
     /// Takes the terminal again.
     pub(super) fn retake(&mut self) -> io::Result<()> {
-        TAKEN.store(true, Ordering::SeqCst);
+        TERMINAL_TAKEN.store(true, Ordering::SeqCst);
         enable_raw_mode()?;
         enter(&mut self.out)?;
         self.shown = Buffer::empty(Rect::ZERO);
@@ -124,7 +124,7 @@ fn write_changes(from: &Buffer, to: &Buffer, out: &mut Vec<u8>) -> io::Result<()
         }
         let now = (cell.fg, cell.modifier);
         if style != Some(now) {
-            write!(out, "\x1b[{}m", rendition(cell))?;
+            write!(out, "\x1b[{}m", sgr_parameters(cell))?;
             style = Some(now);
         }
         out.write_all(cell.symbol().as_bytes())?;
@@ -138,7 +138,7 @@ fn write_changes(from: &Buffer, to: &Buffer, out: &mut Vec<u8>) -> io::Result<()
 }
 
 /// `SGR` parameters of a cell: modifiers, and colours of the terminal's theme.
-fn rendition(cell: &Cell) -> String {
+fn sgr_parameters(cell: &Cell) -> String {
     let modifiers = [(Modifier::BOLD, ";1"), (Modifier::DIM, ";2"), (Modifier::REVERSED, ";7")];
     let set = modifiers.iter().filter(|(modifier, _)| cell.modifier.contains(*modifier));
     let colour = match cell.fg {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crossterm::event::KeyEvent;
 
-use super::columns::{ORDERS, compare_rows};
+use super::columns::{SORT_ORDERS, compare_rows};
 use super::memory::{MemoryHistory, SPANS, TimeSpan};
 use super::picture::{EventLine, InstancePicture, ModelRow};
 use super::rates::RateCounters;
@@ -61,7 +61,7 @@ const fn action(key: char, route: &'static str, words: &'static str) -> ModelAct
     ModelAction { key, route, words }
 }
 
-pub(super) static ACTIONS: [ModelAction; 5] = [
+pub(super) static MODEL_ACTIONS: [ModelAction; 5] = [
     action('r', "restart", "Replace its processes; requests wait or go to the next one"),
     action('d', "drain", "Drain and stop it; the next request starts it again"),
     action('c', "reclaim", "Ask its processes to give back unused memory, while they serve"),
@@ -120,7 +120,7 @@ pub(super) struct ScreenState {
     pub(super) overlay: ScreenOverlay,
     /// Filter: a part of the name, state or verdict of shown models.
     pub(super) filter: String,
-    /// Sort order of the rows, as an index of [`ORDERS`].
+    /// Sort order of the rows, as an index of [`SORT_ORDERS`].
     pub(super) order: usize,
     pub(super) reversed: bool,
     /// Name of the selected model; `cursor` is its row.
@@ -156,7 +156,7 @@ impl ScreenState {
             texts.contains(&true)
         };
         let mut rows: Vec<&ModelRow> = self.picture.rows.iter().filter(passes).collect();
-        rows.sort_by(|a, b| compare_rows(ORDERS[self.order], a, b));
+        rows.sort_by(|a, b| compare_rows(SORT_ORDERS[self.order], a, b));
         if self.reversed {
             rows.reverse();
         }

@@ -12,17 +12,19 @@ use std::time::Duration;
 
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::columns::ORDERS;
+use super::columns::SORT_ORDERS;
 use super::look::{BUSY, PLAIN, WARN};
 use super::memory::SPANS;
 use super::picture::InstancePicture;
 use super::rates::RateCounters;
 use super::recording::PlayedRecording;
-use super::state::{ACTIONS, ModelAction, ScreenEffect, ScreenInput, ScreenOverlay, ScreenState, ScreenView};
+use super::state::{
+    MODEL_ACTIONS, ModelAction, ScreenEffect, ScreenInput, ScreenOverlay, ScreenState, ScreenView,
+};
 use super::text::tame;
 
 /// Maximum characters of a filter.
-const FILTER: usize = 60;
+const MAX_FILTER_CHARS: usize = 60;
 /// Maximum number of kept events.
 const EVENTS: usize = 500;
 /// Maximum number of kept log lines.
@@ -110,13 +112,13 @@ fn press_key(state: &mut ScreenState, key: KeyEvent) -> Option<ScreenEffect> {
         ScreenOverlay::Help => state.overlay = ScreenOverlay::Nothing,
         ScreenOverlay::Filter => edit_filter(state, key.code),
         ScreenOverlay::Sort(line) => {
-            if press_in_menu(state, key.code, line, ORDERS.len(), ScreenOverlay::Sort) {
+            if press_in_menu(state, key.code, line, SORT_ORDERS.len(), ScreenOverlay::Sort) {
                 state.order = line;
             }
         }
         ScreenOverlay::Actions(line) => {
-            if press_in_menu(state, key.code, line, ACTIONS.len(), ScreenOverlay::Actions) {
-                ask_to_confirm(state, &ACTIONS[line]);
+            if press_in_menu(state, key.code, line, MODEL_ACTIONS.len(), ScreenOverlay::Actions) {
+                ask_to_confirm(state, &MODEL_ACTIONS[line]);
             } else if let Some(action) = action_of(key.code) {
                 ask_to_confirm(state, action);
             }
@@ -135,7 +137,7 @@ fn press_key(state: &mut ScreenState, key: KeyEvent) -> Option<ScreenEffect> {
 }
 
 /// The new position after a key; `None` if the key does not move.
-fn moved(code: KeyCode, place: usize, page: usize) -> Option<usize> {
+fn moved_position(code: KeyCode, place: usize, page: usize) -> Option<usize> {
     Some(match code {
         KeyCode::Up | KeyCode::Char('k') => place.saturating_sub(1),
         KeyCode::Down | KeyCode::Char('j') => place.saturating_add(1),
@@ -155,7 +157,7 @@ fn press_in_menu(
     lines: usize,
     menu: fn(usize) -> ScreenOverlay,
 ) -> bool {
-    if let Some(line) = moved(code, line, lines) {
+    if let Some(line) = moved_position(code, line, lines) {
         state.overlay = menu(line.min(lines - 1));
     } else if matches!(code, KeyCode::Enter | KeyCode::Esc | KeyCode::Char('q')) {
         state.overlay = ScreenOverlay::Nothing;
@@ -165,7 +167,7 @@ fn press_in_menu(
 
 fn edit_filter(state: &mut ScreenState, code: KeyCode) {
     match code {
-        KeyCode::Char(letter) if state.filter.chars().count() < FILTER => {
+        KeyCode::Char(letter) if state.filter.chars().count() < MAX_FILTER_CHARS => {
             state.filter.push_str(&tame(letter.encode_utf8(&mut [0; 4])));
         }
         KeyCode::Backspace => drop(state.filter.pop()),
@@ -181,7 +183,7 @@ fn edit_filter(state: &mut ScreenState, code: KeyCode) {
 }
 
 fn action_of(code: KeyCode) -> Option<&'static ModelAction> {
-    ACTIONS.iter().find(|action| code == KeyCode::Char(action.key))
+    MODEL_ACTIONS.iter().find(|action| code == KeyCode::Char(action.key))
 }
 
 fn press_in_view(state: &mut ScreenState, code: KeyCode) -> Option<ScreenEffect> {
@@ -208,7 +210,7 @@ fn press_in_view(state: &mut ScreenState, code: KeyCode) -> Option<ScreenEffect>
 }
 
 fn press_in_overview(state: &mut ScreenState, code: KeyCode) {
-    if let Some(place) = moved(code, state.cursor, state.page) {
+    if let Some(place) = moved_position(code, state.cursor, state.page) {
         return state.choose(place);
     }
     match (code, state.selected.clone()) {
@@ -216,8 +218,10 @@ fn press_in_overview(state: &mut ScreenState, code: KeyCode) {
         (KeyCode::Char('l'), Some(model)) => open_log(state, model, false),
         (KeyCode::F(4) | KeyCode::Char('/'), _) => state.overlay = ScreenOverlay::Filter,
         (KeyCode::F(6), _) => state.overlay = ScreenOverlay::Sort(state.order),
-        (KeyCode::Char('>' | '.'), _) => state.order = (state.order + 1) % ORDERS.len(),
-        (KeyCode::Char('<' | ','), _) => state.order = (state.order + ORDERS.len() - 1) % ORDERS.len(),
+        (KeyCode::Char('>' | '.'), _) => state.order = (state.order + 1) % SORT_ORDERS.len(),
+        (KeyCode::Char('<' | ','), _) => {
+            state.order = (state.order + SORT_ORDERS.len() - 1) % SORT_ORDERS.len()
+        }
         (KeyCode::Char('I'), _) => state.reversed = !state.reversed,
         (KeyCode::Esc, _) => state.filter.clear(),
         _ => {}
@@ -230,7 +234,7 @@ fn open_view(state: &mut ScreenState, view: ScreenView) {
 }
 
 fn press_in_model(state: &mut ScreenState, code: KeyCode, model: String) {
-    if let Some(place) = moved(code, state.scroll, state.page) {
+    if let Some(place) = moved_position(code, state.scroll, state.page) {
         state.scroll = place;
         return;
     }
@@ -258,7 +262,7 @@ fn open_log(state: &mut ScreenState, model: String, within: bool) {
 
 fn press_in_log(state: &mut ScreenState, code: KeyCode, model: String, within: bool) {
     let lines = state.log.len();
-    if let Some(place) = moved(code, lines.saturating_sub(state.scroll), state.page) {
+    if let Some(place) = moved_position(code, lines.saturating_sub(state.scroll), state.page) {
         state.scroll = lines.saturating_sub(place);
     } else if matches!(code, KeyCode::Esc | KeyCode::Backspace | KeyCode::Char('l')) {
         open_view(state, if within { ScreenView::Model(model) } else { ScreenView::Overview });

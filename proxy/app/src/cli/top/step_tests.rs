@@ -146,7 +146,7 @@ fn rows_are_sorted_by_keys_and_by_the_menu_and_turned() {
     assert_eq!(sorted(&[Char('>')]), "alpha beta gamma", "by name");
     assert_eq!(sorted(&[Char('>'), Char('I')]), "gamma beta alpha");
     assert_eq!(sorted(&[Char('.'), Char(',')]), "beta alpha gamma");
-    let order = |all: &[KeyCode]| ORDERS[pressed(all).order];
+    let order = |all: &[KeyCode]| SORT_ORDERS[pressed(all).order];
     assert_eq!(order(&[Char('<')]), "LEFT");
     assert_eq!(order(&[Char('<'), Char('>')]), "", "as configured");
     let by_verdict = [F(6), End, Up, Up, Enter];
@@ -158,7 +158,7 @@ fn rows_are_sorted_by_keys_and_by_the_menu_and_turned() {
     press(&mut state, &[Esc]);
     assert_eq!((state.overlay, state.order), (ScreenOverlay::Nothing, 0));
     // Every sort order is total, also for a model without readings.
-    for order in 0..ORDERS.len() {
+    for order in 0..SORT_ORDERS.len() {
         let mut state = shown();
         state.picture.rows.push(ModelRow { name: "empty".to_owned(), ..ModelRow::default() });
         state.order = order;
@@ -182,7 +182,7 @@ fn a_filter_is_written_kept_and_cleared() {
     press(&mut state, &[Esc]);
     assert_eq!((state.filter.as_str(), state.overlay), ("", ScreenOverlay::Nothing));
     let long = pressed(&[&[Char('/')], [Char('x'); 100].as_slice()].concat());
-    assert_eq!((long.filter.len(), long.rows().len()), (FILTER, 0));
+    assert_eq!((long.filter.len(), long.rows().len()), (MAX_FILTER_CHARS, 0));
     assert_eq!(pressed(&[Char('/'), Char('\u{202e}')]).filter, "?");
 }
 

@@ -3,26 +3,26 @@
 
 use ratatui_core::text::Span;
 use warden_policies::ByteSize;
-use warden_policies::units::Amount;
+use warden_policies::units::ByteAmount;
 
 /// Maximum characters of one text: no screen shows more, and a log line may have any length.
-const LONGEST: usize = 2000;
+const MAX_TEXT_CHARS: usize = 2000;
 /// Maximum combining marks on one letter (accents). Thousands of them would cost more than the whole screen.
-const MARKS: usize = 2;
+const MAX_COMBINING_MARKS: usize = 2;
 
 /// Replaces characters that control a terminal by `?`: control characters of both sets, and marks that
 /// change the direction of a line. Removes zero-width characters beyond a few accents.
 pub(super) fn tame(text: &str) -> String {
-    let mut tamed = String::with_capacity(text.len().min(LONGEST));
+    let mut tamed = String::with_capacity(text.len().min(MAX_TEXT_CHARS));
     let mut marks = 0;
-    for letter in text.chars().take(LONGEST) {
+    for letter in text.chars().take(MAX_TEXT_CHARS) {
         let letter = match letter {
             '\t' => ' ',
             letter if letter.is_control() || turns(letter) => '?',
             letter => letter,
         };
         marks = if is_mark(letter) { marks + 1 } else { 0 };
-        if marks <= MARKS {
+        if marks <= MAX_COMBINING_MARKS {
             tamed.push(letter);
         }
     }
@@ -90,16 +90,16 @@ pub(super) fn wrapped(text: &str, columns: usize) -> Vec<String> {
 
 /// Formats bytes briefly: `3.0G`, `812.0M`, `900B`.
 pub(super) fn bytes(bytes: u64) -> String {
-    compact(&ByteSize(bytes).to_string())
+    compact_size(&ByteSize(bytes).to_string())
 }
 
 /// Formats a change of bytes, with a sign: `+4.4M`.
 pub(super) fn gained(bytes: f64) -> String {
-    compact(&format!("{:+}", Amount(bytes)))
+    compact_size(&format!("{:+}", ByteAmount(bytes)))
 }
 
 /// Removes blanks and `iB` from a size.
-pub(super) fn compact(size: &str) -> String {
+pub(super) fn compact_size(size: &str) -> String {
     size.replace(' ', "").replace("iB", "")
 }
 
@@ -126,9 +126,9 @@ mod tests {
     #[test]
     fn accents_stay_and_a_tower_of_them_does_not() {
         assert_eq!(tame("e\u{301}te\u{301}"), "e\u{301}te\u{301}");
-        assert_eq!(tame(&format!("a{}b", "\u{301}".repeat(5000))).chars().count(), 1 + MARKS);
+        assert_eq!(tame(&format!("a{}b", "\u{301}".repeat(5000))).chars().count(), 1 + MAX_COMBINING_MARKS);
         assert_eq!(tame(&format!("a{}b", "\u{301}".repeat(50))), "a\u{301}\u{301}b");
-        assert_eq!(tame(&"x".repeat(9000)).len(), LONGEST);
+        assert_eq!(tame(&"x".repeat(9000)).len(), MAX_TEXT_CHARS);
     }
 
     #[test]

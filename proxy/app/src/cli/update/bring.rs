@@ -14,26 +14,26 @@ use crate::out;
 use crate::serve::Signals;
 
 /// Poll interval for windows of the day, which open and close on the minute.
-const LOOK: Duration = Duration::from_secs(20);
+const WINDOW_POLL_INTERVAL: Duration = Duration::from_secs(20);
 
 impl Run<'_> {
     /// Waits until the current time allows to replace all models.
-    async fn until_quiet(&self) -> Result<(), Failure> {
+    async fn wait_for_window(&self) -> Result<(), Failure> {
         let Some(resolved) = configured(&self.args.config, self.loaded, self.machine)? else { return Ok(()) };
         let windows = || resolved.fleet.models.iter().map(|model| &model.recycle.only);
         while windows().any(|only| !only.open(crate::clock::minute())) {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(WINDOW_POLL_INTERVAL).await;
         }
         Ok(())
     }
 
     /// Waits for an allowed time in a scheduled update, which no operator waits for.
-    async fn quietly(&self, signals: &mut Signals) -> Result<(), Failure> {
+    async fn wait_if_scheduled(&self, signals: &mut Signals) -> Result<(), Failure> {
         if !self.args.scheduled {
             return Ok(());
         }
         tokio::select! {
-            quiet = self.until_quiet() => quiet,
+            quiet = self.wait_for_window() => quiet,
             () = signals.leave() => Err(Failure::INTERRUPTED),
         }
     }
@@ -46,7 +46,7 @@ impl Run<'_> {
         id: &BuildId,
         signals: &mut Signals,
     ) -> Result<UpdateReport, Failure> {
-        self.quietly(signals).await?;
+        self.wait_if_scheduled(signals).await?;
         self.store.bring_in(id, &report.news())?;
         match self.told(instances, id, signals).await? {
             Told::Holds(by) => {
@@ -88,10 +88,10 @@ impl Run<'_> {
                 live::Wrong::NotTaken(_) => Outcome::Unknown,
                 live::Wrong::Interrupted => Outcome::Interrupted,
             };
-            let why = wrong.into_why();
-            let back = self.store.go_back(id, (outcome == Outcome::TakenBack).then_some(why.as_str()))?;
+            let why = wrong.into_reason();
+            let back = self.store.roll_back(id, (outcome == Outcome::TakenBack).then_some(why.as_str()))?;
             let mut reasons = vec![why];
-            let wrong = self.taken_back(instances, &back, signals).await?;
+            let wrong = self.roll_back_instances(instances, &back, signals).await?;
             reasons.extend(wrong.into_iter().map(|why| format!("on the way back: {why}")));
             return Ok(Told::Back { outcome, reasons });
         }
@@ -101,7 +101,7 @@ impl Run<'_> {
 
     /// Reloads instances after a rollback, and waits until they run the build. Returns what went wrong. If
     /// this update is cancelled meanwhile, the next one continues.
-    async fn taken_back(
+    async fn roll_back_instances(
         &self,
         instances: &[live::Live],
         back: &BuildId,
@@ -117,10 +117,10 @@ impl Run<'_> {
         let mut wrong = Vec::new();
         for live in instances {
             let taken = tokio::select! {
-                taken = live.takes_back(&binary, numbers) => taken,
+                taken = live.switch_back(&binary, numbers) => taken,
                 () = signals.leave() => return Err(Failure::INTERRUPTED),
             };
-            wrong.extend(taken.err().map(live::Wrong::into_why));
+            wrong.extend(taken.err().map(live::Wrong::into_reason));
         }
         // Record the end: another attempt would have the same result.
         self.store.moved()?;
@@ -143,7 +143,7 @@ impl Run<'_> {
         let binaries: Vec<PathBuf> = late.iter().filter_map(|id| self.store.binary(id).ok()).collect();
         let instances = live::using(self.dirs, self.machine, &binaries, &pinned, true).await?;
         if back {
-            let wrong = self.taken_back(&instances, &in_use.id, signals).await?;
+            let wrong = self.roll_back_instances(&instances, &in_use.id, signals).await?;
             let all: Vec<String> = instances.iter().map(live::Live::name).collect();
             return match wrong.first() {
                 None if all.is_empty() => Ok(None),
@@ -157,7 +157,7 @@ impl Run<'_> {
                 )),
             };
         }
-        self.quietly(signals).await?;
+        self.wait_if_scheduled(signals).await?;
         match self.told(&instances, &build, signals).await? {
             Told::Holds(by) if by.is_empty() => Ok(Some(format!(
                 "Build {build}, which an earlier update had chosen, is used by no running instance"
@@ -186,10 +186,7 @@ enum Told {
     /// The build works, and these instances use it.
     Holds(Vec<String>),
     /// The previous build is in use again.
-    Back {
-        outcome: Outcome,
-        reasons: Vec<String>,
-    },
+    Back { outcome: Outcome, reasons: Vec<String> },
 }
 
 /// Returns to the previous build, and reloads every instance.
@@ -215,8 +212,8 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
         let (instances, back) = if late.is_empty() {
             let binary = store.binary(&in_use).ok();
             let instances = live::using(&dirs, &machine, binary.as_slice(), &pinned, false).await?;
-            let back = store.go_back(&in_use, Some("it was taken back by hand"))?;
-            out::line(&format!("build {back} is in use{}", described(&store, &back)))?;
+            let back = store.roll_back(&in_use, Some("it was taken back by hand"))?;
+            out::line(&format!("build {back} is in use{}", revision_text(&store, &back)))?;
             (instances, back)
         } else {
             out::line(&format!("build {in_use} is in use already; not all run it yet"))?;
@@ -225,10 +222,10 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
         let binary = store.binary(&back)?;
         let mut failed = Ok(());
         for live in &instances {
-            match live.takes_back(&binary, numbers).await {
+            match live.switch_back(&binary, numbers).await {
                 Ok(()) => out::line(&format!("{} runs it", live.name()))?,
                 // Continue: the other instances can still switch.
-                Err(wrong) => failed = failed.and(Err(Failure::failed(wrong.into_why()))),
+                Err(wrong) => failed = failed.and(Err(Failure::failed(wrong.into_reason()))),
             }
         }
         // Record the end: an instance that did not switch would not do so next time, and the next
@@ -246,12 +243,12 @@ fn plan_rollback(store: &Store, in_use: &BuildId, late: usize) -> Result<(), Fai
         return Ok(());
     }
     let back = store.build_before(in_use)?;
-    out::line(&format!("from build {in_use}{}", described(store, in_use)))?;
-    out::line(&format!("back to build {back}{}", described(store, &back)))?;
+    out::line(&format!("from build {in_use}{}", revision_text(store, in_use)))?;
+    out::line(&format!("back to build {back}{}", revision_text(store, &back)))?;
     Ok(())
 }
 
 /// Formats a revision: `, build 8827, commit 1234abcd`.
-fn described(store: &Store, id: &BuildId) -> String {
+fn revision_text(store: &Store, id: &BuildId) -> String {
     store.show(id).map_or_else(|_| String::new(), |build| format!(", {}", build.plan.source.revision))
 }

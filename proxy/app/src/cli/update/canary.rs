@@ -40,7 +40,7 @@ pub(super) async fn worse(
         };
         out::error_line(&format!("update: {}", crate::cli::canary::line(&begun)));
         let view = tokio::select! {
-            view = ended(live, &path, numbers) => view?,
+            view = wait_for_end(live, &path, numbers) => view?,
             () = signals.leave() => {
                 drop(live.client.json::<CanaryView>(Method::DELETE, &path).await);
                 return Err(Failure::INTERRUPTED);
@@ -69,7 +69,7 @@ pub(super) async fn worse(
 }
 
 /// Waits until a canary has ended, or ends it after the time limit.
-async fn ended(live: &Live, path: &[&str], numbers: &Update) -> Result<CanaryView, Failure> {
+async fn wait_for_end(live: &Live, path: &[&str], numbers: &Update) -> Result<CanaryView, Failure> {
     let until = Instant::now() + numbers.canary;
     loop {
         // Ignore a lost answer: it does not end the canary.

@@ -37,7 +37,7 @@ pub(super) async fn using(
     strict: bool,
 ) -> Result<Vec<Live>, Failure> {
     let mut all = Vec::new();
-    for found in instance::everywhere(&dirs.state, &machine.meeting_places()) {
+    for found in instance::all_instances(&dirs.state, &machine.registration_dirs()) {
         let client = Client::of(&found);
         let instance = found.instance;
         if !instance.data_dir.is_empty() && Path::new(&instance.data_dir) != dirs.data {
@@ -89,7 +89,7 @@ pub(super) enum Wrong {
 }
 
 impl Wrong {
-    pub(super) fn into_why(self) -> String {
+    pub(super) fn into_reason(self) -> String {
         match self {
             Self::Ill(why) | Self::NotTaken(why) => why,
             Self::Interrupted => "it was interrupted".to_owned(),
@@ -113,7 +113,7 @@ impl Live {
 
     /// Like [`Live::takes`] for the previous build. Excuses all models that are down, because the abandoned
     /// build is the cause.
-    pub(super) async fn takes_back(&self, binary: &Path, numbers: &Update) -> Result<(), Wrong> {
+    pub(super) async fn switch_back(&self, binary: &Path, numbers: &Update) -> Result<(), Wrong> {
         let before = self.before(None, numbers).await?;
         self.changes(binary, before, numbers).await.map(drop)
     }
@@ -134,7 +134,7 @@ impl Live {
                 }
             } else {
                 silent += 1;
-                if silent >= TRIES {
+                if silent >= MAX_FAILED_QUERIES {
                     return Err(self.is_silent());
                 }
             }
@@ -169,7 +169,7 @@ impl Live {
     }
 
     async fn before(&self, taken: Option<&Path>, numbers: &Update) -> Result<Before, Wrong> {
-        for _ in 0..TRIES {
+        for _ in 0..MAX_FAILED_QUERIES {
             if let Some(status) = self.client.status().await {
                 let crashes = self.own(&status).map(|model| (model.name.to_string(), model.crashes));
                 let has_it =
@@ -261,4 +261,4 @@ fn is_down(model: &ModelView) -> bool {
 }
 
 /// Number of failed queries after which an instance counts as silent.
-const TRIES: u32 = 5;
+const MAX_FAILED_QUERIES: u32 = 5;

@@ -28,7 +28,7 @@ use rustix::fs::FlockOperation;
 use rustix::process::{Signal, getpid, kill_process};
 use warden_builder::{BackendWish, BuildId, Builder, Provenance, Request, Store};
 use warden_experiment::Workload;
-use warden_experiment::proof::Ruling;
+use warden_experiment::proof::ProofRuling;
 use warden_patches::Sets;
 use warden_supervisor::nursery::NurseryHandle;
 
@@ -38,7 +38,7 @@ use self::told::{Outcome, UpdateReport};
 use super::{ConfigArgs, build};
 use crate::config::machine::Machine;
 use crate::config::problem::Place;
-use crate::config::resolve::Resolved;
+use crate::config::resolve::ResolvedConfig;
 use crate::config::resolve::binary::Choice;
 use crate::config::resolve::dirs::Dirs;
 use crate::config::source::layers::Loaded;
@@ -127,13 +127,13 @@ pub(crate) fn words(config: &ConfigArgs) -> Vec<String> {
 
 /// Time since the last update began with this state directory.
 pub(crate) fn last_run(state: &Path) -> Option<Duration> {
-    std::fs::metadata(state.join(LAST)).ok()?.modified().ok()?.elapsed().ok()
+    std::fs::metadata(state.join(LAST_RUN_FILE)).ok()?.modified().ok()?.elapsed().ok()
 }
 
 /// Lock file in the data directory, held while an update runs.
-const LOCK: &str = "update.lock";
+const LOCK_FILE: &str = "update.lock";
 /// File in the state directory, written when an update begins; `--plan` does not write it.
-const LAST: &str = "update.last";
+const LAST_RUN_FILE: &str = "update.last";
 
 /// Runs the command. Must be called on the main thread, which forks.
 pub(crate) fn run(args: UpdateArgs) -> Result<(), Failure> {
@@ -148,12 +148,12 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), Failure>
     let _only = only_one(&dirs)?;
     if args.scheduled {
         // Serving has priority. Continue if the priority cannot be lowered.
-        rustix::process::nice(BESIDE).ok();
+        rustix::process::nice(SCHEDULED_NICE).ok();
     }
     let report = build::with_builder(&loaded, &machine, async |builder| {
         if args.scheduled {
             // Only now, because the builder handles this signal by now.
-            end_with_whoever_wants_it();
+            end_with_stdin();
         }
         let store = builder.store();
         let run = Run { args: &args, machine: &machine, loaded: &loaded, dirs: &dirs, builder, store };
@@ -166,7 +166,7 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), Failure>
 
 /// Ends the update when stdin ends: the requester keeps the pipe open as long as it wants the update. The
 /// end of the pipe acts like a signal to end.
-fn end_with_whoever_wants_it() {
+fn end_with_stdin() {
     let listens = std::thread::Builder::new().name("wanted".to_owned()).spawn(|| {
         drop(std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()));
         kill_process(getpid(), Signal::TERM).ok();
@@ -177,11 +177,11 @@ fn end_with_whoever_wants_it() {
 }
 
 /// Nice value of a scheduled update.
-const BESIDE: i32 = 10;
+const SCHEDULED_NICE: i32 = 10;
 
 /// Takes the lock. Two concurrent updates would decide about each other's builds.
 fn only_one(dirs: &Dirs) -> Result<File, Failure> {
-    let path = dirs.data.join(LOCK);
+    let path = dirs.data.join(LOCK_FILE);
     let held = super::held(&path, FlockOperation::NonBlockingLockExclusive);
     held.map_err(|error| {
         if error.kind() == std::io::ErrorKind::WouldBlock {
@@ -221,7 +221,7 @@ impl Run<'_> {
         if plan.id == old.id {
             return Ok(report.ends(Outcome::NothingNew));
         }
-        if let Some(why) = new.nothing_new(&old, &plan) {
+        if let Some(why) = new.not_newer_reason(&old, &plan) {
             report.reasons.push(why);
             return Ok(report.ends(Outcome::NothingNew));
         }
@@ -232,7 +232,7 @@ impl Run<'_> {
         if self.args.plan {
             return Ok(report.ends(Outcome::Planned));
         }
-        let last = self.dirs.state.join(LAST);
+        let last = self.dirs.state.join(LAST_RUN_FILE);
         let noted = std::fs::create_dir_all(&self.dirs.state)
             .and_then(|()| std::fs::write(&last, format!("{}\n", crate::clock::now_text())));
         if let Err(error) = noted {
@@ -257,12 +257,12 @@ impl Run<'_> {
             let verdict = proof.verdict;
             report.prove(proof);
             match verdict {
-                Ruling::Worse => {
+                ProofRuling::Worse => {
                     self.store.reject(&built.id, &report.why())?;
                     return Ok(report.ends(Outcome::Rejected));
                 }
-                Ruling::Unknown => return Ok(report.ends(Outcome::Unknown)),
-                Ruling::Better | Ruling::Same => {}
+                ProofRuling::Unknown => return Ok(report.ends(Outcome::Unknown)),
+                ProofRuling::Better | ProofRuling::Same => {}
             }
         }
         let pinned = pinned(&self.args.config, self.loaded, self.machine)?;
@@ -332,7 +332,11 @@ fn plan_of(config: &ConfigArgs) -> serve::Plan {
 }
 
 /// The resolved configuration; `None` without models.
-fn configured(config: &ConfigArgs, loaded: &Loaded, machine: &Machine) -> Result<Option<Resolved>, Failure> {
+fn configured(
+    config: &ConfigArgs,
+    loaded: &Loaded,
+    machine: &Machine,
+) -> Result<Option<ResolvedConfig>, Failure> {
     if loaded.models.is_empty() { Ok(None) } else { plan_of(config).as_configured(machine).map(Some) }
 }
 

@@ -37,7 +37,7 @@ pub(super) async fn run(
     if let Some(model) = &args.model {
         let mut more = vec!["--model", model];
         more.extend(args.workload.iter().flat_map(|workload| ["--workload", workload.as_str()]));
-        let args = command(both, &[], &super::config_words(&args.config), &more)?;
+        let args = against_command(both, &[], &super::config_words(&args.config), &more)?;
         return against::compare(&args, nursery.clone(), signals, proof.clone()).await;
     }
     let numbers = &loaded.settings.update;
@@ -53,7 +53,7 @@ pub(super) async fn run(
         |layers: &'static str| ["-m", &sample, "-c", "8192", "-np", "2", "-ngl", layers].map(str::to_owned);
     let is_on_gpu = both.provenance.backend() != Backend::Cpu;
     let layers = if is_on_gpu { "99" } else { "0" };
-    let first = command(both, &flags(layers), &[], &more)?;
+    let first = against_command(both, &flags(layers), &[], &more)?;
     let mut report = against::compare(&first, nursery.clone(), signals, lenient.clone()).await?;
     let fault = |report: &ProofReport| report.proof.fault.as_ref().map(|fault| fault.side);
     if is_on_gpu && fault(&report) == Some(Side::New) {
@@ -67,12 +67,12 @@ pub(super) async fn run(
     out::error_line(
         "update: the build in use does not start beside what runs on the GPU; proving both on the CPU",
     );
-    let second = command(both, &flags("0"), &[], &more)?;
+    let second = against_command(both, &flags("0"), &[], &more)?;
     against::compare(&second, nursery.clone(), signals, lenient).await
 }
 
 /// The command line of `diagnose --against`.
-fn command(
+fn against_command(
     both: &Both<'_>,
     flags: &[String],
     config: &[String],
@@ -90,7 +90,7 @@ fn command(
     let mut args = DiagnoseArgs::parsed(&words)?;
     // Ignore `LLAMA_WARDEN_CONFIG` for the sample model: the models of that file would be resolved, too.
     if config.is_empty() {
-        args.without_config();
+        args.ignore_config();
     }
     Ok(args)
 }

@@ -24,7 +24,7 @@ pub(super) struct New {
 impl New {
     /// The reason why a build by this plan is no newer than the build in use. `None` if it is newer, if its
     /// age is unknown, or if the user named the revision.
-    pub(super) fn nothing_new(&self, old: &Provenance, plan: &Plan) -> Option<String> {
+    pub(super) fn not_newer_reason(&self, old: &Provenance, plan: &Plan) -> Option<String> {
         if self.is_named {
             return None;
         }

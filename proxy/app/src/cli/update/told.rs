@@ -46,8 +46,8 @@ impl Outcome {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct UpdateReport {
     outcome: Option<Outcome>,
-    old: Named,
-    new: Named,
+    old: ReportedBuild,
+    new: ReportedBuild,
     /// Description of the new build's source.
     follows: String,
     /// Number of commits between the builds; absent if unknown.
@@ -73,7 +73,7 @@ pub(super) struct UpdateReport {
 
 /// A build with its revision.
 #[derive(Clone, Debug, Serialize)]
-struct Named {
+struct ReportedBuild {
     build: BuildId,
     revision: String,
 }
@@ -88,8 +88,8 @@ impl UpdateReport {
         let told = |info: &RevisionInfo| format!("{} {}", info.label, info.subject);
         Self {
             outcome: None,
-            old: Named { build: old.id.clone(), revision: old.plan.source.revision.to_string() },
-            new: Named { build: plan.id.clone(), revision: plan.source.revision.to_string() },
+            old: ReportedBuild { build: old.id.clone(), revision: old.plan.source.revision.to_string() },
+            new: ReportedBuild { build: plan.id.clone(), revision: plan.source.revision.to_string() },
             follows: new.follows.clone(),
             commits: commits.map(<[RevisionInfo]>::len),
             subjects: commits.into_iter().flat_map(|all| all.iter().rev().take(listed).map(told)).collect(),

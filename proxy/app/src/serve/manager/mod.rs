@@ -35,10 +35,10 @@ use crate::config::machine::Machine;
 use crate::exit::Failure;
 
 /// Interval of status updates: faster ones are not read, and would burden the manager.
-const STATUS: Duration = Duration::from_secs(1);
-/// Extension requested during a drain, every [`ASK_MORE`]. Two such messages may be lost.
-const MORE: Duration = Duration::from_secs(15);
-const ASK_MORE: Duration = Duration::from_secs(5);
+const STATUS_INTERVAL: Duration = Duration::from_secs(1);
+/// Extension requested during a drain, every [`EXTENSION_INTERVAL`]. Two such messages may be lost.
+const TIMEOUT_EXTENSION: Duration = Duration::from_secs(15);
+const EXTENSION_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The manager that started us, if it wants notifications.
 #[derive(Debug, Default)]
@@ -89,14 +89,15 @@ impl Manager {
     pub(crate) async fn stopping(&self, in_flight: usize, longest: Duration) {
         self.ending.store(true, Ordering::Relaxed);
         let text = format!("stopping: {in_flight} requests in flight may end");
-        self.say(&text, &format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}\n", MORE.as_micros())).await;
+        self.say(&text, &format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}\n", TIMEOUT_EXTENSION.as_micros()))
+            .await;
         // Loops end one after the other now, each within its deadline, so the watchdog is fed
         // unconditionally.
         let fed = if self.watchdog.is_some() { "\nWATCHDOG=1" } else { "" };
-        let pause = self.watchdog.map_or(ASK_MORE, |limit| ASK_MORE.min(limit / 4));
+        let pause = self.watchdog.map_or(EXTENSION_INTERVAL, |limit| EXTENSION_INTERVAL.min(limit / 4));
         let mut left = longest;
         while !left.is_zero() {
-            self.tell(&format!("EXTEND_TIMEOUT_USEC={}{fed}", MORE.as_micros())).await;
+            self.tell(&format!("EXTEND_TIMEOUT_USEC={}{fed}", TIMEOUT_EXTENSION.as_micros())).await;
             tokio::time::sleep(pause).await;
             left = left.saturating_sub(pause);
         }
@@ -126,7 +127,7 @@ impl Manager {
                 if *self.said.lock().await != text {
                     self.say(&text, "").await;
                 }
-                tokio::time::sleep(STATUS).await;
+                tokio::time::sleep(STATUS_INTERVAL).await;
             }
         };
         stop.run_until_cancelled(tell).await;

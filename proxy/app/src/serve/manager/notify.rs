@@ -10,8 +10,8 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Attempts to send. A busy manager has a full queue; a manager that does not read at all must not delay us.
-const TRIES: u32 = 50;
-const BETWEEN: Duration = Duration::from_millis(20);
+const SEND_ATTEMPTS: u32 = 50;
+const SEND_RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// A socket with the manager's address.
 #[derive(Debug)]
@@ -45,9 +45,9 @@ impl Socket {
         let mut tries = 0;
         loop {
             match self.from.send_to_addr(message.as_bytes(), &self.to) {
-                Err(full) if full.kind() == io::ErrorKind::WouldBlock && tries < TRIES => {
+                Err(full) if full.kind() == io::ErrorKind::WouldBlock && tries < SEND_ATTEMPTS => {
                     tries += 1;
-                    tokio::time::sleep(BETWEEN).await;
+                    tokio::time::sleep(SEND_RETRY_PAUSE).await;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 sent => return sent.map(drop),

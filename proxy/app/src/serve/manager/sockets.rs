@@ -30,7 +30,7 @@ pub(crate) struct Sockets {
 
 /// Purpose of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
+enum SocketPurpose {
     Public,
     Admin,
 }
@@ -59,33 +59,41 @@ impl Sockets {
         self.public.is_empty() && self.admin.is_none() && self.admin_tcp.is_none()
     }
 
-    fn add(&mut self, given: &mut ListenFd, index: usize, whose: Whose, shown: &str) -> Result<(), Failure> {
+    fn add(
+        &mut self,
+        given: &mut ListenFd,
+        index: usize,
+        whose: SocketPurpose,
+        shown: &str,
+    ) -> Result<(), Failure> {
         let tcp = given.take_tcp_listener(index).ok().flatten();
         if let Some(socket) = tcp {
-            listens(&socket, shown)?;
+            check_listening(&socket, shown)?;
             match whose {
-                Whose::Public => self.public.push(socket),
-                Whose::Admin if !socket.local_addr().is_ok_and(|address| address.ip().is_loopback()) => {
+                SocketPurpose::Public => self.public.push(socket),
+                SocketPurpose::Admin
+                    if !socket.local_addr().is_ok_and(|address| address.ip().is_loopback()) =>
+                {
                     let hint =
                         "the admin routes are for this machine: `ListenStream=127.0.0.1:9090`, or a path";
                     return Err(Failure::usage(format!("{shown} can be reached from elsewhere"), hint));
                 }
-                Whose::Admin if self.admin_tcp.is_some() => return Err(twice(shown)),
-                Whose::Admin => self.admin_tcp = Some(socket),
+                SocketPurpose::Admin if self.admin_tcp.is_some() => return Err(twice(shown)),
+                SocketPurpose::Admin => self.admin_tcp = Some(socket),
             }
             return Ok(());
         }
         let unix = given.take_unix_listener(index).ok().flatten();
-        let (Some(socket), Whose::Admin) = (unix, whose) else {
+        let (Some(socket), SocketPurpose::Admin) = (unix, whose) else {
             let wanted = match whose {
-                Whose::Public => "a TCP socket is needed for clients: `ListenStream=8080`",
-                Whose::Admin => {
+                SocketPurpose::Public => "a TCP socket is needed for clients: `ListenStream=8080`",
+                SocketPurpose::Admin => {
                     "a Unix socket or one on loopback is needed: `ListenStream=/run/llama-warden/admin.sock`"
                 }
             };
             return Err(Failure::usage(format!("{shown} is of a kind that cannot be used for that"), wanted));
         };
-        listens(&socket, shown)?;
+        check_listening(&socket, shown)?;
         let path = socket.local_addr().ok().and_then(|address| address.as_pathname().map(PathBuf::from));
         let Some(path) = path else {
             let hint = "`ListenStream=/run/llama-warden/admin.sock`: `llama-warden status` looks for a file";
@@ -102,7 +110,7 @@ fn twice(shown: &str) -> Failure {
     )
 }
 
-fn listens(socket: &impl AsFd, shown: &str) -> Result<(), Failure> {
+fn check_listening(socket: &impl AsFd, shown: &str) -> Result<(), Failure> {
     match socket_acceptconn(socket) {
         Ok(false) => {
             Err(Failure::usage(format!("{shown} does not listen"), "`Accept=no` in the unit of the socket"))
@@ -119,16 +127,16 @@ fn count(count: &OsString, process: &OsString, own: u32) -> usize {
 }
 
 /// Names and purposes of the sockets.
-fn names(written: &OsString, count: usize) -> Result<Vec<(String, Whose)>, Failure> {
+fn names(written: &OsString, count: usize) -> Result<Vec<(String, SocketPurpose)>, Failure> {
     let written = written.to_string_lossy();
     let mut all = written.split(':');
     let told = (0..count).map(|_| {
         let name = all.next().filter(|name| !name.is_empty()).unwrap_or("unknown");
         // A socket without a configured name has that of its unit, or this word.
         let whose = match name {
-            "admin" => Whose::Admin,
-            "public" | "unknown" => Whose::Public,
-            unit if unit.ends_with(".socket") => Whose::Public,
+            "admin" => SocketPurpose::Admin,
+            "public" | "unknown" => SocketPurpose::Public,
+            unit if unit.ends_with(".socket") => SocketPurpose::Public,
             _ => {
                 let hint =
                     "`FileDescriptorName=public` or `FileDescriptorName=admin` in the unit of the socket";
@@ -162,9 +170,12 @@ mod tests {
             names(&OsString::from(text), count)
                 .map(|all| all.into_iter().map(|(_, whose)| whose).collect::<Vec<_>>())
         };
-        assert_eq!(whose("admin:public", 2).unwrap(), [Whose::Admin, Whose::Public]);
-        assert_eq!(whose("", 2).unwrap(), [Whose::Public; 2]);
-        assert_eq!(whose("llama-warden.socket:admin", 2).unwrap(), [Whose::Public, Whose::Admin]);
+        assert_eq!(whose("admin:public", 2).unwrap(), [SocketPurpose::Admin, SocketPurpose::Public]);
+        assert_eq!(whose("", 2).unwrap(), [SocketPurpose::Public; 2]);
+        assert_eq!(
+            whose("llama-warden.socket:admin", 2).unwrap(),
+            [SocketPurpose::Public, SocketPurpose::Admin]
+        );
         let told = whose("public:metrics", 2).unwrap_err();
         assert!(told.to_string().contains("`metrics`") && told.code() == 2, "{told}");
     }

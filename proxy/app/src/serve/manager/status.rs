@@ -7,7 +7,7 @@ use warden_policies::{ByteSize, secrets};
 use warden_supervisor::{FleetView, ModelState, ModelView};
 
 /// Limit in bytes, a line or two of a terminal: `llama-warden status` shows more.
-const LONGEST: usize = 240;
+const MAX_STATUS_BYTES: usize = 240;
 
 /// The line for a view of the fleet and the number of requests in flight.
 pub(super) fn line(view: &FleetView, in_flight: usize) -> String {
@@ -47,8 +47,8 @@ fn next(model: &ModelView) -> Option<String> {
 pub(super) fn one_line(text: &str) -> String {
     let plain = secrets::text(text);
     let mut line: String =
-        plain.chars().map(|char| if char.is_control() { ' ' } else { char }).take(LONGEST).collect();
-    if plain.chars().nth(LONGEST).is_some() {
+        plain.chars().map(|char| if char.is_control() { ' ' } else { char }).take(MAX_STATUS_BYTES).collect();
+    if plain.chars().nth(MAX_STATUS_BYTES).is_some() {
         line.push('…');
     }
     line
@@ -91,6 +91,6 @@ mod tests {
         insta::assert_snapshot!(lines.join("\n"));
         assert!(lines.iter().all(|line| !line.contains('\n')));
         let many: Vec<Value> = (0..1000).map(|_| model(&"m".repeat(300), "loaded", &wants)).collect();
-        assert_eq!(line(&view(&many), 0).chars().count(), LONGEST + 1);
+        assert_eq!(line(&view(&many), 0).chars().count(), MAX_STATUS_BYTES + 1);
     }
 }

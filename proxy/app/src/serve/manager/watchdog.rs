@@ -36,7 +36,7 @@ async fn rounds<Fed: Future<Output = ()>>(
     feed: impl Fn() -> Fed,
 ) {
     loop {
-        if turned(ask(), limit / 2, meanwhile).await {
+        if all_responsive(ask(), limit / 2, meanwhile).await {
             feed().await;
         }
         // Even after two late rounds the watchdog is fed in time.
@@ -46,7 +46,7 @@ async fn rounds<Fed: Future<Output = ()>>(
 
 /// Waits for the answers of all loops; false if one of them has ended. After `patience` the first missing
 /// one is logged.
-async fn turned(asked: Asked, patience: Duration, meanwhile: &str) -> bool {
+async fn all_responsive(asked: Asked, patience: Duration, meanwhile: &str) -> bool {
     let told = tokio::time::sleep(patience);
     tokio::pin!(told);
     let (mut all, mut silent) = (true, false);

@@ -13,7 +13,7 @@ use warden_supervisor::{StateKind, StateWriter};
 use super::Server;
 use crate::series;
 use crate::serve::upgrade::ending::Times;
-use crate::serve::upgrade::talk::{Legacy, Place};
+use crate::serve::upgrade::talk::{HandoverHeader, Place};
 use crate::sync::lock;
 
 /// Copies of the listening sockets: for clients, for operators, for probes and balancers.
@@ -45,7 +45,7 @@ impl Server {
     }
 
     /// The header of the handover, with all sockets and the lock of the directory.
-    pub(in crate::serve) fn legacy(&self) -> io::Result<(Legacy, Vec<OwnedFd>)> {
+    pub(in crate::serve) fn legacy(&self) -> io::Result<(HandoverHeader, Vec<OwnedFd>)> {
         let own = lock(&self.copies);
         let remade = lock(&self.admin_remade);
         // The first one is the Unix socket, which the restored one replaces.
@@ -53,7 +53,7 @@ impl Server {
         let copies = own.public.iter().chain(operators).chain(&own.probes);
         let copies = copies.map(OwnedFd::try_clone);
         let all: io::Result<Vec<OwnedFd>> = copies.chain([self.claim.lock()]).collect();
-        let legacy = Legacy {
+        let legacy = HandoverHeader {
             public: own.public.len(),
             pieces: 0,
             admin_given: self.admin_given,
@@ -79,7 +79,7 @@ impl Server {
     }
 
     /// Stops recording the fleet, because the successor records it.
-    pub(in crate::serve) async fn close_books(&self) {
+    pub(in crate::serve) async fn stop_recording(&self) {
         self.books.close(self.resolved.upstream.connect_timeout).await;
     }
 
@@ -113,7 +113,7 @@ impl Server {
     }
 
     /// Leaves the directories to the successor.
-    pub(in crate::serve) fn leave_directories(&mut self) {
+    pub(in crate::serve) fn release_directories(&mut self) {
         self.claim.leave();
     }
 
@@ -147,7 +147,7 @@ pub(super) struct Books {
 }
 
 /// Limit of the last writes, longer than any working disk needs.
-const WRITES: Duration = Duration::from_secs(1);
+const LAST_WRITES_LIMIT: Duration = Duration::from_secs(1);
 
 impl Books {
     async fn close(&self, limit: Duration) {
@@ -167,7 +167,7 @@ impl Books {
 
     /// At the end: waits a short time for writes in progress.
     pub(super) async fn finish(&self) {
-        if !self.state.written(WRITES).await {
+        if !self.state.written(LAST_WRITES_LIMIT).await {
             let waiting = self.state.view().waiting;
             tracing::warn!(
                 waiting,

@@ -18,15 +18,15 @@ use warden_gateway::Inward;
 use crate::admin::answer::Admin;
 
 /// Limit in bytes of the answer: `/health` of a thousand models is smaller.
-const LONGEST: usize = 16 << 20;
+const MAX_ANSWER_BYTES: usize = 16 << 20;
 
 /// The gateway and the admin routes, to be tested.
-pub(in crate::serve) struct Inquiry {
+pub(in crate::serve) struct SelfTest {
     inward: Inward,
     admin: Admin,
 }
 
-impl Inquiry {
+impl SelfTest {
     pub(in crate::serve) fn new(inward: Inward, admin: Admin) -> Self {
         Self { inward, admin }
     }
@@ -39,7 +39,7 @@ impl Inquiry {
     pub(in crate::serve) async fn answers(&self, limit: Duration) -> Result<(), String> {
         let asked = async {
             client(&self.inward).await.map_err(|why| format!("it does not answer a client: {why}"))?;
-            operator(&self.admin).await
+            test_operator(&self.admin).await
         };
         let late = || Err(format!("it does not answer a request of its own within {limit:?}"));
         if limit.is_zero() {
@@ -60,7 +60,7 @@ async fn client(inward: &Inward) -> Result<(), String> {
     let asked = async {
         let answer = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
         let status = answer.status();
-        let whole = Limited::new(answer.into_body(), LONGEST).collect().await;
+        let whole = Limited::new(answer.into_body(), MAX_ANSWER_BYTES).collect().await;
         whole.map_err(|error| format!("half an answer: {error}"))?;
         Ok(status)
     };
@@ -80,7 +80,7 @@ fn judged(status: StatusCode) -> Result<(), String> {
     if fails { Err(format!("`/health` says {status}")) } else { Ok(()) }
 }
 
-async fn operator(admin: &Admin) -> Result<(), String> {
+async fn test_operator(admin: &Admin) -> Result<(), String> {
     let status = admin.answer(&Method::GET, "/status", None, &HeaderMap::new()).await.status();
     if status.is_success() {
         Ok(())

@@ -8,18 +8,18 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use warden_supervisor::{Fleet, FleetWill, Remains, Shares, WillPiece};
 
-use super::talk::{Gates, Hello, Legacy, PROTOCOL, Place, Talk, Word};
+use super::talk::{Gates, HandoverHeader, PROTOCOL, Place, Talk, UpgradeHello, Word};
 use crate::exit::Failure;
 
 /// Limit of waits. The old program has a deadline of its own and kills us after it; this only ends us if it
 /// is gone.
-const PATIENCE: Duration = Duration::from_secs(600);
+const PREDECESSOR_WAIT: Duration = Duration::from_secs(600);
 /// Longest useful limit of an upgrade.
-const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
+const MAX_UPGRADE_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Interval of checks for news to send to the old program, even if nothing wakes us.
-const LOOKS: Duration = Duration::from_millis(200);
+const NEWS_INTERVAL: Duration = Duration::from_millis(200);
 /// Limit for sending a message; beyond it, the old program counts as gone.
-const TAKES: Duration = Duration::from_secs(5);
+const SEND_LIMIT: Duration = Duration::from_secs(5);
 
 /// The connection to our predecessor.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub(in crate::serve) struct Predecessor {
 
 /// Everything that the predecessor handed over.
 #[derive(Debug)]
-pub(in crate::serve) struct Inheritance {
+pub(in crate::serve) struct ReceivedHandover {
     pub(in crate::serve) sockets: Left,
     /// True if the predecessor was leaving a group of instances.
     pub(in crate::serve) leaves: bool,
@@ -43,13 +43,13 @@ pub(in crate::serve) struct Inheritance {
 #[derive(Debug)]
 pub(in crate::serve) struct Left {
     pub(in crate::serve) public: Vec<OwnedFd>,
-    pub(in crate::serve) admin: LeftAdmin,
+    pub(in crate::serve) admin: InheritedAdmin,
     pub(in crate::serve) probes: Vec<OwnedFd>,
 }
 
 /// Sockets of the admin routes.
 #[derive(Debug)]
-pub(in crate::serve) struct LeftAdmin {
+pub(in crate::serve) struct InheritedAdmin {
     pub(in crate::serve) socket: OwnedFd,
     /// Socket of `admin.address`.
     pub(in crate::serve) address: Option<OwnedFd>,
@@ -63,23 +63,23 @@ impl Predecessor {
     }
 
     /// Reports why the predecessor has to continue.
-    pub(in crate::serve) async fn disappoint(&self, problem: &Failure) {
+    pub(in crate::serve) async fn report_failure(&self, problem: &Failure) {
         let message = problem.lines().join("; ");
         let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
         // Accepted in both places where the predecessor waits; it may also be gone.
-        let _said = self.talk.say(Hello::CannotCome { message }, Vec::new(), soon()).await;
+        let _said = self.talk.say(UpgradeHello::CannotCome { message }, Vec::new(), soon()).await;
     }
 
     /// Announces us, and receives the handover.
-    pub(in crate::serve) async fn greet(&self, place: Place) -> Result<Inheritance, Failure> {
+    pub(in crate::serve) async fn receive_handover(&self, place: Place) -> Result<ReceivedHandover, Failure> {
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        let hello = Hello::Comes { protocol: PROTOCOL, version, place };
+        let hello = UpgradeHello::Comes { protocol: PROTOCOL, version, place };
         let lost = |error| Failure::failed(format!("the program before us does not hand over: {error}"));
         self.talk.say(hello, Vec::new(), soon()).await.map_err(lost)?;
         // The predecessor first waits for tasks in progress, as long as the order allows; its end is
         // noticed at once.
-        let long = Instant::now() + LONGEST;
-        let (legacy, files) = self.talk.hear::<Legacy>(long).await.map_err(lost)?;
+        let long = Instant::now() + MAX_UPGRADE_WAIT;
+        let (legacy, files) = self.talk.hear::<HandoverHeader>(long).await.map_err(lost)?;
         let mut pieces = Vec::new();
         for _ in 0..legacy.pieces {
             pieces.push(self.talk.hear::<WillPiece>(soon()).await.map_err(lost)?);
@@ -97,10 +97,10 @@ impl Predecessor {
         // Restores their order: where the system chose the ports of both, the first one is the probe
         // listener.
         probes.reverse();
-        Ok(Inheritance {
+        Ok(ReceivedHandover {
             sockets: Left {
                 public: files,
-                admin: LeftAdmin { socket, address: rest.next(), given: legacy.admin_given },
+                admin: InheritedAdmin { socket, address: rest.next(), given: legacy.admin_given },
                 probes,
             },
             leaves: legacy.leaves,
@@ -147,12 +147,12 @@ impl Predecessor {
     /// it is gone.
     pub(in crate::serve) async fn follow(self, kept: Kept, fleet: Fleet) {
         tokio::select! {
-            () = self.hear_of(kept) => {}
-            () = self.tell_of(&fleet) => {}
+            () = self.free_slots(kept) => {}
+            () = self.report_gates(&fleet) => {}
         }
     }
 
-    async fn tell_of(&self, fleet: &Fleet) {
+    async fn report_gates(&self, fleet: &Fleet) {
         let mut views = fleet.subscribe();
         // An empty list is reported, too.
         let mut told = None;
@@ -160,7 +160,7 @@ impl Predecessor {
             let gates = Gates { gates: fleet.gates(), refusals: fleet.refusals() };
             if told.as_ref() != Some(&gates) {
                 told = Some(gates.clone());
-                let until = Instant::now() + TAKES;
+                let until = Instant::now() + SEND_LIMIT;
                 if self.talk.say(gates, Vec::new(), until).await.is_err() {
                     // The predecessor is gone or does not read: its requests are not waited for. `hear_of`
                     // notices its end.
@@ -176,13 +176,13 @@ impl Predecessor {
                 () = fleet.followed() => {}
                 // Refusals change without a wake, for example for a request that came to wait in the
                 // predecessor.
-                () = tokio::time::sleep(LOOKS) => {}
+                () = tokio::time::sleep(NEWS_INTERVAL) => {}
             }
             views.mark_unchanged();
         }
     }
 
-    async fn hear_of(&self, mut kept: Kept) {
+    async fn free_slots(&self, mut kept: Kept) {
         loop {
             match self.talk.hear::<Remains>(soon()).await {
                 Ok((remains, _)) => kept.shares.update(&remains),
@@ -203,5 +203,5 @@ pub(in crate::serve) struct Kept {
 }
 
 fn soon() -> Instant {
-    Instant::now() + PATIENCE
+    Instant::now() + PREDECESSOR_WAIT
 }

@@ -8,15 +8,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_supervisor::{Child, WorkKind, run_job};
 
-use super::order::Upgraded;
-use super::talk::{Hello, Legacy, PROTOCOL, Place, Talk, Word};
+use super::order::UpgradeReport;
+use super::talk::{HandoverHeader, PROTOCOL, Place, Talk, UpgradeHello, Word};
 use super::{program, retired::Retired};
 use crate::serve::{Server, Signals};
 
 /// Limit of the freeze while the new program prepares: it has all it needs except the time to check it.
-const READY: Duration = Duration::from_secs(20);
+const PREPARE_LIMIT: Duration = Duration::from_secs(20);
 /// Limit from `go` until the new program reports that it serves.
-const BEGINS: Duration = Duration::from_secs(10);
+const TAKE_OVER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why there is no upgrade.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +46,7 @@ pub(in crate::serve) async fn hand_over(
     to: Option<PathBuf>,
     wait: Option<Duration>,
     signals: &mut Signals,
-) -> Result<(Upgraded, Retired), Stays> {
+) -> Result<(UpgradeReport, Retired), Stays> {
     let until = Instant::now() + wait.unwrap_or(server.upgrade_wait());
     // The program's disk may hang, too.
     let choosing = run_job(WorkKind::Configuration, move || program::Next::choose(to));
@@ -62,7 +62,7 @@ pub(in crate::serve) async fn hand_over(
     };
     let (ours, theirs) = UnixStream::pair().map_err(|error| format!("cannot make a socket: {error}"))?;
     let shown = binary.display().to_string();
-    let next = program::called_as_we_are(binary);
+    let next = program::with_own_arguments(binary);
     tracing::info!(program = %shown, version = %to, "upgrade: starting the next program");
     // Killed if it is dropped: after a failure nothing of it stays.
     let child = server.nursery().succeed(next, Some(theirs.into())).await;
@@ -74,8 +74,8 @@ pub(in crate::serve) async fn hand_over(
     };
     let frozen_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
     let from = env!("CARGO_PKG_VERSION").to_owned();
-    let upgraded = Upgraded { from, to, processes, frozen_ms, program: shown, same, restart_starts };
-    Ok((upgraded, go(server, talk, child).await))
+    let upgraded = UpgradeReport { from, to, processes, frozen_ms, program: shown, same, restart_starts };
+    Ok((upgraded, let_successor_take_over(server, talk, child).await))
 }
 
 /// Hands over everything until the new program is ready. Returns the begin of the freeze and the number of
@@ -86,16 +86,16 @@ async fn ready(
     child: &Child,
     until: Instant,
 ) -> Result<(Instant, usize), String> {
-    greeted(talk, &server.place(), until).await?;
+    receive_hello(talk, &server.place(), until).await?;
     let (will, frozen) = tokio::select! {
         will = server.fleet().bequeath(until) => will.map_err(|busy| format!("busy: {busy}"))?,
         // Only its end is waited for: it sends nothing meanwhile.
         _ = child.wait() => return Err("the next program has ended while it waited".to_owned()),
     };
     let since = Instant::now();
-    let until = until.min(since + READY);
+    let until = until.min(since + PREPARE_LIMIT);
     let processes = will.processes();
-    let sent = send(server, talk, will, until).await;
+    let sent = send_handover(server, talk, will, until).await;
     sent.map_err(|error| format!("the next program took not what it was given: {error}"))?;
     match talk.hear::<Word>(until).await {
         Ok((Word::Ready, _)) => {}
@@ -108,11 +108,11 @@ async fn ready(
 }
 
 /// The point of no return: the new program owns everything from here on.
-async fn go(server: &Server, talk: Talk, child: Child) -> Retired {
-    server.close_books().await;
+async fn let_successor_take_over(server: &Server, talk: Talk, child: Child) -> Retired {
+    server.stop_recording().await;
     server.fleet().let_go().await;
     server.nursery().serves(child);
-    let until = Instant::now() + BEGINS;
+    let until = Instant::now() + TAKE_OVER_LIMIT;
     if let Err(error) = talk.say(server.fleet().remains(), Vec::new(), until).await {
         tracing::error!(%error, "the next program is not there any more");
     }
@@ -126,16 +126,18 @@ async fn go(server: &Server, talk: Talk, child: Child) -> Retired {
     Retired::new(talk)
 }
 
-async fn greeted(talk: &Talk, place: &Place, until: Instant) -> Result<(), String> {
-    match talk.hear::<Hello>(until).await {
-        Ok((Hello::Comes { protocol: PROTOCOL, place: theirs, .. }, _)) if theirs == *place => Ok(()),
-        Ok((Hello::Comes { protocol: PROTOCOL, place: theirs, .. }, _)) => Err(format!(
+async fn receive_hello(talk: &Talk, place: &Place, until: Instant) -> Result<(), String> {
+    match talk.hear::<UpgradeHello>(until).await {
+        Ok((UpgradeHello::Comes { protocol: PROTOCOL, place: theirs, .. }, _)) if theirs == *place => Ok(()),
+        Ok((UpgradeHello::Comes { protocol: PROTOCOL, place: theirs, .. }, _)) => Err(format!(
             "by its configuration the next program would be somewhere else ({theirs:?} instead of {place:?}): that takes a restart"
         )),
-        Ok((Hello::Comes { protocol, version, .. }, _)) => Err(format!(
+        Ok((UpgradeHello::Comes { protocol, version, .. }, _)) => Err(format!(
             "version {version} hands over in another way ({protocol} instead of {PROTOCOL}): that takes a restart"
         )),
-        Ok((Hello::CannotCome { message }, _)) => Err(format!("the next program cannot start: {message}")),
+        Ok((UpgradeHello::CannotCome { message }, _)) => {
+            Err(format!("the next program cannot start: {message}"))
+        }
         Err(error) => Err(late("did not start", &error)),
     }
 }
@@ -148,7 +150,7 @@ fn late(what: &str, error: &std::io::Error) -> String {
     }
 }
 
-async fn send(
+async fn send_handover(
     server: &Server,
     talk: &Talk,
     will: warden_supervisor::FleetWill,
@@ -156,7 +158,7 @@ async fn send(
 ) -> std::io::Result<()> {
     let (legacy, files) = server.legacy()?;
     let pieces: Vec<_> = will.into_pieces().collect();
-    talk.say(Legacy { pieces: pieces.len(), ..legacy }, files, until).await?;
+    talk.say(HandoverHeader { pieces: pieces.len(), ..legacy }, files, until).await?;
     for (piece, files) in pieces {
         let files: Vec<OwnedFd> = files;
         talk.say(piece, files, until).await?;

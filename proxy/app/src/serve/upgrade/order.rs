@@ -17,12 +17,12 @@ pub(crate) struct Order {
     pub(crate) wait: Option<Duration>,
     /// Name of the operator who gave it.
     pub(crate) by: Arc<str>,
-    pub(crate) reply: oneshot::Sender<Result<Upgraded, String>>,
+    pub(crate) reply: oneshot::Sender<Result<UpgradeReport, String>>,
 }
 
 /// Report of a finished upgrade.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Upgraded {
+pub(crate) struct UpgradeReport {
     /// The old version.
     pub(crate) from: String,
     /// The new version.
@@ -74,7 +74,7 @@ impl Orders {
         to: Option<PathBuf>,
         wait: Option<Duration>,
         by: Arc<str>,
-    ) -> Result<Upgraded, Refused> {
+    ) -> Result<UpgradeReport, Refused> {
         let gone = || Refused::Failed("the instance is not ready for that, or is ending".to_owned());
         let Some(sender) = &self.sender else { return Err(gone()) };
         if self.under_way.swap(true, Ordering::SeqCst) {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use warden_supervisor::Program;
 
 /// Suffix that the kernel appends to the path of a running program whose file was replaced.
-const DELETED: &[u8] = b" (deleted)";
+const DELETED_SUFFIX: &[u8] = b" (deleted)";
 
 /// The program to continue with.
 #[derive(Debug)]
@@ -27,8 +27,8 @@ pub(super) struct Next {
 impl Next {
     pub(super) fn choose(named: Option<PathBuf>) -> Result<Self, String> {
         let binary = choose(named)?;
-        let restart_starts = would_be_started(&binary).map(|path| path.display().to_string());
-        Ok(Self { same: is_ours(&binary), restart_starts, binary })
+        let restart_starts = restart_differs(&binary).map(|path| path.display().to_string());
+        Ok(Self { same: is_running_file(&binary), restart_starts, binary })
     }
 }
 
@@ -40,23 +40,23 @@ fn choose(named: Option<PathBuf>) -> Result<PathBuf, String> {
     };
     let shown = path.display();
     let path = path.canonicalize().map_err(|error| format!("cannot use {shown}: {error}"))?;
-    trusted(&path)?;
+    check_trusted(&path)?;
     Ok(path)
 }
 
 /// The path that we were started from; for example, a link that is changed for the next version.
-static NAME: OnceLock<Option<PathBuf>> = OnceLock::new();
+static OWN_PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
 
 /// Records the path that we were started from. Call it at the start: later another program may be there.
 pub(in crate::serve) fn note_own_name() {
-    NAME.get_or_init(|| {
+    OWN_PATH.get_or_init(|| {
         let exe = std::env::current_exe().ok()?.canonicalize().ok()?;
-        found_as().filter(|name| name.canonicalize().is_ok_and(|path| path == exe))
+        restart_path().filter(|name| name.canonicalize().is_ok_and(|path| path == exe))
     });
 }
 
 /// The path at which a restart with the same name finds the program.
-fn found_as() -> Option<PathBuf> {
+fn restart_path() -> Option<PathBuf> {
     let name = std::env::args_os().next()?;
     found(&name, &std::env::var_os("PATH").unwrap_or_default())
 }
@@ -72,27 +72,27 @@ fn found(name: &OsStr, search: &OsStr) -> Option<PathBuf> {
 }
 
 /// The program that a restart would start instead of `next`, if it is another one.
-fn would_be_started(next: &Path) -> Option<PathBuf> {
-    found_as().filter(|path| path.canonicalize().is_ok_and(|path| path != next))
+fn restart_differs(next: &Path) -> Option<PathBuf> {
+    restart_path().filter(|path| path.canonicalize().is_ok_and(|path| path != next))
 }
 
 /// Returns true if `next` is the file that runs now.
-fn is_ours(next: &Path) -> bool {
+fn is_running_file(next: &Path) -> bool {
     let same = |a: std::fs::Metadata, b: std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
     std::fs::metadata("/proc/self/exe").ok().zip(next.metadata().ok()).is_some_and(|(a, b)| same(a, b))
 }
 
 fn own_path() -> Option<PathBuf> {
-    if let Some(name) = NAME.get().cloned().flatten() {
+    if let Some(name) = OWN_PATH.get().cloned().flatten() {
         return Some(name);
     }
     let path = std::env::current_exe().ok()?.into_os_string().into_vec();
-    let path = path.strip_suffix(DELETED).map(<[u8]>::to_vec).unwrap_or(path);
+    let path = path.strip_suffix(DELETED_SUFFIX).map(<[u8]>::to_vec).unwrap_or(path);
     Some(PathBuf::from(OsString::from_vec(path)))
 }
 
 /// Checks who may change the file: such a user could run any program as us.
-fn trusted(path: &Path) -> Result<(), String> {
+fn check_trusted(path: &Path) -> Result<(), String> {
     let shown = path.display();
     let facts = path.metadata().map_err(|error| format!("cannot use {shown}: {error}"))?;
     let own = rustix::process::geteuid().as_raw();
@@ -124,7 +124,7 @@ pub(super) async fn version(path: &Path, limit: Duration) -> Result<String, Stri
 }
 
 /// The program with our own arguments.
-pub(super) fn called_as_we_are(binary: PathBuf) -> Program {
+pub(super) fn with_own_arguments(binary: PathBuf) -> Program {
     let mut words = std::env::args_os();
     let called = words.next().unwrap_or_else(|| OsString::from("llama-warden"));
     // The name selects the mode: under the name llama-server it would act as that.

@@ -14,13 +14,13 @@ use crate::serve::Server;
 use crate::serve::signals::{Asked, Signals};
 
 /// Interval of reports on remaining requests: the new program's queue advances with them.
-const TELLS: Duration = Duration::from_millis(50);
+const REMAINS_INTERVAL: Duration = Duration::from_millis(50);
 /// Limit for sending one message.
-const TAKES: Duration = Duration::from_secs(1);
+const SEND_LIMIT: Duration = Duration::from_secs(1);
 /// Extra time for other programs to end after their requests were cut.
-const LAST: Duration = Duration::from_secs(1);
+const SUCCESSOR_END_MARGIN: Duration = Duration::from_secs(1);
 /// Limit of one call that waits for a message. Any time may pass between two messages.
-const HEARS: Duration = Duration::from_secs(3);
+const RETIRED_POLL_INTERVAL: Duration = Duration::from_secs(3);
 
 /// The old program after the handover, with its connection to the new one.
 pub(in crate::serve) struct Retired {
@@ -40,7 +40,7 @@ impl Retired {
         signals: &mut Signals,
     ) -> Result<(), Failure> {
         // However we end from here on, the directories belong to the successor.
-        server.leave_directories();
+        server.release_directories();
         let nursery = server.nursery().clone();
         if let Some(talk) = self.talk.clone() {
             server.beside(follow(talk, server.fleet().clone()));
@@ -54,8 +54,8 @@ impl Retired {
         while !server.has_ended() || !server.fleet().remains().is_nothing() {
             tokio::select! {
                 () = server.gateway_ended(), if !server.has_ended() => {}
-                () = tokio::time::sleep(TELLS) => self.tell(&server, &mut told).await,
-                () = at(ending.as_ref().and_then(Ending::next)) => {
+                () = tokio::time::sleep(REMAINS_INTERVAL) => self.tell(&server, &mut told).await,
+                () = sleep_until_some(ending.as_ref().and_then(Ending::next)) => {
                     match ending.as_mut().and_then(|ending| ending.take(Instant::now())) {
                         Some(Step::Stop) => server.stop_accepting(),
                         Some(Step::Refuse) => server.fleet().close_queues(),
@@ -65,7 +65,7 @@ impl Retired {
                 }
                 exit = nursery.successor_ended(), if !is_over => {
                     if exit != Exit::Code(0) {
-                        return ended(exit);
+                        return exit_result(exit);
                     }
                     // A remote model's stream, or the last bytes to a slow client, do not need the
                     // processes that have ended.
@@ -106,7 +106,7 @@ impl Retired {
         }
         tracing::info!("the last request has ended; the next program serves, and we stay for its processes");
         let cut = ending.map(|ending| ending.cut().unwrap_or_else(Instant::now));
-        Stay { nursery, times, cut, is_over }.stay(signals).await
+        RootProgram { nursery, times, cut, is_over }.stay(signals).await
     }
 
     async fn tell(&mut self, server: &Server, told: &mut Remains) {
@@ -115,7 +115,7 @@ impl Retired {
             return;
         }
         let Some(talk) = &self.talk else { return };
-        let said = talk.say(remains.clone(), Vec::new(), Instant::now() + TAKES).await;
+        let said = talk.say(remains.clone(), Vec::new(), Instant::now() + SEND_LIMIT).await;
         if said.is_err() {
             // The successor is gone or does not read: our requests continue. `follow` ends with the
             // connection, and the successor frees our slots.
@@ -130,7 +130,7 @@ impl Retired {
 /// gates. Ends with the connection.
 async fn follow(talk: Talk, fleet: Fleet) {
     loop {
-        match talk.hear::<Gates>(Instant::now() + HEARS).await {
+        match talk.hear::<Gates>(Instant::now() + RETIRED_POLL_INTERVAL).await {
             Ok((told, _)) => fleet.follow_gates(&told.gates, &told.refusals),
             Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
             Err(_) => return,
@@ -139,7 +139,7 @@ async fn follow(talk: Talk, fleet: Fleet) {
 }
 
 /// The first program, with no requests of its own left.
-struct Stay {
+struct RootProgram {
     nursery: NurseryHandle,
     times: Times,
     /// When the other programs have cut their requests; set once they are stopped.
@@ -148,14 +148,14 @@ struct Stay {
     is_over: bool,
 }
 
-impl Stay {
+impl RootProgram {
     /// Passes signals on until the serving program has ended, and with it those in between.
     async fn stay(mut self, signals: &mut Signals) -> Result<(), Failure> {
         loop {
             tokio::select! {
                 exit = self.nursery.successor_ended(), if !self.is_over => {
                     if exit != Exit::Code(0) {
-                        return ended(exit);
+                        return exit_result(exit);
                     }
                     self.is_over = true;
                     if self.cut.is_none() {
@@ -163,7 +163,7 @@ impl Stay {
                     }
                 }
                 () = self.nursery.retired_ended(), if self.is_over => return Ok(()),
-                () = at(self.cut.map(|cut| cut + LAST)), if self.is_over => return Ok(()),
+                () = sleep_until_some(self.cut.map(|cut| cut + SUCCESSOR_END_MARGIN)), if self.is_over => return Ok(()),
                 asked = signals.next() => match asked {
                     Asked::End if self.cut.is_some() => return Err(Failure::failed("ended at once by a second signal")),
                     Asked::End => {
@@ -184,7 +184,7 @@ impl Stay {
 }
 
 /// Ends with the exit of the serving program: a service manager sees only us.
-fn ended(exit: Exit) -> Result<(), Failure> {
+fn exit_result(exit: Exit) -> Result<(), Failure> {
     match exit {
         Exit::Code(0) => Ok(()),
         Exit::Code(code) => Err(Failure::Told { code: u8::try_from(code).unwrap_or(1) }),
@@ -194,7 +194,7 @@ fn ended(exit: Exit) -> Result<(), Failure> {
     }
 }
 
-async fn at(time: Option<Instant>) {
+async fn sleep_until_some(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,

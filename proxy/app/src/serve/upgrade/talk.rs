@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use warden_supervisor::{Gate, Refused, WorkKind, run_job, wire};
 
-use crate::config::resolve::Resolved;
+use crate::config::resolve::ResolvedConfig;
 
 /// Version of the protocol.
 pub(super) const PROTOCOL: u32 = 1;
@@ -22,7 +22,7 @@ pub(super) const PROTOCOL: u32 = 1;
 /// First message of the new program.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Hello {
+pub(super) enum UpgradeHello {
     /// The new program has read its configuration and could take over.
     Comes { protocol: u32, version: String, place: Place },
     /// The new program cannot take over.
@@ -42,7 +42,7 @@ pub(in crate::serve) struct Place {
 
 impl Place {
     /// From a configuration.
-    pub(in crate::serve) fn of(resolved: &Resolved) -> Self {
+    pub(in crate::serve) fn of(resolved: &ResolvedConfig) -> Self {
         Self {
             state_dir: resolved.dirs.state.clone(),
             runtime_dir: resolved.dirs.runtime.clone(),
@@ -55,7 +55,7 @@ impl Place {
 /// First message of the old program. Its files: public sockets, admin socket, socket of the admin address
 /// if there is one, sockets for probes and balancers, lock of the directory.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::serve) struct Legacy {
+pub(in crate::serve) struct HandoverHeader {
     pub(in crate::serve) public: usize,
     pub(in crate::serve) pieces: usize,
     /// True if the service manager made the admin socket.
@@ -76,7 +76,9 @@ pub(super) enum Word {
     /// Everything is received and answers; it waits for `go`.
     Ready,
     /// The new program cannot take over.
-    Cannot { message: String },
+    Cannot {
+        message: String,
+    },
     Serves,
 }
 
@@ -115,7 +117,7 @@ impl Talk {
         T: Serialize + Send + 'static,
     {
         let stream = self.copy()?;
-        beside(until, move |left| {
+        run_blocking(until, move |left| {
             stream.set_write_timeout(Some(left))?;
             let files: Vec<BorrowedFd<'_>> = files.iter().map(OwnedFd::as_fd).collect();
             wire::send(&stream, &message, &files)
@@ -129,7 +131,7 @@ impl Talk {
         T: DeserializeOwned + Send + 'static,
     {
         let stream = self.copy()?;
-        beside(until, move |left| {
+        run_blocking(until, move |left| {
             stream.set_read_timeout(Some(left))?;
             wire::receive(&stream)
         })
@@ -138,7 +140,7 @@ impl Talk {
 }
 
 /// Runs blocking work on a thread, with the remaining time.
-async fn beside<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     until: Instant,
     work: impl FnOnce(Duration) -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {

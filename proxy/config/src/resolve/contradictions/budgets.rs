@@ -40,7 +40,7 @@ impl Whole<'_> {
 /// here.
 pub(super) fn hard_above_soft(whole: &Whole<'_>) -> Vec<Found> {
     let wrong = |(whose, path, memory, budgets): (String, Vec<&str>, &str, Budgets)| {
-        let wrong = budgets.wrong_order((memory == "host").then_some(whole.memory))?;
+        let wrong = budgets.order_error((memory == "host").then_some(whole.memory))?;
         let keys: Vec<&str> = path.into_iter().chain([memory, "hard"]).collect();
         let hint = format!("`{memory}.hard` has to be the larger of the two");
         Some(Found::new(&keys, format!("{whose}{wrong}"), hint).fatal())
@@ -76,7 +76,7 @@ pub(super) fn budgets_above_the_machine(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// Caches fill up by design, so a budget below their limit is exceeded without a leak.
-pub(super) fn budgets_below_what_is_kept(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn budgets_below_declared_memory(whole: &Whole<'_>) -> Vec<Found> {
     let of_one = |one: &One<'_>| {
         let host = one.model.policy.host;
         // `auto` accounts for declared caches.
@@ -104,7 +104,7 @@ pub(super) fn budgets_below_what_is_kept(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// A shared budget below that of a single process is always exceeded first.
-pub(super) fn shared_budgets_below_one_of_a_model(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn shared_budgets_below_a_models(whole: &Whole<'_>) -> Vec<Found> {
     let shared = &whole.settings.shared;
     let mut found = Vec::new();
     for one in &whole.models {

@@ -6,7 +6,7 @@ use super::{Found, Whole};
 use crate::arguments;
 
 /// A file to append to must not be a model, a key or another log.
-pub(super) fn written_and_read(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn files_with_two_uses(whole: &Whole<'_>) -> Vec<Found> {
     let settings = whole.settings;
     let access = Path::new(&settings.log.access);
     let mut written = vec![(vec!["log", "access"], access)];

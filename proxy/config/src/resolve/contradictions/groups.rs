@@ -6,7 +6,7 @@ use super::{Found, One, Whole};
 use crate::problem::{alike, quoted};
 
 /// Similarity of two names from which one may be a typing error.
-const SLIP: f64 = 0.8;
+const MIN_TYPO_SIMILARITY: f64 = 0.8;
 
 fn groups<'a>(whole: &'a Whole<'a>) -> BTreeMap<&'a str, Vec<&'a One<'a>>> {
     let mut all: BTreeMap<&str, Vec<&One<'_>>> = BTreeMap::new();
@@ -29,7 +29,7 @@ pub(super) fn groups_of_one(whole: &Whole<'_>) -> Vec<Found> {
         let message = format!("no other model is in the group {}, so it excludes nobody", quoted(name));
         let others = all.keys().filter(|other| **other != name);
         let like = others.max_by(|a, b| alike(a, name).total_cmp(&alike(b, name)));
-        let hint = match like.filter(|like| alike(like, name) > SLIP) {
+        let hint = match like.filter(|like| alike(like, name) > MIN_TYPO_SIMILARITY) {
             Some(like) => format!("is `{like}` meant?"),
             None => "name it in the other models' `groups`, too, or leave it out".to_owned(),
         };
@@ -39,7 +39,7 @@ pub(super) fn groups_of_one(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// A pinned model is never unloaded, so models that it excludes can never be loaded after it.
-pub(super) fn groups_that_a_pin_closes(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn groups_closed_by_pin(whole: &Whole<'_>) -> Vec<Found> {
     let all = groups(whole);
     let found = all.iter().filter(|(_, members)| members.len() > 1).filter_map(|(name, members)| {
         let pins: Vec<&&One<'_>> = members.iter().filter(|one| one.model.run.pin).collect();
@@ -55,7 +55,7 @@ pub(super) fn groups_that_a_pin_closes(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// More models are pinned than may be loaded.
-pub(super) fn more_pins_than_may_be_loaded(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn pins_above_max_loaded(whole: &Whole<'_>) -> Vec<Found> {
     let most = whole.settings.loading.max_loaded;
     let pins = whole.models.iter().filter(|one| one.model.run.pin).count();
     if most == 0 || pins <= usize::try_from(most).unwrap_or(usize::MAX) {

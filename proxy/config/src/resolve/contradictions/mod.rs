@@ -48,37 +48,37 @@ pub(super) struct Found {
     pub(super) fatal: bool,
 }
 
-type Rule = fn(&Whole<'_>) -> Vec<Found>;
+type ContradictionRule = fn(&Whole<'_>) -> Vec<Found>;
 
 /// All rules, in the order of the report.
-const RULES: [Rule; 27] = [
+const RULES: [ContradictionRule; 27] = [
     budgets::hard_above_soft,
     budgets::budgets_of_a_few_bytes,
     budgets::budgets_above_the_machine,
-    budgets::budgets_below_what_is_kept,
-    budgets::shared_budgets_below_one_of_a_model,
+    budgets::budgets_below_declared_memory,
+    budgets::shared_budgets_below_a_models,
     budgets::replicas_above_the_machine,
     floors_that_are_not_kept,
     room::more_slots_than_connections,
     room::more_requests_than_slots,
     room::bodies_above_their_memory,
-    room::two_doors_on_one_port,
+    room::clients_and_admin_on_one_port,
     groups::groups_of_one,
-    groups::groups_that_a_pin_closes,
-    groups::more_pins_than_may_be_loaded,
-    files::written_and_read,
+    groups::groups_closed_by_pin,
+    groups::pins_above_max_loaded,
+    files::files_with_two_uses,
     requests::defaults_above_their_limit,
-    requests::defaults_that_are_always_set,
-    times::waits_that_outlast_a_request,
-    times::silences_that_are_no_end,
-    times::prompts_that_are_taken_for_silence,
-    times::probes_that_come_too_late,
-    times::pauses_in_the_wrong_order,
-    times::quiet_that_never_comes,
+    requests::defaults_also_set,
+    times::waits_above_exchange_timeout,
+    times::ineffective_idle_limits,
+    times::prompts_above_idle_limit,
+    times::late_probes,
+    times::misordered_pauses,
+    times::unreachable_quiet_time,
     times::windows_too_short_for_quiet,
     times::ages_below_the_pause,
-    times::ages_that_wait_for_a_window,
-    times::horizons_in_the_wrong_order,
+    times::ages_outside_windows,
+    times::misordered_horizons,
 ];
 
 pub(super) fn find(whole: &Whole<'_>) -> Vec<Found> {

@@ -39,7 +39,7 @@ pub(super) fn defaults_above_their_limit(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// A parameter that is always set needs no default.
-pub(super) fn defaults_that_are_always_set(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn defaults_also_set(whole: &Whole<'_>) -> Vec<Found> {
     let of_one = |one: &One<'_>| -> Vec<Found> {
         let request = &one.model.request;
         let both = request.default.keys().filter(|key| request.set.contains_key(*key));

@@ -91,7 +91,7 @@ pub(super) fn bodies_above_their_memory(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// Clients and operators need different addresses.
-pub(super) fn two_doors_on_one_port(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn clients_and_admin_on_one_port(whole: &Whole<'_>) -> Vec<Found> {
     let server = &whole.settings.server;
     let Some((host, port)) = whole.settings.admin.address.as_deref().and_then(|text| text.rsplit_once(':'))
     else {

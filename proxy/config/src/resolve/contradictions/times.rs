@@ -8,7 +8,7 @@ use super::{Found, One, Whole};
 use crate::arguments;
 
 /// `exchange_timeout` includes waiting, so it must exceed the longest wait.
-pub(super) fn waits_that_outlast_a_request(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn waits_above_exchange_timeout(whole: &Whole<'_>) -> Vec<Found> {
     let limit = whole.settings.upstream.exchange_timeout;
     let of_one = |one: &One<'_>| {
         let wait = one.model.queue.wait;
@@ -44,7 +44,7 @@ pub(super) fn waits_that_outlast_a_request(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// An idle limit at or above the total limit has no effect.
-pub(super) fn silences_that_are_no_end(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn ineffective_idle_limits(whole: &Whole<'_>) -> Vec<Found> {
     let (server, upstream) = (&whole.settings.server, &whole.settings.upstream);
     let pairs = [
         (
@@ -71,10 +71,10 @@ pub(super) fn silences_that_are_no_end(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// llama-server's default interval of comments while it computes a prompt; it sends nothing else then.
-const PING: Duration = Duration::from_secs(30);
+const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A stream with a long prompt is silent until the first comment, or until the first token without comments.
-pub(super) fn prompts_that_are_taken_for_silence(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn prompts_above_idle_limit(whole: &Whole<'_>) -> Vec<Found> {
     let limit = whole.settings.upstream.stream_idle;
     let of_one = |one: &One<'_>| {
         let given = arguments::ping(one.args);
@@ -92,7 +92,9 @@ pub(super) fn prompts_that_are_taken_for_silence(whole: &Whole<'_>) -> Vec<Found
             );
             return (limit < prompt).then(|| one.found(&["args"], &message, hint));
         }
-        let ping = given.and_then(|seconds| u64::try_from(seconds).ok()).map_or(PING, Duration::from_secs);
+        let ping = given
+            .and_then(|seconds| u64::try_from(seconds).ok())
+            .map_or(DEFAULT_PING_INTERVAL, Duration::from_secs);
         let message = format!(
             "a stream is ended after {} without a byte (`upstream.stream_idle`), and llama-server says something only every {} \
              while it computes a prompt",
@@ -107,7 +109,7 @@ pub(super) fn prompts_that_are_taken_for_silence(whole: &Whole<'_>) -> Vec<Found
 }
 
 /// Probes must arrive and be answered before the verdict.
-pub(super) fn probes_that_come_too_late(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn late_probes(whole: &Whole<'_>) -> Vec<Found> {
     let mut found = Vec::new();
     for one in &whole.models {
         let times = &one.model.lifecycle;
@@ -147,7 +149,7 @@ pub(super) fn probes_that_come_too_late(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// Pairs of times of which the second must be the larger.
-pub(super) fn pauses_in_the_wrong_order(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn misordered_pauses(whole: &Whole<'_>) -> Vec<Found> {
     let mut found = Vec::new();
     for one in &whole.models {
         let (times, policy) = (&one.model.lifecycle, &one.model.policy.common);
@@ -170,7 +172,7 @@ pub(super) fn pauses_in_the_wrong_order(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// `quiet_for` above `quiet_within` is never reached.
-pub(super) fn quiet_that_never_comes(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn unreachable_quiet_time(whole: &Whole<'_>) -> Vec<Found> {
     let of_one = |one: &One<'_>| {
         let policy = &one.model.policy.common;
         let message = format!(
@@ -222,7 +224,7 @@ pub(super) fn ages_below_the_pause(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// A backend that exceeds its age outside of the windows waits for the next one.
-pub(super) fn ages_that_wait_for_a_window(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn ages_outside_windows(whole: &Whole<'_>) -> Vec<Found> {
     let of_one = |one: &One<'_>| {
         let policy = &one.model.policy;
         let age = policy.max_age?;
@@ -241,7 +243,7 @@ pub(super) fn ages_that_wait_for_a_window(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// With `growth_drain` above `growth_quiet`, no replacement ever waits for a quiet moment.
-pub(super) fn horizons_in_the_wrong_order(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn misordered_horizons(whole: &Whole<'_>) -> Vec<Found> {
     let of_one = |one: &One<'_>| {
         let policy = &one.model.policy.common;
         let message = format!(

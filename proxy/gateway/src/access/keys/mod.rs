@@ -82,10 +82,10 @@ pub(crate) struct Key {
 
 /// All keys. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Keys(Arc<Ring>);
+pub struct Keys(Arc<KeyRing>);
 
 #[derive(Debug, Default)]
-struct Ring {
+struct KeyRing {
     /// In the order of the file.
     all: Vec<Arc<Key>>,
     /// Index into `all` by hash.
@@ -103,7 +103,7 @@ impl FromIterator<Arc<Key>> for Keys {
             by_hash.entry(key.spec.hash).or_insert(at);
         }
         let has_operators = all.iter().any(|key| key.spec.operator);
-        Self(Arc::new(Ring { all, by_hash, has_operators }))
+        Self(Arc::new(KeyRing { all, by_hash, has_operators }))
     }
 }
 
@@ -160,7 +160,7 @@ impl Keys {
 
     /// Returns the key with this hash.
     pub(crate) fn known(&self, hash: &KeyHash) -> Option<&KeySpec> {
-        self.with_hash(hash).map(|key| &key.spec)
+        self.find_by_hash(hash).map(|key| &key.spec)
     }
 
     /// Returns the hashes of all keys in a request.
@@ -172,7 +172,7 @@ impl Keys {
     fn find(&self, headers: &HeaderMap) -> Result<&Arc<Key>, Refusal> {
         let mut refusal = Refusal::NoKey;
         for given in presented::presented(headers) {
-            if let Some(key) = self.with_hash(&KeyHash::of(&given)) {
+            if let Some(key) = self.find_by_hash(&KeyHash::of(&given)) {
                 return Ok(key);
             }
             refusal = Refusal::WrongKey;
@@ -182,7 +182,7 @@ impl Keys {
 
     /// Looks a hash up. The position in the map depends on a secret of this process as well, and the
     /// comparison takes constant time. So the duration does not show how close a guess was.
-    fn with_hash(&self, given: &KeyHash) -> Option<&Arc<Key>> {
+    fn find_by_hash(&self, given: &KeyHash) -> Option<&Arc<Key>> {
         self.0.all.get(*self.0.by_hash.get(given)?)
     }
 }

@@ -18,11 +18,11 @@ use crate::protocol::headers;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
-static HOLD_KEYS: [HeaderName; 4] = [AUTHORIZATION, PROXY_AUTHORIZATION, X_API_KEY, API_KEY];
+static KEY_HEADERS: [HeaderName; 4] = [AUTHORIZATION, PROXY_AUTHORIZATION, X_API_KEY, API_KEY];
 
 /// Returns every key in a request. Some clients send a placeholder in one header and the key in another.
 pub(super) fn presented(headers: &HeaderMap) -> impl Iterator<Item = Cow<'_, [u8]>> {
-    let authorization = headers.get(AUTHORIZATION).and_then(|value| in_authorization(value.as_bytes()));
+    let authorization = headers.get(AUTHORIZATION).and_then(|value| key_in_authorization(value.as_bytes()));
     let plain = [X_API_KEY, API_KEY]
         .into_iter()
         .filter_map(|name| headers.get(name))
@@ -30,7 +30,7 @@ pub(super) fn presented(headers: &HeaderMap) -> impl Iterator<Item = Cow<'_, [u8
     authorization.into_iter().chain(plain).filter(|key| !key.is_empty())
 }
 
-fn in_authorization(value: &[u8]) -> Option<Cow<'_, [u8]>> {
+fn key_in_authorization(value: &[u8]) -> Option<Cow<'_, [u8]>> {
     let value = value.trim_ascii();
     let Some(space) = value.iter().position(|byte| *byte == b' ') else {
         // A scheme alone is no key.
@@ -52,7 +52,7 @@ fn in_authorization(value: &[u8]) -> Option<Cow<'_, [u8]>> {
 
 /// Removes all headers that may hold a key.
 pub(crate) fn strip(headers: &mut HeaderMap) {
-    headers::sweep(headers, |name| HOLD_KEYS.contains(name));
+    headers::sweep(headers, |name| KEY_HEADERS.contains(name));
 }
 
 #[cfg(test)]

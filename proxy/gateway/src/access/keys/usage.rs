@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::Work;
-use warden_policies::rate::{Nanos, Rate, nanos};
+use warden_policies::rate::{Rate, RateNanos, nanos};
 
 use super::Key;
 use crate::body::budget::{Share, add_up_to};
@@ -72,7 +72,7 @@ impl Usage {
         }
     }
 
-    fn now(&self) -> Nanos {
+    fn now(&self) -> RateNanos {
         nanos(self.base.elapsed())
     }
 

@@ -11,8 +11,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::Kind;
-use crate::body::gist::{Gist, LastRole};
-use crate::body::intake::Intake;
+use crate::body::gist::{LastRole, ValueGist};
+use crate::body::intake::BodyIntake;
 use crate::body::json_index::JsonIndex;
 use crate::body::splice::{self, Edit};
 use crate::refusal::Refusal;
@@ -20,44 +20,44 @@ use crate::refusal::Refusal;
 /// Members of the body that decide. Only their gist is parsed: a client may send megabytes of any of them.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Asked {
-    stream: Option<Gist>,
+struct StreamableMembers {
+    stream: Option<ValueGist>,
     stream_options: Option<IgnoredAny>,
     // A stream holds back the possible beginning of a stop word, and never sends it if the token limit
     // comes first.
-    stop: Option<Gist>,
-    stop_sequences: Option<Gist>,
+    stop: Option<ValueGist>,
+    stop_sequences: Option<ValueGist>,
     // A stream has already sent the lines that llama-server cuts off afterwards.
-    n_indent: Option<Gist>,
+    n_indent: Option<ValueGist>,
     // A chat stream leaves out the probabilities of tokens without text.
-    logprobs: Option<Gist>,
-    top_logprobs: Option<Gist>,
-    n_probs: Option<Gist>,
+    logprobs: Option<ValueGist>,
+    top_logprobs: Option<ValueGist>,
+    n_probs: Option<ValueGist>,
     // A stream reports one token per piece of text, and a piece may consist of several.
-    return_tokens: Option<Gist>,
+    return_tokens: Option<ValueGist>,
     // Only the last event of a stream has these fields.
     response_fields: Option<IgnoredAny>,
     // The verbose object has the raw text, which no stream contains.
-    verbose: Option<Gist>,
+    verbose: Option<ValueGist>,
     // The answer then begins with the end of the prompt; a stream does not.
     continue_final_message: Option<IgnoredAny>,
     messages: Option<LastRole>,
     input: Option<LastRole>,
-    reasoning_format: Option<Gist>,
+    reasoning_format: Option<ValueGist>,
     // Output that breaks off inside a prescribed format is returned as raw text without a stream, and not
     // at all in one.
-    response_format: Option<Gist>,
+    response_format: Option<ValueGist>,
     json_schema: Option<IgnoredAny>,
-    grammar: Option<Gist>,
-    tool_choice: Option<Gist>,
-    text: Option<Gist>,
-    n: Option<Gist>,
-    n_cmpl: Option<Gist>,
+    grammar: Option<ValueGist>,
+    tool_choice: Option<ValueGist>,
+    text: Option<ValueGist>,
+    n: Option<ValueGist>,
+    n_cmpl: Option<ValueGist>,
 }
 
 /// Turns a request of this kind into a streaming one, if its answer can be assembled. Returns the dialect
 /// of the stream, or `None` if the request is left unchanged.
-pub(crate) async fn ask(kind: Kind, intake: &mut Intake) -> Result<Option<Kind>, Refusal> {
+pub(crate) async fn ask(kind: Kind, intake: &mut BodyIntake) -> Result<Option<Kind>, Refusal> {
     if !intake.take_all().await? || intake.is_stream() {
         return Ok(None);
     }
@@ -67,11 +67,11 @@ pub(crate) async fn ask(kind: Kind, intake: &mut Intake) -> Result<Option<Kind>,
 
 /// Body of the streaming request; `None` if the original body is left unchanged.
 fn streamed(kind: Kind, body: &Bytes) -> Option<VecDeque<Bytes>> {
-    let asked: Asked = serde_json::from_slice(body).ok()?;
-    if !can_be_told(kind, &asked) {
+    let asked: StreamableMembers = serde_json::from_slice(body).ok()?;
+    if !can_be_assembled(kind, &asked) {
         return None;
     }
-    if !matches!(asked.stream, None | Some(Gist::Bool(false))) {
+    if !matches!(asked.stream, None | Some(ValueGist::Bool(false))) {
         return None;
     }
     let index = JsonIndex::of([body], &["stream"]).ok()?;
@@ -94,14 +94,15 @@ fn streamed(kind: Kind, body: &Bytes) -> Option<VecDeque<Bytes>> {
     Some(splice::apply(VecDeque::from([body.clone()]), edits))
 }
 
-fn can_be_told(kind: Kind, asked: &Asked) -> bool {
+fn can_be_assembled(kind: Kind, asked: &StreamableMembers) -> bool {
     let is_text = matches!(kind, Kind::Text | Kind::Native);
-    let on = |value: &Option<Gist>| value.as_ref().is_some_and(Gist::is_on);
-    let is_plain = |format: Option<&Gist>| {
-        let of_text = |format: &Gist| format.kind().is_some_and(|kind| kind.is_word("text"));
+    let on = |value: &Option<ValueGist>| value.as_ref().is_some_and(ValueGist::is_on);
+    let is_plain = |format: Option<&ValueGist>| {
+        let of_text = |format: &ValueGist| format.kind().is_some_and(|kind| kind.is_word("text"));
         is_text || format.is_none_or(of_text)
     };
-    let is_one = |value: &Option<Gist>| value.as_ref().is_none_or(|value| *value == Gist::Number(1.0));
+    let is_one =
+        |value: &Option<ValueGist>| value.as_ref().is_none_or(|value| *value == ValueGist::Number(1.0));
     let messages = asked.messages.as_ref().or(asked.input.as_ref());
     let is_begun = messages.is_some_and(|messages| messages.0.as_deref() == Some("assistant"));
     !is_begun
@@ -113,9 +114,9 @@ fn can_be_told(kind: Kind, asked: &Asked) -> bool {
         && (is_text || !(on(&asked.logprobs) || on(&asked.top_logprobs) || on(&asked.n_probs)))
         && (is_text || kind == Kind::Chat || (is_one(&asked.n) && is_one(&asked.n_cmpl)))
         && (is_text || !(asked.json_schema.is_some() || on(&asked.grammar)))
-        && !is_forced(asked.tool_choice.as_ref())
+        && !forces_tool(asked.tool_choice.as_ref())
         && is_plain(asked.response_format.as_ref())
-        && is_plain(asked.text.as_ref().and_then(Gist::format))
+        && is_plain(asked.text.as_ref().and_then(ValueGist::format))
         && asked.response_fields.is_none()
         && asked.continue_final_message.is_none()
         && asked.stream_options.is_none()
@@ -123,7 +124,7 @@ fn can_be_told(kind: Kind, asked: &Asked) -> bool {
 }
 
 /// Returns whether the request forces a tool call.
-fn is_forced(choice: Option<&Gist>) -> bool {
+fn forces_tool(choice: Option<&ValueGist>) -> bool {
     let word = choice.map(|choice| choice.kind().unwrap_or(choice));
     word.is_some_and(|word| !(word.is_word("auto") || word.is_word("none")))
 }

@@ -8,7 +8,7 @@ use super::{Fault, append, index, no_stream, ordered};
 
 #[derive(Debug, Default)]
 pub(super) struct Chat {
-    choices: BTreeMap<u64, Choice>,
+    choices: BTreeMap<u64, ChatChoice>,
     /// Top-level fields of the chunk that ends the first choice.
     last: Map<String, Value>,
     /// Index of the choice that ended last; the usage chunk that follows has no index.
@@ -16,18 +16,18 @@ pub(super) struct Chat {
 }
 
 #[derive(Debug, Default)]
-struct Choice {
+struct ChatChoice {
     role: Option<Value>,
     content: String,
     reasoning: String,
-    tools: BTreeMap<u64, Tool>,
+    tools: BTreeMap<u64, ChatToolCall>,
     /// Unknown fields of the message.
     other: Map<String, Value>,
     finish: Option<Value>,
 }
 
 #[derive(Debug, Default)]
-struct Tool {
+struct ChatToolCall {
     id: String,
     name: String,
     arguments: String,
@@ -92,7 +92,7 @@ impl Chat {
     }
 }
 
-impl Choice {
+impl ChatChoice {
     fn delta(&mut self, delta: Map<String, Value>) -> usize {
         let mut grown = 0;
         for (name, value) in delta {
@@ -135,7 +135,7 @@ impl Choice {
         if !self.reasoning.is_empty() {
             message.insert("reasoning_content".to_owned(), json!(self.reasoning));
         }
-        let calls: Vec<Value> = self.tools.into_values().map(Tool::whole).collect();
+        let calls: Vec<Value> = self.tools.into_values().map(ChatToolCall::whole).collect();
         if !calls.is_empty() {
             message.insert("tool_calls".to_owned(), Value::Array(calls));
         }
@@ -144,7 +144,7 @@ impl Choice {
     }
 }
 
-impl Tool {
+impl ChatToolCall {
     fn whole(self) -> Value {
         let mut call =
             json!({ "type": "function", "function": { "name": self.name, "arguments": self.arguments } });

@@ -17,10 +17,10 @@ use tokio::time::{Instant, timeout_at};
 use warden_policies::defaults::Upstream;
 use warden_policies::{ModelName, Work};
 
-use super::{Assembly, Fault, Kind};
-use crate::answer::flight::Flight;
-use crate::answer::meter::Meter;
-use crate::backend::attempts::{Backend, Relayed};
+use super::{AnswerAssembly, Fault, Kind};
+use crate::answer::flight::InFlightRequest;
+use crate::answer::meter::AnswerMeter;
+use crate::backend::attempts::{Backend, RelayedAnswer};
 use crate::backend::backends::BackendLease;
 use crate::backend::upstream_conn::UpstreamConn;
 use crate::body::sent::Sent;
@@ -29,7 +29,7 @@ use crate::refusal::Refusal;
 
 /// Counters reported by the stream so far. They are recorded once, on drop if the client leaves early.
 struct Tally<'a> {
-    meter: Meter,
+    meter: AnswerMeter,
     events: u64,
     counted: bool,
     lease: Arc<dyn BackendLease>,
@@ -39,7 +39,7 @@ struct Tally<'a> {
 
 impl Tally<'_> {
     /// Records the counters at the end of the stream and returns the meter, for the outcome.
-    fn end(mut self, whole: bool) -> Meter {
+    fn end(mut self, whole: bool) -> AnswerMeter {
         self.count(whole);
         std::mem::take(&mut self.meter)
     }
@@ -59,7 +59,7 @@ impl Drop for Tally<'_> {
     }
 }
 
-async fn next(conn: &mut UpstreamConn, incoming: &mut Incoming) -> Option<Result<Bytes, hyper::Error>> {
+async fn next_piece(conn: &mut UpstreamConn, incoming: &mut Incoming) -> Option<Result<Bytes, hyper::Error>> {
     // The connection has no task of its own: it makes progress only while it is polled.
     poll_fn(|context| conn.poll_piece(incoming, context)).await
 }
@@ -67,17 +67,17 @@ async fn next(conn: &mut UpstreamConn, incoming: &mut Incoming) -> Option<Result
 /// Reads a stream to its end and returns status, head and body of the assembled answer.
 pub(crate) async fn gather(
     kind: Kind,
-    relayed: Relayed,
-    flight: &mut Flight,
+    relayed: RelayedAnswer,
+    flight: &mut InFlightRequest,
     request_id: &HeaderValue,
     config: &Upstream,
 ) -> Result<(StatusCode, HeaderMap, Bytes), Refusal> {
-    let Relayed { response, backend, .. } = relayed;
+    let RelayedAnswer { response, backend, .. } = relayed;
     let Backend { lease, mut revoked, mut conn, sent, deadline, begins_by, .. } = *backend;
     let (mut parts, mut incoming) = response.into_parts();
     let model = flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
     let mut tally = Tally {
-        meter: Meter::new(config.tail_bytes.in_memory()),
+        meter: AnswerMeter::new(config.tail_bytes.in_memory()),
         events: 0,
         counted: false,
         lease: lease.clone(),
@@ -85,7 +85,7 @@ pub(crate) async fn gather(
         work: &mut flight.record.work,
     };
     let progress = &flight.progress;
-    let mut assembly = Assembly::new(kind, config.assembled_bytes.in_memory());
+    let mut assembly = AnswerAssembly::new(kind, config.assembled_bytes.in_memory());
     lease.note_progress(0);
     lease.note_answered(true, true);
     let mut first = None;
@@ -93,7 +93,7 @@ pub(crate) async fn gather(
         let mut reading = pin!(async {
             loop {
                 lease.note_waiting(Instant::now());
-                let piece = next(&mut conn, &mut incoming);
+                let piece = next_piece(&mut conn, &mut incoming);
                 let piece = match begins_by.filter(|_| tally.events == 0) {
                     None => piece.await,
                     Some(by) => timeout_at(by, piece).await.map_err(|_| {
@@ -104,7 +104,7 @@ pub(crate) async fn gather(
                 let Some(piece) = piece else { break };
                 let piece = piece.map_err(|error| {
                     tracing::debug!(%error, "a backend's answer broke off");
-                    if let Some(print) = sent.whole_print() {
+                    if let Some(print) = sent.sent_fingerprint() {
                         lease.broke(print);
                     }
                     lease.doubt();
@@ -133,10 +133,10 @@ pub(crate) async fn gather(
                 Err(Refusal::TimedOut { model: model.clone() })
             }),
             () = &mut revoked => {
-                if let Some(print) = sent.whole_print() {
+                if let Some(print) = sent.sent_fingerprint() {
                     lease.lost(print);
                 }
-                Err(lease.taken_away(&model))
+                Err(lease.revoked_refusal(&model))
             }
         }
     };
@@ -172,7 +172,7 @@ pub(crate) async fn gather(
     lease.note_outcome(&ended);
     drop(lease);
     let version = parts.version;
-    headers::to_client(&mut parts.headers, request_id, true);
+    headers::prepare_for_client(&mut parts.headers, request_id, true);
     wire::sign(&mut parts.headers, version);
     for name in [CACHE_CONTROL, headers::ACCEL_BUFFERING] {
         parts.headers.remove(name);

@@ -11,7 +11,7 @@ pub(super) struct Messages {
     message: Option<Map<String, Value>>,
     thinking: String,
     text: String,
-    tools: Vec<Tool>,
+    tools: Vec<ToolUseBlock>,
     /// Block index → index of its tool.
     places: HashMap<u64, usize>,
     /// Content of `message_delta`, the last event but one.
@@ -19,7 +19,7 @@ pub(super) struct Messages {
 }
 
 #[derive(Debug)]
-struct Tool {
+struct ToolUseBlock {
     block: Map<String, Value>,
     input: String,
 }
@@ -38,7 +38,7 @@ impl Messages {
                 let Some(Value::Object(block)) = event.remove("content_block") else { return 0 };
                 if block.get("type").is_some_and(|kind| kind == "tool_use") {
                     self.places.insert(at, self.tools.len());
-                    self.tools.push(Tool { block, input: String::new() });
+                    self.tools.push(ToolUseBlock { block, input: String::new() });
                 }
                 0
             }
@@ -69,7 +69,7 @@ impl Messages {
         if !self.text.is_empty() {
             content.push(json!({ "type": "text", "text": self.text }));
         }
-        content.extend(self.tools.into_iter().map(Tool::whole));
+        content.extend(self.tools.into_iter().map(ToolUseBlock::whole));
         message.insert("content".to_owned(), Value::Array(content));
         if let Some(Value::Object(delta)) = end.remove("delta") {
             message.extend(delta);
@@ -83,7 +83,7 @@ impl Messages {
     }
 }
 
-impl Tool {
+impl ToolUseBlock {
     fn whole(mut self) -> Value {
         let input = serde_json::from_str(&self.input).unwrap_or_else(|_| json!({}));
         self.block.insert("input".to_owned(), input);

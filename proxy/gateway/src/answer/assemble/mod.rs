@@ -32,7 +32,7 @@ use serde_json::{Map, Value};
 pub(crate) use self::ask::ask;
 use self::events::{Event, each};
 pub(crate) use self::gather::gather;
-use self::numbers::Veil;
+use self::numbers::NumberMask;
 pub(crate) use crate::protocol::headers::is_events;
 use crate::protocol::sse::Events;
 use crate::route::Shape;
@@ -75,34 +75,34 @@ enum Fault {
 
 /// State of one stream that is being assembled.
 #[derive(Debug)]
-struct Assembly {
+struct AnswerAssembly {
     cutter: Events,
-    parts: Parts,
-    veil: Veil,
+    parts: FormatAssembly,
+    veil: NumberMask,
     events: u64,
     held: usize,
     limit: usize,
 }
 
 #[derive(Debug)]
-enum Parts {
+enum FormatAssembly {
     Chat(chat::Chat),
     Text(text::Text),
     Responses(responses::Responses),
     Messages(messages::Messages),
 }
 
-impl Assembly {
+impl AnswerAssembly {
     /// Creates an assembly that holds at most about `limit` bytes.
     pub(crate) fn new(kind: Kind, limit: usize) -> Self {
         let parts = match kind {
-            Kind::Chat => Parts::Chat(chat::Chat::default()),
-            Kind::Text => Parts::Text(text::Text::new(true)),
-            Kind::Native => Parts::Text(text::Text::new(false)),
-            Kind::Responses => Parts::Responses(responses::Responses::default()),
-            Kind::Messages => Parts::Messages(messages::Messages::default()),
+            Kind::Chat => FormatAssembly::Chat(chat::Chat::default()),
+            Kind::Text => FormatAssembly::Text(text::Text::new(true)),
+            Kind::Native => FormatAssembly::Text(text::Text::new(false)),
+            Kind::Responses => FormatAssembly::Responses(responses::Responses::default()),
+            Kind::Messages => FormatAssembly::Messages(messages::Messages::default()),
         };
-        Self { cutter: Events::new(limit), parts, veil: Veil::new(), events: 0, held: 0, limit }
+        Self { cutter: Events::new(limit), parts, veil: NumberMask::new(), events: 0, held: 0, limit }
     }
 
     pub(crate) fn feed(&mut self, piece: Bytes) -> Result<(), Fault> {
@@ -131,24 +131,24 @@ impl Assembly {
     /// Returns the answer, once the stream has ended.
     pub(crate) fn finish(self) -> Result<Bytes, Fault> {
         let answer = match self.parts {
-            Parts::Chat(chat) => chat.finish(),
-            Parts::Text(text) => text.finish(),
-            Parts::Responses(responses) => responses.finish(),
-            Parts::Messages(messages) => messages.finish(),
+            FormatAssembly::Chat(chat) => chat.finish(),
+            FormatAssembly::Text(text) => text.finish(),
+            FormatAssembly::Responses(responses) => responses.finish(),
+            FormatAssembly::Messages(messages) => messages.finish(),
         };
         let answer = answer.ok_or(Fault::Strange("it ended before its last event"))?;
-        Ok(Bytes::from(self.veil.take_off(&answer.to_string())))
+        Ok(Bytes::from(self.veil.unmask_numbers(&answer.to_string())))
     }
 }
 
-impl Parts {
+impl FormatAssembly {
     /// Adds an event; returns by how many bytes the held state has grown, roughly.
-    fn event(&mut self, event: &Event<'_>, veil: &Veil) -> Result<usize, Fault> {
+    fn event(&mut self, event: &Event<'_>, veil: &NumberMask) -> Result<usize, Fault> {
         // With several answers, all but the first begin with a `null`.
         if matches!(event.data, "[DONE]" | "null") {
             return Ok(0);
         }
-        let Ok(Value::Object(mut data)) = serde_json::from_str(&veil.put_on(event.data)) else {
+        let Ok(Value::Object(mut data)) = serde_json::from_str(&veil.mask_numbers(event.data)) else {
             return Err(Fault::Strange("an event is no JSON object"));
         };
         if event.name == "error" {
@@ -170,13 +170,13 @@ impl Parts {
 }
 
 /// Converts an error event into the response that llama-server would have sent without a stream.
-fn told(error: Value, veil: &Veil) -> Fault {
+fn told(error: Value, veil: &NumberMask) -> Fault {
     let status = error["code"].as_u64().and_then(|code| StatusCode::from_u16(u16::try_from(code).ok()?).ok());
     let status = status.filter(|status| status.is_client_error() || status.is_server_error());
     let body = Map::from_iter([("error".to_owned(), error)]);
     Fault::Told(
         status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
-        Bytes::from(veil.take_off(&Value::Object(body).to_string())),
+        Bytes::from(veil.unmask_numbers(&Value::Object(body).to_string())),
     )
 }
 

@@ -1,23 +1,23 @@
 //! Keeps the digits of fractional numbers through a JSON parser: they are turned into strings with an
 //! unguessable mark before parsing, and back into numbers afterwards. Pure.
 
-use crate::body::spelling::Spelling;
+use crate::body::spelling::StringSpelling;
 
 /// Random mark of one answer.
 #[derive(Debug)]
-pub(super) struct Veil(String);
+pub(super) struct NumberMask(String);
 
-impl Veil {
+impl NumberMask {
     pub(super) fn new() -> Self {
         Self(format!("{:032x}:", rand::random::<u128>()))
     }
 
     /// Replaces the fractional numbers of valid JSON by marked strings.
-    pub(super) fn put_on(&self, json: &str) -> String {
+    pub(super) fn mask_numbers(&self, json: &str) -> String {
         let bytes = json.as_bytes();
         let mut all = String::with_capacity(json.len() + 64);
         let (mut at, mut told) = (0, 0);
-        let mut text = Spelling::new();
+        let mut text = StringSpelling::new();
         while at < bytes.len() {
             match bytes[at] {
                 b'"' => {
@@ -46,7 +46,7 @@ impl Veil {
     }
 
     /// Turns marked strings back into numbers.
-    pub(super) fn take_off(&self, json: &str) -> String {
+    pub(super) fn unmask_numbers(&self, json: &str) -> String {
         let mark = format!("\"{}", self.0);
         let mut all = String::with_capacity(json.len());
         let mut parts = json.split(mark.as_str());
@@ -66,16 +66,16 @@ mod tests {
 
     #[test]
     fn digits_come_out_as_they_went_in() {
-        let veil = Veil::new();
+        let veil = NumberMask::new();
         for json in [
             r#"{"a":-1.4600032567977905,"b":[1.0e-05,2,-3],"c":"1.5 \"2.5\" -","d":0.0}"#,
             "1.10",
             "[]",
             r#"{"ü1.5":1e5}"#,
         ] {
-            let veiled = veil.put_on(json);
+            let veiled = veil.mask_numbers(json);
             let value: serde_json::Value = serde_json::from_str(&veiled).unwrap();
-            assert_eq!(veil.take_off(&value.to_string()), json);
+            assert_eq!(veil.unmask_numbers(&value.to_string()), json);
         }
     }
 }

@@ -10,11 +10,11 @@ use super::{Fault, append, index, no_stream};
 #[derive(Debug)]
 pub(super) struct Text {
     openai: bool,
-    answers: BTreeMap<u64, Answer>,
+    answers: BTreeMap<u64, CompletionAnswer>,
 }
 
 #[derive(Debug, Default)]
-struct Answer {
+struct CompletionAnswer {
     text: String,
     probabilities: Vec<Value>,
     last: Option<Map<String, Value>>,
@@ -74,7 +74,7 @@ impl Text {
     }
 }
 
-impl Answer {
+impl CompletionAnswer {
     fn openai(self) -> Option<Value> {
         let mut last = Value::Object(self.last?);
         no_stream(last.get_mut("__verbose").and_then(|verbose| verbose.get_mut("generation_settings")));

@@ -12,11 +12,11 @@ use tokio::time::{Instant, timeout_at};
 use super::request::Why;
 use super::{ANSWER, Stop, TIMES};
 use crate::answer::assemble::is_events;
-use crate::backend::attempts::{Attempts, Backend, Relayed};
+use crate::backend::attempts::{Attempts, Backend, RelayedAnswer};
 use crate::backend::backends::{BackendLease, BoxFuture};
 use crate::backend::message::Message;
 use crate::backend::pool::Pool;
-use crate::backend::upstream_conn::{Partial, UpstreamConn};
+use crate::backend::upstream_conn::{IncompleteAnswer, UpstreamConn};
 
 /// Response to a probe, its connection, whether the request was sent completely, and the pool.
 pub(super) type Probed = (http::Response<Incoming>, (UpstreamConn, bool), Arc<Pool>);
@@ -67,8 +67,8 @@ impl Asking<'_> {
         is_sent: bool,
     ) -> Result<Vec<u8>, Stop> {
         self.within(conn.all(body, limit)).await?.map_err(|part| match part {
-            Partial::Broken => self.broke(is_sent),
-            Partial::TooLong => {
+            IncompleteAnswer::Broken => self.broke(is_sent),
+            IncompleteAnswer::TooLong => {
                 Stop::Cannot("the process that follows answers with more than is held".to_owned())
             }
         })
@@ -100,15 +100,15 @@ impl Asking<'_> {
 
     /// Sends a question to `path` and returns the answer.
     pub(super) async fn ask(&mut self, path: &'static str, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
-        self.ask_of(Some(path), body).await
+        self.ask_path(Some(path), body).await
     }
 
     /// Sends a question to the client's own route and returns the answer.
-    pub(super) async fn ask_again(&mut self, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
-        self.ask_of(None, body).await
+    pub(super) async fn ask_own_route(&mut self, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
+        self.ask_path(None, body).await
     }
 
-    async fn ask_of(&mut self, path: Option<&'static str>, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
+    async fn ask_path(&mut self, path: Option<&'static str>, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
         let limit = ANSWER + body.len().saturating_mul(TIMES);
         let mut message = beside(&self.message, path, body, false)?;
         self.attempts.asks_beside(&mut message);
@@ -128,7 +128,11 @@ impl Asking<'_> {
     }
 
     /// Requests the stream that is the rest of the answer.
-    pub(super) async fn stream(mut self, path: Option<&'static str>, body: Vec<u8>) -> Result<Relayed, Stop> {
+    pub(super) async fn stream(
+        mut self,
+        path: Option<&'static str>,
+        body: Vec<u8>,
+    ) -> Result<RelayedAnswer, Stop> {
         let mut message = beside(&self.message, path, body, true)?;
         let lease = self.lease.clone();
         self.attempts.asks(&lease, &mut message);
@@ -144,6 +148,6 @@ impl Asking<'_> {
         let Self { lease, revoked, deadline, .. } = self;
         let sent = message.sent();
         let backend = Box::new(Backend { lease, revoked, conn, pool, sent, deadline, begins_by: None });
-        Ok(Relayed { response, ahead: VecDeque::new(), backend, kept: None })
+        Ok(RelayedAnswer { response, ahead: VecDeque::new(), backend, kept: None })
     }
 }

@@ -41,14 +41,14 @@ use warden_supervisor::Kin;
 use self::asking::{Asking, Probed, beside};
 use self::prefill::Prefill;
 pub(crate) use self::repeat::Repeat;
-use self::repeat::{Draw, Shift};
+use self::repeat::{PromptShift, SamplingRepeat};
 use self::request::{Settings, Why, Wish};
 use self::rest::Rest;
-pub(crate) use self::transcript::{Stage, Transcript};
-pub(crate) use self::voice::{DONE, Voice};
+pub(crate) use self::transcript::{AnswerTranscript, Stage};
+pub(crate) use self::voice::{DONE, EventTranslator};
 use crate::answer::assemble::Kind;
 use crate::backend::again::{Again, Search};
-use crate::backend::attempts::{Attempts, Backend, Relayed};
+use crate::backend::attempts::{Attempts, Backend, RelayedAnswer};
 use crate::backend::backends::BackendLease;
 use crate::observe::{Outcome, Record};
 use crate::refusal::Refusal;
@@ -81,12 +81,12 @@ pub(crate) fn wants_usage(again: &Again) -> bool {
 }
 
 /// Returns whether the request has a single answer, so that its end can be recognised.
-pub(crate) fn is_one(again: &Again, heard: &Transcript) -> bool {
+pub(crate) fn is_one(again: &Again, heard: &AnswerTranscript) -> bool {
     again.message.json().is_some_and(|body| repeat::is_one(heard.kind(), &body).is_ok())
 }
 
 /// Describes the end of the server in words.
-pub(crate) fn in_the_middle(outcome: Outcome) -> &'static str {
+pub(crate) fn describe_server_end(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Revoked => "its process was stopped in the middle of the answer",
         _ => "its process ended in the middle of the answer",
@@ -102,15 +102,15 @@ pub(crate) fn instead(died: &str, why: &str) -> String {
 /// already delivered.
 pub(crate) async fn go_on(
     again: Again,
-    heard: Box<Transcript>,
+    heard: Box<AnswerTranscript>,
     record: &mut Record,
     dead: Arc<dyn BackendLease>,
     died: Refusal,
     paid: Work,
-) -> Result<(Relayed, Voice), Cut> {
+) -> Result<(RelayedAnswer, EventTranslator), Cut> {
     let outcome = died.outcome();
-    let words = format!("model `{}`: {}", again.search.model, in_the_middle(outcome));
-    let gone_on = computed(again, *heard, record, dead, died, paid).await;
+    let words = format!("model `{}`: {}", again.search.model, describe_server_end(outcome));
+    let gone_on = compute_rest(again, *heard, record, dead, died, paid).await;
     gone_on.map_err(|stop| match stop {
         Stop::Cannot(why) | Stop::Over(why) => Cut { outcome, words: instead(&words, &why) },
         Stop::Refused(refusal) => refusal.into(),
@@ -132,20 +132,21 @@ impl From<Why> for Stop {
     }
 }
 
-async fn computed(
+async fn compute_rest(
     again: Again,
-    heard: Transcript,
+    heard: AnswerTranscript,
     record: &mut Record,
     dead: Arc<dyn BackendLease>,
     died: Refusal,
     paid: Work,
-) -> Result<(Relayed, Voice), Stop> {
+) -> Result<(RelayedAnswer, EventTranslator), Stop> {
     let Again { search, message } = again;
     let Search { upstream, progress, model, kind: lease_kind, tokens, limits, deadline } = search;
     let kind = heard.kind();
     let Some(body) = message.json() else { return Err(Stop::Over("its request is not kept".to_owned())) };
     repeat::is_one(kind, &body).map_err(Stop::Over)?;
-    let may_repeat = if heard.is_blank() { Ok(Draw::Same) } else { repeat::may_repeat(kind, &body) };
+    let may_repeat =
+        if heard.is_blank() { Ok(SamplingRepeat::Same) } else { repeat::may_repeat(kind, &body) };
     let kin = dead.kin().map(|kin| Begun { kin, by_canary: dead.is_canary() });
     let prefill = match kin {
         Some(_) => Prefill::of(&heard, &body),
@@ -154,7 +155,7 @@ async fn computed(
     let all = |why: Why, nor: Why, nor_text: Why| {
         Stop::Over(format!("{why}; and sent once more, {nor}; and as the beginning of a message, {nor_text}"))
     };
-    let planned = Plan::of(&heard, &body, kin, &may_repeat);
+    let planned = TokenContinuation::of(&heard, &body, kin, &may_repeat);
     if let (Err(why), Err(nor), Err(nor_text)) = (&planned, &may_repeat, &prefill) {
         return Err(all(why.clone(), nor.clone(), nor_text.clone()));
     }
@@ -172,10 +173,11 @@ async fn computed(
         died: (!dead.is_canary()).then_some(died),
         patience: Duration::ZERO,
     };
-    let lease = attempts.once_more(dead).await.map_err(|refusal| Stop::Refused(attempts.judged(refusal)))?;
-    let repeat = |heard| Repeat::of(heard, paid).map(Voice::Repeat).ok_or_else(no_event);
+    let lease =
+        attempts.lease_once_more(dead).await.map_err(|refusal| Stop::Refused(attempts.judged(refusal)))?;
+    let repeat = |heard| Repeat::of(heard, paid).map(EventTranslator::Repeat).ok_or_else(no_event);
     // If the server's own settings decide, ask for them, provided that there is another way.
-    let asks_first = may_repeat == Ok(Draw::Default) && prefill.is_ok();
+    let asks_first = may_repeat == Ok(SamplingRepeat::Default) && prefill.is_ok();
     if planned.is_err() && may_repeat.is_ok() && !asks_first {
         let voice = repeat(heard)?;
         let relayed = attempts.run(lease, message, deadline).await.map_err(Stop::Refused)?;
@@ -187,13 +189,15 @@ async fn computed(
     };
     // All rules for a suspect request apply: it may have to run alone there.
     let probed = attempts.run(lease, Box::new(probe), deadline).await.map_err(Stop::Refused)?;
-    let Relayed { response, backend, .. } = probed;
+    let RelayedAnswer { response, backend, .. } = probed;
     let Backend { lease, revoked, conn, pool, sent, deadline, .. } = *backend;
     let mut asking = Asking { attempts, message, lease, revoked, deadline };
-    let probed = (response, (conn, sent.whole_print().is_some()), pool);
+    let probed = (response, (conn, sent.sent_fingerprint().is_some()), pool);
     let (why, nor, settings) = match planned {
         Ok(mut plan) => match plan.rest(&mut asking, &heard, probed).await {
-            Ok((path, rest, voice)) => return Ok((asking.stream(path, rest).await?, Voice::Rest(voice))),
+            Ok((path, rest, voice)) => {
+                return Ok((asking.stream(path, rest).await?, EventTranslator::Rest(voice)));
+            }
             Err(Stop::Cannot(why)) => match may_repeat.and_then(|draw| draw.known(plan.is_greedy)) {
                 Ok(()) => {
                     let voice = repeat(heard)?;
@@ -221,13 +225,14 @@ async fn computed(
         }
     };
     let said = match prefill {
-        Ok(_) if !kin.is_some_and(|kin| kin.goes_on_by(asking.lease.kin())) => Err(another().into()),
-        Ok(prefill) => behind_its_text(&mut asking, &prefill, settings, kin.map(|kin| kin.kin)).await,
+        Ok(_) if !kin.is_some_and(|kin| kin.may_be_continued_by(asking.lease.kin())) => Err(another().into()),
+        Ok(prefill) => prefill_request(&mut asking, &prefill, settings, kin.map(|kin| kin.kin)).await,
         Err(nor_text) => Err(Stop::Cannot(nor_text)),
     };
     match said {
         Ok((rest, shift)) => {
-            let voice = Repeat::behind(heard, paid, shift).map(Voice::Repeat).ok_or_else(no_event)?;
+            let voice =
+                Repeat::behind(heard, paid, shift).map(EventTranslator::Repeat).ok_or_else(no_event)?;
             Ok((asking.stream(None, rest).await?, voice))
         }
         Err(Stop::Cannot(nor_text)) => Err(all(why, nor, nor_text)),
@@ -238,12 +243,12 @@ async fn computed(
 /// Builds the request for the rest after a text, if the next server shows that it continues there.
 /// `settings`: the server's settings, if already known. They are asked for before the prompt, because the
 /// question would take its slot.
-async fn behind_its_text(
+async fn prefill_request(
     asking: &mut Asking<'_>,
     prefill: &Prefill,
     settings: Option<Vec<u8>>,
     kin: Option<Kin>,
-) -> Result<(Vec<u8>, Shift), Stop> {
+) -> Result<(Vec<u8>, PromptShift), Stop> {
     let settings = match settings {
         Some(settings) => settings,
         None => asking.ask("/completion", Prefill::settings()).await?,
@@ -251,7 +256,7 @@ async fn behind_its_text(
     Prefill::is_greedy(&settings)?;
     let tokens = spelling::counted(&asking.ask("/tokenize", spelling::count(&prefill.text)).await?)?;
     let rest = prefill.rest(tokens, kin.and_then(|kin| kin.answer_tokens))?;
-    let first = prefill.counted(&asking.ask_again(prefill.first()).await?)?;
+    let first = prefill.counted(&asking.ask_own_route(prefill.first()).await?)?;
     let mut before = None;
     for text in prefill.steps(first.prompt, tokens) {
         let spelled = if text == prefill.text {
@@ -259,7 +264,7 @@ async fn behind_its_text(
         } else {
             spelling::counted(&asking.ask("/tokenize", spelling::count(text)).await?)?
         };
-        let now = prefill.counted(&asking.ask_again(prefill.second(text)).await?)?;
+        let now = prefill.counted(&asking.ask_own_route(prefill.second(text)).await?)?;
         Prefill::shows(&first, before.as_ref(), &now, (text, spelled))?;
         before = Some(now);
     }
@@ -282,7 +287,7 @@ impl Begun {
     /// Both have the same vocabulary. The own build computes the rest from the prompt as it renders it and
     /// from exactly the text that the client has, so the whole is an answer that this build might have
     /// given.
-    fn goes_on_by(self, next: Option<Kin>) -> bool {
+    fn may_be_continued_by(self, next: Option<Kin>) -> bool {
         let Some(next) = next else { return false };
         next == self.kin
             || self.by_canary
@@ -300,24 +305,24 @@ fn no_event() -> Stop {
 }
 
 /// An answer that can be continued by its tokens, as far as that is known without asking the server.
-struct Plan {
+struct TokenContinuation {
     wish: Wish,
     kin: Begun,
     /// The next server gives the same answer to the same request each time.
     is_greedy: Option<bool>,
 }
 
-impl Plan {
+impl TokenContinuation {
     fn of(
-        heard: &Transcript,
+        heard: &AnswerTranscript,
         body: &[u8],
         kin: Option<Begun>,
-        may_repeat: &Result<Draw, Why>,
+        may_repeat: &Result<SamplingRepeat, Why>,
     ) -> Result<Self, Why> {
         let kind = heard.kind();
         heard.is_plain()?;
         let mut wish = Wish::of(kind, body)?;
-        if wish.is_shaped() && *may_repeat == Ok(Draw::Same) {
+        if wish.is_shaped() && *may_repeat == Ok(SamplingRepeat::Same) {
             // The raw answer may have blanks and fences around the text that the client does not have.
             return Err("it has a shape, and can be had to the letter".to_owned());
         }
@@ -326,7 +331,7 @@ impl Plan {
         if heard.withholds() && (kind == Kind::Native || !wish.stops()) {
             return Err("its last tokens have no text, or stop words may begin there".to_owned());
         }
-        if heard.text().contains('\u{FFFD}') && heard.ids_of_all().is_none() {
+        if heard.text().contains('\u{FFFD}') && heard.all_token_ids().is_none() {
             return Err("its text has bytes that are no characters".to_owned());
         }
         let Some(kin) = kin else {
@@ -342,13 +347,13 @@ impl Plan {
     async fn rest(
         &mut self,
         asking: &mut Asking<'_>,
-        heard: &Transcript,
+        heard: &AnswerTranscript,
         probed: Probed,
     ) -> Result<(Option<&'static str>, Vec<u8>, Rest), Stop> {
         let kind = heard.kind();
         let wish = &self.wish;
         let frame = heard.frame.clone().ok_or_else(no_event)?;
-        if !self.kin.goes_on_by(asking.lease.kin()) {
+        if !self.kin.may_be_continued_by(asking.lease.kin()) {
             return Err(another().into());
         }
         let told = asking.answer(probed).await?;
@@ -364,18 +369,20 @@ impl Plan {
         }
         let marks = match &settings.marks[..] {
             [] => String::new(),
-            marks => spelling::harmless(&asking.ask("/detokenize", spelling::detokenize(marks)).await?)?,
+            marks => {
+                spelling::harmless(&asking.ask("/detokenize", spelling::detokenize_request(marks)).await?)?
+            }
         };
         let rendered = match kind {
             Kind::Chat => Some(spelling::rendered(&asking.ask("/apply-template", wish.template()).await?)?),
             _ => None,
         };
         if let Some(rendered) = &rendered
-            && settings.may_hide(&marks, rendered)
+            && settings.may_hide_thought(&marks, rendered)
         {
             return Err("its model may have thought before it said that".to_owned().into());
         }
-        let ids = match heard.ids_of_all() {
+        let ids = match heard.all_token_ids() {
             Some(ids) => ids.to_vec(),
             None if heard.text().is_empty() => Vec::new(),
             None if spelling::has_marks(heard.text()) => {
@@ -425,12 +432,15 @@ mod tests {
         let kin = |made_of, but_for_binary| Kin { made_of, but_for_binary, answer_tokens: None };
         let begun = |by_canary| Begun { kin: kin(1, 7), by_canary };
         for by_canary in [false, true] {
-            assert!(begun(by_canary).goes_on_by(Some(kin(1, 7))));
-            assert!(!begun(by_canary).goes_on_by(Some(kin(2, 8))), "another model, or another context");
-            assert!(!begun(by_canary).goes_on_by(None));
-            assert_eq!(begun(by_canary).goes_on_by(Some(kin(2, 7))), by_canary);
+            assert!(begun(by_canary).may_be_continued_by(Some(kin(1, 7))));
+            assert!(
+                !begun(by_canary).may_be_continued_by(Some(kin(2, 8))),
+                "another model, or another context"
+            );
+            assert!(!begun(by_canary).may_be_continued_by(None));
+            assert_eq!(begun(by_canary).may_be_continued_by(Some(kin(2, 7))), by_canary);
         }
         let shorter = Kin { answer_tokens: Some(5), ..kin(2, 7) };
-        assert!(!begun(true).goes_on_by(Some(shorter)));
+        assert!(!begun(true).may_be_continued_by(Some(shorter)));
     }
 }

@@ -19,24 +19,24 @@
 use serde_json::{Map, Value, json};
 use warden_policies::units::{exact, scale};
 
-use super::repeat::Shift;
+use super::repeat::PromptShift;
 use super::request::{Why, bytes, has_no_state, is_greedy, untold};
 use super::spelling;
-use super::transcript::{Stage, Transcript};
+use super::transcript::{AnswerTranscript, Stage};
 use crate::answer::assemble::Kind;
 
 /// Members of a request that limit the length of its answer, over all routes.
-const LIMITS: [&str; 4] = ["max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens"];
+const LIMIT_MEMBERS: [&str; 4] = ["max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens"];
 
 /// Largest growth of a prompt from one step to the next. llama-server by default reuses a slot that shares
 /// a tenth of the prompt.
-const GROWTH: u64 = 4;
+const STEP_GROWTH: u64 = 4;
 
 /// Default token limit of the messages route.
-const MESSAGE: u64 = 4096;
+const DEFAULT_MESSAGE_TOKENS: u64 = 4096;
 
 /// Members that give an answer a shape, or a sampling state that the next process does not have.
-const STATES: [&str; 12] = [
+const STATEFUL_MEMBERS: [&str; 12] = [
     "grammar",
     "json_schema",
     "response_format",
@@ -71,7 +71,7 @@ pub(super) struct Counted {
 impl Prefill {
     /// Reads the whole body as it was sent to the dead server. The error says why the text cannot be
     /// continued like this.
-    pub(super) fn of(heard: &Transcript, body: &[u8]) -> Result<Self, Why> {
+    pub(super) fn of(heard: &AnswerTranscript, body: &[u8]) -> Result<Self, Why> {
         let kind = heard.kind();
         let why = |why: &str| Err(why.to_owned());
         if !matches!(kind, Kind::Chat | Kind::Messages | Kind::Responses) {
@@ -92,8 +92,8 @@ impl Prefill {
         if text.is_empty() || text.contains('\u{FFFD}') || spelling::has_marks(text) {
             return why("its text would be spelled otherwise as the beginning of a message");
         }
-        let said = |name: &&&str| body.get(**name).is_some_and(|value| !is_nothing(value));
-        if let Some(name) = STATES.iter().find(said) {
+        let said = |name: &&&str| body.get(**name).is_some_and(|value| !is_unset(value));
+        if let Some(name) = STATEFUL_MEMBERS.iter().find(said) {
             return Err(format!("it asks for `{name}`"));
         }
         let choice = body.get("tool_choice").unwrap_or(&Value::Null);
@@ -116,7 +116,7 @@ impl Prefill {
         }
         let odd =
             |name: &&&str| body.get(**name).is_some_and(|limit| !limit.is_null() && limit.as_i64().is_none());
-        if let Some(name) = LIMITS.iter().find(odd) {
+        if let Some(name) = LIMIT_MEMBERS.iter().find(odd) {
             return Err(format!("`{name}` is no number of tokens"));
         }
         Ok(Self { kind, body, text: text.to_owned() })
@@ -134,7 +134,7 @@ impl Prefill {
         let all = self.text.len();
         let (mut held, mut steps) = (prompt.max(1), Vec::new());
         loop {
-            let next = held.saturating_mul(GROWTH).saturating_sub(prompt);
+            let next = held.saturating_mul(STEP_GROWTH).saturating_sub(prompt);
             if next >= tokens {
                 break;
             }
@@ -165,14 +165,14 @@ impl Prefill {
         let left = |most: u64| most.checked_sub(had).filter(|left| *left > 0);
         let full = || "it is as long as it may be".to_owned();
         let mut is_limited = false;
-        for name in LIMITS {
+        for name in LIMIT_MEMBERS {
             let Some(limit) = body.get_mut(name).filter(|limit| !limit.is_null()) else { continue };
             let Some(most) = limit.as_i64().and_then(|most| u64::try_from(most).ok()) else { continue };
             *limit = json!(left(most).ok_or_else(full)?);
             is_limited = true;
         }
         // A default limit would begin to count at zero again.
-        let of_route = (self.kind == Kind::Messages).then_some(MESSAGE);
+        let of_route = (self.kind == Kind::Messages).then_some(DEFAULT_MESSAGE_TOKENS);
         if let Some(most) = [own, of_route].into_iter().flatten().min().filter(|_| !is_limited) {
             let name = if self.kind == Kind::Responses { "max_output_tokens" } else { "max_tokens" };
             body.insert(name.to_owned(), json!(left(most).ok_or_else(full)?));
@@ -256,8 +256,8 @@ impl Prefill {
     }
 
     /// Returns the correction of counters for a text of `tokens` tokens that was in the prompt.
-    pub(super) fn shift(first: &Counted, tokens: u64) -> Shift {
-        Shift { tokens, evaluated: first.prompt.saturating_sub(first.cached) }
+    pub(super) fn shift(first: &Counted, tokens: u64) -> PromptShift {
+        PromptShift { tokens, evaluated: first.prompt.saturating_sub(first.cached) }
     }
 
     fn begun(&self, text: &str) -> Map<String, Value> {
@@ -278,7 +278,7 @@ impl Prefill {
     }
 
     fn of_one(&self, mut body: Map<String, Value>) -> Map<String, Value> {
-        for name in LIMITS.iter().chain(&["stream_options", "return_progress", "timings_per_token"]) {
+        for name in LIMIT_MEMBERS.iter().chain(&["stream_options", "return_progress", "timings_per_token"]) {
             body.shift_remove(*name);
         }
         let limit = if self.kind == Kind::Responses { "max_output_tokens" } else { "max_tokens" };
@@ -288,7 +288,7 @@ impl Prefill {
     }
 }
 
-fn is_nothing(value: &Value) -> bool {
+fn is_unset(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::Number(number) => number.as_f64() == Some(0.0),
@@ -297,7 +297,7 @@ fn is_nothing(value: &Value) -> bool {
         // OpenAI's values for unrestricted text.
         Value::Object(format) => format.iter().all(|(name, value)| match name.as_str() {
             "type" => *value == "text",
-            "format" => is_nothing(value),
+            "format" => is_unset(value),
             _ => false,
         }),
         Value::Bool(true) => false,

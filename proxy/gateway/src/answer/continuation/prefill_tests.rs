@@ -6,15 +6,15 @@ fn named(event: &Value) -> String {
     format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap())
 }
 
-fn heard(kind: Kind, events: &str) -> Transcript {
-    let mut heard = Transcript::of(kind, 1 << 20);
+fn heard(kind: Kind, events: &str) -> AnswerTranscript {
+    let mut heard = AnswerTranscript::of(kind, 1 << 20);
     heard.feed(events.as_bytes());
     assert_eq!(heard.lost(), None, "{events}");
     heard
 }
 
 /// A transcript with the text of a message so far, after a block of this kind.
-fn message(block: &str, text: &str) -> Transcript {
+fn message(block: &str, text: &str) -> AnswerTranscript {
     let events = [
         json!({ "type": "message_start", "message": { "id": "one" } }),
         json!({ "type": "content_block_start", "index": 0, "content_block": { "type": block, "text": "" } }),
@@ -23,7 +23,7 @@ fn message(block: &str, text: &str) -> Transcript {
     heard(Kind::Messages, &events.iter().map(named).collect::<String>())
 }
 
-fn response(text: &str) -> Transcript {
+fn response(text: &str) -> AnswerTranscript {
     let events = [
         json!({ "type": "response.created", "response": { "id": "r" } }),
         json!({ "type": "response.in_progress", "response": { "id": "r" } }),
@@ -34,7 +34,7 @@ fn response(text: &str) -> Transcript {
     heard(Kind::Responses, &events.iter().map(named).collect::<String>())
 }
 
-fn chat(text: &str) -> Transcript {
+fn chat(text: &str) -> AnswerTranscript {
     let chunk = |delta: Value| {
         format!("data: {}\n\n", json!({ "id": "c", "choices": [{ "index": 0, "delta": delta }] }))
     };
@@ -48,7 +48,7 @@ fn turns() -> Value {
     json!([{ "role": "user", "content": "tell" }])
 }
 
-fn of(heard: &Transcript, body: &Value) -> Result<Prefill, Why> {
+fn of(heard: &AnswerTranscript, body: &Value) -> Result<Prefill, Why> {
     Prefill::of(heard, body.to_string().as_bytes())
 }
 
@@ -148,7 +148,7 @@ fn only_a_server_that_counts_the_text_and_knows_all_before_it_goes_on() {
     let first = said(50, 2, "Once");
     let shows = |second: &Counted| Prefill::shows(&first, None, second, ("Once", 3)).is_ok();
     assert!(shows(&said(3, 52, "Once upon")) && shows(&said(2, 53, "Once upon")));
-    assert_eq!(Prefill::shift(&first, 3), Shift { tokens: 3, evaluated: 50 });
+    assert_eq!(Prefill::shift(&first, 3), PromptShift { tokens: 3, evaluated: 50 });
     // Another message begins, the beginning differs, its slot is gone, or the same was requested before.
     for second in [
         said(8, 52, "On"),

@@ -67,10 +67,10 @@ pub(super) fn read(kind: Kind, event: &Map<String, Value>) -> Result<Reading, Wh
         return Err("its server reported an error");
     }
     match kind {
-        Kind::Native => native(event),
+        Kind::Native => read_native(event),
         Kind::Chat | Kind::Text => choice(kind, event),
-        Kind::Messages => messages(event),
-        Kind::Responses => responses(event),
+        Kind::Messages => read_messages_event(event),
+        Kind::Responses => read_responses_event(event),
     }
 }
 
@@ -80,7 +80,7 @@ pub(super) fn is_progress(event: &Map<String, Value>) -> bool {
 }
 
 /// Reads an event in llama-server's own dialect.
-fn native(event: &Map<String, Value>) -> Result<Reading, Why> {
+fn read_native(event: &Map<String, Value>) -> Result<Reading, Why> {
     if event.contains_key("completion_probabilities") {
         return Err("it has probabilities");
     }
@@ -141,7 +141,7 @@ fn delta(delta: Option<&Value>) -> Result<Vec<Item>, Why> {
             }
             ("tool_calls", Value::Array(calls)) => match &calls[..] {
                 [] => {}
-                [call] => tool_call(call, &mut items)?,
+                [call] => read_tool_call(call, &mut items)?,
                 _ => return Err("an event has several calls of tools"),
             },
             _ => return Err("it has more than text, reasoning and calls of tools"),
@@ -150,7 +150,7 @@ fn delta(delta: Option<&Value>) -> Result<Vec<Item>, Why> {
     Ok(items)
 }
 
-fn tool_call(call: &Value, items: &mut Vec<Item>) -> Result<(), Why> {
+fn read_tool_call(call: &Value, items: &mut Vec<Item>) -> Result<(), Why> {
     let odd = "a call of a tool is not written as llama-server writes one";
     let Some(index) = call["index"].as_u64() else { return Err(odd) };
     let function = &call["function"];
@@ -175,7 +175,7 @@ fn names<const N: usize>(of: &Value, members: [&str; N]) -> Vec<String> {
     members.into_iter().filter_map(|member| Some(of[member].as_str()?.to_owned())).collect()
 }
 
-fn messages(event: &Map<String, Value>) -> Result<Reading, Why> {
+fn read_messages_event(event: &Map<String, Value>) -> Result<Reading, Why> {
     let member = |name: &str| event.get(name).unwrap_or(&Value::Null);
     let index = member("index").as_u64();
     let numbered = || index.ok_or("a block of it has no number");
@@ -214,7 +214,7 @@ fn messages(event: &Map<String, Value>) -> Result<Reading, Why> {
     })
 }
 
-fn responses(event: &Map<String, Value>) -> Result<Reading, Why> {
+fn read_responses_event(event: &Map<String, Value>) -> Result<Reading, Why> {
     let member = |name: &str| event.get(name).unwrap_or(&Value::Null);
     let kind = member("type").as_str().unwrap_or_default();
     let what = match kind {

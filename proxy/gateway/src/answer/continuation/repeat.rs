@@ -18,16 +18,16 @@ use warden_policies::Work;
 
 use super::reading::{self, Reading, Step, is_progress};
 use super::request::prompt;
-use super::said::{Comparing, Had, Item, What};
-use super::transcript::Transcript;
+use super::said::{ContentComparison, Item, KnownPart, What};
+use super::transcript::AnswerTranscript;
 use super::voice::{DONE, SAME, Why, put, set};
 use crate::answer::assemble::Kind;
 
 /// Error for a second answer that differs from the first.
-const DIFFERS: Why = "asked for the same again, the process that follows says something else";
+const DIFFERENT_ANSWER: Why = "asked for the same again, the process that follows says something else";
 
 /// Members whose value is an identifier within one answer.
-const NAMES: [&str; 3] = ["id", "item_id", "call_id"];
+const ID_MEMBERS: [&str; 3] = ["id", "item_id", "call_id"];
 
 /// State of an answer that is computed once more from its beginning.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct Repeat {
     kind: Kind,
     /// The first event of the stream.
     frame: Map<String, Value>,
-    had: Comparing,
+    had: ContentComparison,
     /// Identifiers in the second answer, each with the identifier known to the client.
     names: Vec<(Box<str>, Box<str>)>,
     /// Tokens that the client has; llama-server's own dialect only.
@@ -48,7 +48,7 @@ pub(crate) struct Repeat {
     /// Last sequence number of an event, where events have one.
     sequence: Option<u64>,
     /// Part of the answer that was in the second server's prompt.
-    shift: Option<Shift>,
+    shift: Option<PromptShift>,
     /// Work that the client has; counted whether or not the rest arrives.
     paid: Work,
     is_ended: bool,
@@ -56,7 +56,7 @@ pub(crate) struct Repeat {
 
 /// Correction for an answer whose beginning was in the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shift {
+pub(super) struct PromptShift {
     /// Tokens of that beginning.
     pub(super) tokens: u64,
     /// Prompt tokens that were evaluated in the preparing requests.
@@ -65,27 +65,27 @@ pub(super) struct Shift {
 
 /// Reproducibility of the answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Draw {
+pub(super) enum SamplingRepeat {
     /// Drawn the same way again.
     Same,
     /// The server's default settings decide.
     Default,
 }
 
-const ANOTHER: &str = "another answer would be drawn, with a temperature and no seed";
+const RANDOM_ANSWER: &str = "another answer would be drawn, with a temperature and no seed";
 
-impl Draw {
+impl SamplingRepeat {
     /// Decides with the server's setting, if known. The error says why the answer would differ.
     pub(super) fn known(self, is_greedy: Option<bool>) -> Result<(), String> {
         match (self, is_greedy) {
-            (Self::Default, Some(false)) => Err(ANOTHER.to_owned()),
+            (Self::Default, Some(false)) => Err(RANDOM_ANSWER.to_owned()),
             _ => Ok(()),
         }
     }
 }
 
 /// Decides whether the answer to a request can be expected to be the same again. The error says why not.
-pub(super) fn may_repeat(kind: Kind, body: &[u8]) -> Result<Draw, String> {
+pub(super) fn may_repeat(kind: Kind, body: &[u8]) -> Result<SamplingRepeat, String> {
     let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
         return Err("its request is no JSON object".to_owned());
     };
@@ -99,10 +99,10 @@ pub(super) fn may_repeat(kind: Kind, body: &[u8]) -> Result<Draw, String> {
     let seed = member("seed").filter(|_| kind != Kind::Messages).and_then(Value::as_u64);
     let has_seed = seed.is_some_and(|seed| seed < u64::from(u32::MAX));
     match (is_greedy || has_seed, member("temperature")) {
-        (true, _) => Ok(Draw::Same),
+        (true, _) => Ok(SamplingRepeat::Same),
         // The comparison of the two answers decides.
-        (false, None) if !mirostat => Ok(Draw::Default),
-        _ => Err(ANOTHER.to_owned()),
+        (false, None) if !mirostat => Ok(SamplingRepeat::Default),
+        _ => Err(RANDOM_ANSWER.to_owned()),
     }
 }
 
@@ -140,13 +140,13 @@ pub(super) fn is_one(kind: Kind, body: &[u8]) -> Result<(), String> {
 
 impl Repeat {
     /// Starts from what a client has; `None` if that contains no event.
-    pub(crate) fn of(heard: Transcript, paid: Work) -> Option<Self> {
+    pub(crate) fn of(heard: AnswerTranscript, paid: Work) -> Option<Self> {
         let kind = heard.kind();
-        let Transcript { said, frame, counted, with_count, sequence, .. } = heard;
+        let AnswerTranscript { said, frame, counted, with_count, sequence, .. } = heard;
         Some(Self {
             kind,
             frame: frame?,
-            had: Comparing::with(said),
+            had: ContentComparison::with(said),
             names: Vec::new(),
             counted: counted.unwrap_or(0),
             with_count,
@@ -159,7 +159,7 @@ impl Repeat {
     }
 
     /// Like [`Self::of`], for an answer whose beginning was in the prompt.
-    pub(super) fn behind(heard: Transcript, paid: Work, shift: Shift) -> Option<Self> {
+    pub(super) fn behind(heard: AnswerTranscript, paid: Work, shift: PromptShift) -> Option<Self> {
         let mut repeat = Self::of(heard, paid)?;
         repeat.shift = Some(shift);
         Some(repeat)
@@ -181,7 +181,7 @@ impl Repeat {
 
     /// Returns the work of the answer as the client got it.
     pub(crate) fn work(&self, all: Work) -> Work {
-        let Some(Shift { tokens, evaluated }) = self.shift.filter(|_| !self.is_catching_up()) else {
+        let Some(PromptShift { tokens, evaluated }) = self.shift.filter(|_| !self.is_catching_up()) else {
             return if self.is_catching_up() { self.paid } else { all };
         };
         Work { prompt_tokens: evaluated, output_tokens: all.output_tokens + tokens, ..all }
@@ -208,7 +208,7 @@ impl Repeat {
         if data == b"[DONE]" {
             self.is_ended = true;
             if self.is_catching_up() {
-                return Err(DIFFERS);
+                return Err(DIFFERENT_ANSWER);
             }
             out.extend_from_slice(DONE);
             return Ok(());
@@ -229,11 +229,11 @@ impl Repeat {
         let is_new = self.compare(items, &mut event)?;
         let ends = step == Step::Done;
         if ends && self.is_catching_up() {
-            return Err(DIFFERS);
+            return Err(DIFFERENT_ANSWER);
         }
         let is_said = match self.kind {
-            Kind::Native => ends || self.is_left(&event, is_new, was_over)?,
-            Kind::Chat if was_over && !is_new => is_left_of_chat(&mut event, step),
+            Kind::Native => ends || self.has_new_tokens(&event, is_new, was_over)?,
+            Kind::Chat if was_over && !is_new => is_news_to_chat(&mut event, step),
             // The client already has the event that begins the response.
             Kind::Responses if step == Step::On && !has_items => false,
             _ => is_new || was_over,
@@ -252,25 +252,31 @@ impl Repeat {
         for item in items {
             match item {
                 Item::Text(_, text) if text.is_empty() => {}
-                Item::Text(channel, text) => match self.had.text(channel, &text).map_err(|_| DIFFERS)? {
-                    Had::Nothing => is_new = true,
-                    Had::All => cut(self.kind, event, channel.what, ""),
-                    Had::Part(_) if self.kind == Kind::Native => return Err(DIFFERS),
-                    Had::Part(bytes) => {
-                        cut(self.kind, event, channel.what, text.get(bytes..).ok_or(DIFFERS)?);
+                Item::Text(channel, text) => match self
+                    .had
+                    .text(channel, &text)
+                    .map_err(|_| DIFFERENT_ANSWER)?
+                {
+                    KnownPart::Nothing => is_new = true,
+                    KnownPart::All => cut_text(self.kind, event, channel.what, ""),
+                    KnownPart::Part(_) if self.kind == Kind::Native => return Err(DIFFERENT_ANSWER),
+                    KnownPart::Part(bytes) => {
+                        cut_text(self.kind, event, channel.what, text.get(bytes..).ok_or(DIFFERENT_ANSWER)?);
                         is_new = true;
                     }
                 },
-                Item::Mark(mark, names) => match self.had.mark(&mark, &names).map_err(|_| DIFFERS)? {
-                    None => is_new = true,
-                    Some(own) => {
-                        let names = names.into_iter().map(String::into_boxed_str);
-                        self.names.extend(names.zip(own).filter(|(other, own)| other != own));
-                        if self.kind == Kind::Chat {
-                            without_head_of_call(event);
+                Item::Mark(mark, names) => {
+                    match self.had.mark(&mark, &names).map_err(|_| DIFFERENT_ANSWER)? {
+                        None => is_new = true,
+                        Some(own) => {
+                            let names = names.into_iter().map(String::into_boxed_str);
+                            self.names.extend(names.zip(own).filter(|(other, own)| other != own));
+                            if self.kind == Kind::Chat {
+                                strip_call_head(event);
+                            }
                         }
                     }
-                },
+                }
             }
         }
         Ok(is_new)
@@ -278,14 +284,19 @@ impl Repeat {
 
     /// Returns whether an event in llama-server's own dialect has tokens that the client lacks. Its tokens
     /// cannot be split.
-    fn is_left(&mut self, event: &Map<String, Value>, is_new: bool, was_over: bool) -> Result<bool, Why> {
+    fn has_new_tokens(
+        &mut self,
+        event: &Map<String, Value>,
+        is_new: bool,
+        was_over: bool,
+    ) -> Result<bool, Why> {
         let counted = event.get("tokens_predicted").and_then(Value::as_u64).filter(|_| !is_progress(event));
         let is_had = counted.is_some_and(|counted| {
             self.came = if self.came.0 == counted { (counted, self.came.1 + 1) } else { (counted, 1) };
             counted < self.counted || (counted == self.counted && self.came.1 <= self.with_count)
         });
         match (is_new, is_had) {
-            (true, true) => Err(DIFFERS),
+            (true, true) => Err(DIFFERENT_ANSWER),
             (is_new, is_had) => Ok(is_new || (was_over && !is_had)),
         }
     }
@@ -303,10 +314,10 @@ impl Repeat {
                 delta.shift_remove("role");
             }
         }
-        if let Some(Shift { tokens, .. }) = self.shift {
-            recount(&mut event, tokens);
+        if let Some(PromptShift { tokens, .. }) = self.shift {
+            shift_counts(&mut event, tokens);
             if let Some(Value::Object(response)) = event.get_mut("response") {
-                recount(response, tokens);
+                shift_counts(response, tokens);
             }
         }
         if !self.names.is_empty() {
@@ -326,7 +337,7 @@ impl Repeat {
 
     fn rename(&self, member: &str, value: &mut Value) {
         match value {
-            Value::String(text) if NAMES.contains(&member) => {
+            Value::String(text) if ID_MEMBERS.contains(&member) => {
                 if let Some((_, own)) = self.names.iter().find(|(other, _)| **other == **text) {
                     *text = own.to_string();
                 }
@@ -341,7 +352,7 @@ impl Repeat {
 }
 
 /// Returns whether a chat event without text is news to the client, who has the role already.
-fn is_left_of_chat(event: &mut Map<String, Value>, step: Step) -> bool {
+fn is_news_to_chat(event: &mut Map<String, Value>, step: Step) -> bool {
     let delta = event.get_mut("choices").and_then(|choices| choices.get_mut(0)?.get_mut("delta"));
     let Some(Value::Object(delta)) = delta else { return true };
     let had_role = delta.shift_remove("role").is_some();
@@ -349,7 +360,7 @@ fn is_left_of_chat(event: &mut Map<String, Value>, step: Step) -> bool {
 }
 
 /// Replaces a text in an event by its remaining part.
-fn cut(kind: Kind, event: &mut Map<String, Value>, what: What, rest: &str) {
+fn cut_text(kind: Kind, event: &mut Map<String, Value>, what: What, rest: &str) {
     let at = |event: &mut Map<String, Value>, path: &[&str]| -> Option<()> {
         let (first, path) = path.split_first()?;
         let mut value = event.get_mut(*first)?;
@@ -379,7 +390,7 @@ fn cut(kind: Kind, event: &mut Map<String, Value>, what: What, rest: &str) {
 }
 
 /// Moves `tokens` tokens from the prompt's count to the answer's count.
-fn recount(of: &mut Map<String, Value>, tokens: u64) {
+fn shift_counts(of: &mut Map<String, Value>, tokens: u64) {
     let known = |of: &Map<String, Value>, name: &str| of.get(name).and_then(Value::as_u64);
     if let Some(Value::Object(timings)) = of.get_mut("timings")
         && let (Some(cached), Some(evaluated)) = (known(timings, "cache_n"), known(timings, "prompt_n"))
@@ -419,7 +430,7 @@ fn recount(of: &mut Map<String, Value>, tokens: u64) {
 }
 
 /// Removes the beginning of a tool call from a chunk: the client has it.
-fn without_head_of_call(event: &mut Map<String, Value>) {
+fn strip_call_head(event: &mut Map<String, Value>) {
     let call = event.get_mut("choices").and_then(|choices| choices.get_mut(0)?.get_mut("delta"));
     let call = call.and_then(|delta| delta.get_mut("tool_calls")?.get_mut(0));
     if let Some(Value::Object(call)) = call {

@@ -1,7 +1,7 @@
 //! A repeated answer continues after the client's part, or fails.
 
 use super::*;
-use crate::answer::continuation::Transcript;
+use crate::answer::continuation::AnswerTranscript;
 
 const LIMIT: usize = 1 << 20;
 
@@ -24,7 +24,7 @@ fn named(event: &Value) -> String {
 }
 
 fn repeat(kind: Kind, heard: &str) -> Repeat {
-    let mut transcript = Transcript::of(kind, LIMIT);
+    let mut transcript = AnswerTranscript::of(kind, LIMIT);
     transcript.feed(heard.as_bytes());
     assert_eq!(transcript.lost(), None, "{heard}");
     Repeat::of(transcript, Work::default()).unwrap()
@@ -121,7 +121,7 @@ fn whatever_else_is_said_ends_it() {
                 &json!({ "tool_calls": [{ "index": 0, "id": "x", "function": { "name": "f" } }] }),
             ),
     ] {
-        assert_eq!(behind(Kind::Chat, &begun, &again), Err(DIFFERS), "{again}");
+        assert_eq!(behind(Kind::Chat, &begun, &again), Err(DIFFERENT_ANSWER), "{again}");
     }
     assert!(behind(Kind::Chat, &begun, "data: nonsense\n\n").is_err());
     let error = "data: {\"error\":{\"message\":\"full\"}}\n\n";
@@ -229,7 +229,10 @@ fn llama_servers_own_tokens_are_not_told_twice() {
         assert_eq!(all[..had].concat() + &told, again, "{had}");
     }
     // Other tokens for the same text are a different answer.
-    assert_eq!(behind(Kind::Native, &one("ab", 1), &(one("a", 1) + &one("bc", 2) + end)), Err(DIFFERS));
+    assert_eq!(
+        behind(Kind::Native, &one("ab", 1), &(one("a", 1) + &one("bc", 2) + end)),
+        Err(DIFFERENT_ANSWER)
+    );
     // A build that does not count tokens.
     let one = |text: &str| format!("data: {}\n\n", json!({ "content": text, "stop": false }));
     let again = one("a") + &one("b") + &one("c") + end;
@@ -259,13 +262,16 @@ fn what_had_no_token_is_begun_with_its_names_and_one_role() {
     let told = behind(Kind::Chat, &role("one"), &again).unwrap();
     let wanted = delta("one", &json!({ "content": "a" })) + &chunk("one", &json!({}), &json!("stop"));
     assert_eq!(told, wanted + "data: [DONE]\n\n");
-    assert!(Repeat::of(Transcript::of(Kind::Chat, LIMIT), Work::default()).is_none(), "no event, no names");
+    assert!(
+        Repeat::of(AnswerTranscript::of(Kind::Chat, LIMIT), Work::default()).is_none(),
+        "no event, no names"
+    );
 }
 
 #[test]
 fn what_the_client_has_is_paid_for_once() {
     let work = |output_tokens| Work { output_tokens, ..Work::default() };
-    let mut transcript = Transcript::of(Kind::Chat, LIMIT);
+    let mut transcript = AnswerTranscript::of(Kind::Chat, LIMIT);
     transcript.feed((role("one") + &delta("one", &json!({ "content": "ab" }))).as_bytes());
     let mut repeat = Repeat::of(transcript, work(2)).unwrap();
     repeat.say(delta("two", &json!({ "content": "a" })).as_bytes()).unwrap();
@@ -347,9 +353,9 @@ fn what_stood_in_the_prompt_counts_as_answer() {
             )
             + &named(&json!({ "type": "message_stop" }))
     };
-    let mut transcript = Transcript::of(Kind::Messages, LIMIT);
+    let mut transcript = AnswerTranscript::of(Kind::Messages, LIMIT);
     transcript.feed(message("one", "Once").as_bytes());
-    let shift = Shift { tokens: 3, evaluated: 50 };
+    let shift = PromptShift { tokens: 3, evaluated: 50 };
     let mut repeat = Repeat::behind(transcript, Work::default(), shift).unwrap();
     assert!(repeat.is_catching_up());
     let told = repeat.say((message("two", "Once upon") + &end(4)).as_bytes()).unwrap();
@@ -359,7 +365,7 @@ fn what_stood_in_the_prompt_counts_as_answer() {
     assert_eq!(repeat.work(work), Work { prompt_tokens: 50, output_tokens: 7, ..Work::default() });
     let mut told = json!({ "usage": { "input_tokens": 60, "output_tokens": 2, "total_tokens": 62, "input_tokens_details": { "cached_tokens": 59 } },
         "timings": { "cache_n": 59, "prompt_n": 1, "predicted_n": 2 } });
-    recount(told.as_object_mut().unwrap(), 3);
+    shift_counts(told.as_object_mut().unwrap(), 3);
     assert_eq!(
         told,
         json!({ "usage": { "input_tokens": 57, "output_tokens": 5, "total_tokens": 62, "input_tokens_details": { "cached_tokens": 57 } },
@@ -367,7 +373,7 @@ fn what_stood_in_the_prompt_counts_as_answer() {
     );
     let mut told =
         json!({ "usage": { "input_tokens": 5, "cache_read_input_tokens": 55, "output_tokens": 2 } });
-    recount(told.as_object_mut().unwrap(), 7);
+    shift_counts(told.as_object_mut().unwrap(), 7);
     assert_eq!(
         told,
         json!({ "usage": { "input_tokens": 0, "cache_read_input_tokens": 53, "output_tokens": 9 } })

@@ -7,14 +7,14 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
-use super::spelling::{THOUGHT, unknown_marks};
+use super::spelling::{THOUGHT_END, unknown_marks};
 use crate::answer::assemble::Kind;
 
 /// Reason why an answer is not continued: completes "the rest of it cannot be computed elsewhere: ".
 pub(crate) type Why = String;
 
 /// Sampling members: passed on unchanged.
-const DRAWING: [&str; 30] = [
+const SAMPLING_MEMBERS: [&str; 30] = [
     "cache_prompt",
     "dry_allowed_length",
     "dry_base",
@@ -46,7 +46,7 @@ const DRAWING: [&str; 30] = [
     "typ_p",
     "typical_p",
 ];
-const DRAWING_TOO: [&str; 2] = ["xtc_probability", "xtc_threshold"];
+const XTC_MEMBERS: [&str; 2] = ["xtc_probability", "xtc_threshold"];
 
 /// Members that do not affect tokens, or that are set again for the rest.
 const BESIDE: [&str; 15] = [
@@ -68,10 +68,11 @@ const BESIDE: [&str; 15] = [
 ];
 
 /// Members from which a chat's prompt is made: the next server's own template renders them.
-const TEMPLATE: [&str; 4] = ["chat_template_kwargs", "messages", "reasoning_effort", "reasoning_format"];
+const TEMPLATE_MEMBERS: [&str; 4] =
+    ["chat_template_kwargs", "messages", "reasoning_effort", "reasoning_format"];
 
 /// Members that give an answer a shape. They become a grammar, which must start after the delivered text.
-const SHAPES: [&str; 3] = ["grammar", "json_schema", "response_format"];
+const SHAPE_MEMBERS: [&str; 3] = ["grammar", "json_schema", "response_format"];
 
 /// Fields needed from the last event of a chat's rest.
 const LAST: [&str; 8] =
@@ -127,7 +128,7 @@ impl Wish {
 
     /// Returns whether the request gives its answer a shape: a grammar or a schema.
     pub(super) fn is_shaped(&self) -> bool {
-        SHAPES.iter().any(|name| self.body.get(*name).is_some_and(|value| !is_no_shape(name, value)))
+        SHAPE_MEMBERS.iter().any(|name| self.body.get(*name).is_some_and(|value| !is_no_shape(name, value)))
     }
 
     /// Returns whether the request has stop words.
@@ -152,7 +153,7 @@ impl Wish {
     }
 
     /// Builds a test of whether the server starts a grammar after the delivered text: this grammar then
-    /// allows [`LETTER`] and nothing else. `None` if the answer has no shape.
+    /// allows [`TEST_LETTER`] and nothing else. `None` if the answer has no shape.
     pub(super) fn measure(
         &self,
         settings: &Settings,
@@ -163,7 +164,10 @@ impl Wish {
         settings.shape.as_ref()?;
         let mut body = self.rest_of(settings, rendered, said, text);
         let begun = body.get("generation_prompt").and_then(Value::as_str).unwrap_or_default();
-        body.insert("grammar".to_owned(), json!(format!("root ::= {} \"{LETTER}\"", literal(begun))));
+        body.insert(
+            "grammar".to_owned(),
+            json!(format!("root ::= {} \"{TEST_LETTER}\"", grammar_literal(begun))),
+        );
         body.insert("n_predict".to_owned(), json!(PROBE));
         body.insert("stream".to_owned(), json!(false));
         Some(bytes(body))
@@ -177,7 +181,7 @@ impl Wish {
         text: &str,
     ) -> Map<String, Value> {
         let mut body = self.body.clone();
-        body.retain(|name, _| is_drawing(name) || (self.kind == Kind::Text && name == "model"));
+        body.retain(|name, _| is_sampling(name) || (self.kind == Kind::Text && name == "model"));
         if let Some(stop) = self.stop(settings) {
             body.insert("stop".to_owned(), stop);
         }
@@ -187,7 +191,7 @@ impl Wish {
         }
         let begun =
             rendered.map_or_else(|| self.body.get("prompt").cloned().unwrap_or_default(), Value::String);
-        body.insert("prompt".to_owned(), joined(begun, said));
+        body.insert("prompt".to_owned(), join_tokens(begun, said));
         if self.kind == Kind::Chat {
             // Without this the last event repeats the prompt and all settings, which a chat's last event
             // lacks.
@@ -217,17 +221,17 @@ impl Wish {
 }
 
 /// The only text that the test grammar allows after the delivered text.
-const LETTER: &str = "q";
+const TEST_LETTER: &str = "q";
 
 /// Returns whether the answer to [`Wish::measure`] shows a server that starts grammars after the delivered
 /// text.
 pub(super) fn is_in_place(answer: &[u8]) -> bool {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
-    answer["content"] == LETTER && answer["stop_type"] == "eos"
+    answer["content"] == TEST_LETTER && answer["stop_type"] == "eos"
 }
 
 /// Quotes a text as a grammar literal.
-fn literal(text: &str) -> String {
+fn grammar_literal(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
     for letter in text.chars() {
@@ -245,7 +249,7 @@ fn literal(text: &str) -> String {
 /// Appends the delivered tokens to a prompt, as token numbers. As text they could be tokenized differently
 /// at the seam (with one more blank in some vocabularies), and text that looks like a template marker would
 /// become one.
-fn joined(prompt: Value, said: &[u32]) -> Value {
+fn join_tokens(prompt: Value, said: &[u32]) -> Value {
     let said = said.iter().map(|id| json!(id));
     match prompt {
         Value::String(text) if said.len() > 0 => {
@@ -304,9 +308,9 @@ impl Settings {
     /// Returns whether the answer may have begun with text that the client does not have, although the
     /// probe did not: with another draw a reasoning model may begin with an empty thought. Not if the
     /// prompt itself has ended the thought.
-    pub(super) fn may_hide(&self, marks: &str, rendered: &str) -> bool {
-        let thinks = marks.contains(THOUGHT) || rendered.contains(THOUGHT);
-        thinks && !self.is_greedy && !rendered.trim_ascii_end().ends_with(THOUGHT)
+    pub(super) fn may_hide_thought(&self, marks: &str, rendered: &str) -> bool {
+        let thinks = marks.contains(THOUGHT_END) || rendered.contains(THOUGHT_END);
+        thinks && !self.is_greedy && !rendered.trim_ascii_end().ends_with(THOUGHT_END)
     }
 }
 
@@ -315,7 +319,7 @@ pub(super) fn untold() -> Why {
 }
 
 /// Settings of any server whose sampling state the next process does not have.
-const STATES: [&str; 3] = ["mirostat", "adaptive_target", "n_probs"];
+const STATEFUL_SETTINGS: [&str; 3] = ["mirostat", "adaptive_target", "n_probs"];
 
 /// Checks that these settings have no such state, nor any of `more`. The error names the setting.
 pub(super) fn has_no_state(settings: &Value, more: &[&str]) -> Result<(), Why> {
@@ -326,7 +330,7 @@ pub(super) fn has_no_state(settings: &Value, more: &[&str]) -> Result<(), Why> {
         Value::Number(number) => number.as_f64().is_some_and(|number| number <= 0.0),
         _ => false,
     };
-    match more.iter().chain(&STATES).find(|name| !is_empty(&settings[**name])) {
+    match more.iter().chain(&STATEFUL_SETTINGS).find(|name| !is_empty(&settings[**name])) {
         Some(name) => Err(format!("its server computes with `{name}`")),
         None => Ok(()),
     }
@@ -363,17 +367,17 @@ fn is_passed_whole(answer: &Value, told: &Value, has_shape: bool) -> bool {
     (has_shape || told["content"] == content) && beside.into_iter().all(nothing)
 }
 
-fn is_drawing(name: &str) -> bool {
-    DRAWING.contains(&name) || DRAWING_TOO.contains(&name)
+fn is_sampling(name: &str) -> bool {
+    SAMPLING_MEMBERS.contains(&name) || XTC_MEMBERS.contains(&name)
 }
 
 /// Returns whether a member of a request is known to have no effect that is not reproduced here.
 fn is_understood(kind: Kind, name: &str, value: &Value) -> bool {
     value.is_null()
-        || is_drawing(name)
+        || is_sampling(name)
         || BESIDE.contains(&name)
-        || (kind == Kind::Chat && TEMPLATE.contains(&name))
-        || (SHAPES.contains(&name) && is_no_shape(name, value))
+        || (kind == Kind::Chat && TEMPLATE_MEMBERS.contains(&name))
+        || (SHAPE_MEMBERS.contains(&name) && is_no_shape(name, value))
         || match name {
             "continue_final_message"
             | "echo"

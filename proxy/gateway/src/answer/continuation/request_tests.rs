@@ -187,7 +187,7 @@ fn a_thought_that_may_have_come_before_is_not_passed_over() {
         (&greedy, "<think></think>", "<user>hi<assistant>", false),
         (&first, "<think></think>", "<user>hi<assistant>", false),
     ] {
-        assert_eq!(settings.may_hide(marks, prompt), hides, "{marks} {prompt} {settings:?}");
+        assert_eq!(settings.may_hide_thought(marks, prompt), hides, "{marks} {prompt} {settings:?}");
     }
 }
 

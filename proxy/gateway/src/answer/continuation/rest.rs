@@ -110,7 +110,7 @@ impl Rest {
             set(&mut event, "tokens_predicted", json!(0));
         }
         set(&mut event, "tokens_evaluated", json!(self.prompt));
-        self.tell_timings(&mut event);
+        self.set_timings(&mut event);
         if let Some(predicted) = event.get("tokens_predicted").and_then(Value::as_u64) {
             set(&mut event, "tokens_predicted", json!(predicted + self.delivered));
         }
@@ -134,7 +134,7 @@ impl Rest {
 
     fn text(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), Why> {
         self.rename(&mut event);
-        self.tell_timings(&mut event);
+        self.set_timings(&mut event);
         let Some(Value::Array(choices)) = event.get_mut("choices") else {
             return Err("its continuation has no choices");
         };
@@ -178,7 +178,7 @@ impl Rest {
         let stops = event.get("stop") == Some(&Value::Bool(true));
         let is_full = self.is_full();
         let cached = event.get("timings").and_then(|timings| timings["cache_n"].as_u64()).unwrap_or(0);
-        self.tell_timings(&mut event);
+        self.set_timings(&mut event);
         let timings = event.get("timings").filter(|timings| timings.is_object()).cloned();
         if !text.is_empty() && !is_full {
             let choice = json!({ "finish_reason": null, "index": 0, "delta": { "content": text } });
@@ -216,7 +216,7 @@ impl Rest {
 
     /// Sets the token counts to those of the whole answer. Times and speeds stay those of the continuing
     /// process.
-    fn tell_timings(&self, event: &mut Map<String, Value>) {
+    fn set_timings(&self, event: &mut Map<String, Value>) {
         let Some(Value::Object(timings)) = event.get_mut("timings") else { return };
         let told = |name: &str| timings.get(name).and_then(Value::as_u64).unwrap_or(0);
         let cached = told("cache_n").min(self.prompt);

@@ -39,14 +39,14 @@ pub(super) enum Item {
 }
 
 /// Marks after which a text of content begins.
-const BEGINNINGS: [&str; 5] =
+const CONTENT_MARKS: [&str; 5] =
     ["start", "block 0 text ", "created", "item \"message\" ", "part \"output_text\""];
 
 /// Overhead of an entry in bytes, apart from its text.
-const PER_ENTRY: usize = 48;
+const ENTRY_OVERHEAD: usize = 48;
 
 #[derive(Debug)]
-enum Entry {
+enum ContentEntry {
     /// Ends at this offset of `text`.
     Text(Channel, usize),
     Mark(Box<str>),
@@ -56,7 +56,7 @@ enum Entry {
 #[derive(Debug, Default)]
 pub(super) struct Said {
     text: String,
-    entries: Vec<Entry>,
+    entries: Vec<ContentEntry>,
     /// Identifiers in the order of their marks.
     names: Vec<Box<str>>,
     /// Bytes of marks and identifiers.
@@ -66,7 +66,7 @@ pub(super) struct Said {
 impl Said {
     /// Returns about how many bytes this holds.
     pub(super) fn held(&self) -> usize {
-        self.text.len() + self.beside + self.entries.len() * PER_ENTRY
+        self.text.len() + self.beside + self.entries.len() * ENTRY_OVERHEAD
     }
 
     /// Returns all texts, concatenated.
@@ -76,19 +76,18 @@ impl Said {
 
     /// Like [`Self::text`], if there is no reasoning and no tool call.
     pub(super) fn content(&self) -> Option<&str> {
-        let beside =
-            |entry: &Entry| matches!(entry, Entry::Text(channel, _) if channel.what != What::Content);
+        let beside = |entry: &ContentEntry| matches!(entry, ContentEntry::Text(channel, _) if channel.what != What::Content);
         (!self.entries.iter().any(beside)).then_some(&self.text)
     }
 
     /// Returns the text if it is an unfinished content text and the answer has nothing else.
     pub(super) fn only_text(&self) -> Option<&str> {
         let (last, before) = self.entries.split_last()?;
-        let begins = |entry: &Entry| match entry {
-            Entry::Mark(mark) => BEGINNINGS.iter().any(|known| mark.starts_with(known)),
-            Entry::Text(..) => false,
+        let begins = |entry: &ContentEntry| match entry {
+            ContentEntry::Mark(mark) => CONTENT_MARKS.iter().any(|known| mark.starts_with(known)),
+            ContentEntry::Text(..) => false,
         };
-        let is_content = matches!(last, Entry::Text(channel, _) if channel.what == What::Content);
+        let is_content = matches!(last, ContentEntry::Text(channel, _) if channel.what == What::Content);
         (is_content && before.iter().all(begins)).then_some(&self.text)
     }
 
@@ -105,21 +104,21 @@ impl Said {
         self.text.push_str(text);
         let end = self.text.len();
         match self.entries.last_mut() {
-            Some(Entry::Text(last, until)) if *last == channel => *until = end,
-            _ => self.entries.push(Entry::Text(channel, end)),
+            Some(ContentEntry::Text(last, until)) if *last == channel => *until = end,
+            _ => self.entries.push(ContentEntry::Text(channel, end)),
         }
     }
 
     pub(super) fn add_mark(&mut self, mark: &str, names: Vec<String>) {
-        self.beside += mark.len() + names.iter().map(|name| name.len() + PER_ENTRY).sum::<usize>();
-        self.entries.push(Entry::Mark(mark.into()));
+        self.beside += mark.len() + names.iter().map(|name| name.len() + ENTRY_OVERHEAD).sum::<usize>();
+        self.entries.push(ContentEntry::Mark(mark.into()));
         self.names.extend(names.into_iter().map(String::into_boxed_str));
     }
 }
 
 /// Part of an item of the second answer that the client has already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Had {
+pub(super) enum KnownPart {
     All,
     /// This many bytes of its text.
     Part(usize),
@@ -128,7 +127,7 @@ pub(super) enum Had {
 
 /// Progress of a second answer through what was said.
 #[derive(Debug, Default)]
-pub(super) struct Comparing {
+pub(super) struct ContentComparison {
     said: Said,
     entry: usize,
     /// Offset in the concatenated texts.
@@ -139,9 +138,9 @@ pub(super) struct Comparing {
 
 /// Error: the second answer differs from the first.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Differs;
+pub(super) struct ContentMismatch;
 
-impl Comparing {
+impl ContentComparison {
     pub(super) fn with(said: Said) -> Self {
         Self { said, ..Self::default() }
     }
@@ -162,44 +161,48 @@ impl Comparing {
     ///
     /// # Errors
     /// The client has another text there, or has something else after a shorter one.
-    pub(super) fn text(&mut self, channel: Channel, text: &str) -> Result<Had, Differs> {
+    pub(super) fn text(&mut self, channel: Channel, text: &str) -> Result<KnownPart, ContentMismatch> {
         let (own, end) = match self.said.entries.get(self.entry) {
-            _ if text.is_empty() => return Ok(Had::All),
-            None => return Ok(Had::Nothing),
-            Some(Entry::Text(own, end)) => (*own, *end),
-            Some(Entry::Mark(_)) => return Err(Differs),
+            _ if text.is_empty() => return Ok(KnownPart::All),
+            None => return Ok(KnownPart::Nothing),
+            Some(ContentEntry::Text(own, end)) => (*own, *end),
+            Some(ContentEntry::Mark(_)) => return Err(ContentMismatch),
         };
         let left = self.said.text.get(self.at..end).unwrap_or_default();
         if own != channel {
-            return Err(Differs);
+            return Err(ContentMismatch);
         }
         if let Some(behind) = left.strip_prefix(text) {
             self.at += text.len();
             self.entry += usize::from(behind.is_empty());
-            return Ok(Had::All);
+            return Ok(KnownPart::All);
         }
         let had = left.len();
         if !text.starts_with(left) || self.entry + 1 < self.said.entries.len() {
-            return Err(Differs);
+            return Err(ContentMismatch);
         }
         (self.at, self.entry) = (end, self.entry + 1);
-        Ok(Had::Part(had))
+        Ok(KnownPart::Part(had))
     }
 
     /// Compares a mark of the second answer. Returns the client's identifiers for it.
     ///
     /// # Errors
     /// The client has something else there.
-    pub(super) fn mark(&mut self, mark: &str, names: &[String]) -> Result<Option<Vec<Box<str>>>, Differs> {
+    pub(super) fn mark(
+        &mut self,
+        mark: &str,
+        names: &[String],
+    ) -> Result<Option<Vec<Box<str>>>, ContentMismatch> {
         match self.said.entries.get(self.entry) {
             None => Ok(None),
-            Some(Entry::Mark(own)) if **own == *mark => {
+            Some(ContentEntry::Mark(own)) if **own == *mark => {
                 self.entry += 1;
-                let own = self.said.names.get(self.name..self.name + names.len()).ok_or(Differs)?;
+                let own = self.said.names.get(self.name..self.name + names.len()).ok_or(ContentMismatch)?;
                 self.name += names.len();
                 Ok(Some(own.to_vec()))
             }
-            Some(_) => Err(Differs),
+            Some(_) => Err(ContentMismatch),
         }
     }
 }
@@ -220,42 +223,46 @@ mod tests {
 
     #[test]
     fn pieces_may_be_cut_otherwise_and_what_is_behind_them_is_new() {
-        let mut other = Comparing::with(said());
-        assert_eq!(other.text(Channel::REASONING, "s"), Ok(Had::All));
-        assert_eq!(other.text(Channel::REASONING, "o, "), Ok(Had::All));
-        assert_eq!(other.text(Channel::CONTENT, ""), Ok(Had::All));
+        let mut other = ContentComparison::with(said());
+        assert_eq!(other.text(Channel::REASONING, "s"), Ok(KnownPart::All));
+        assert_eq!(other.text(Channel::REASONING, "o, "), Ok(KnownPart::All));
+        assert_eq!(other.text(Channel::CONTENT, ""), Ok(KnownPart::All));
         assert_eq!(other.mark("block 1", &["new".to_owned()]), Ok(Some(vec!["old".into()])));
         assert!(!other.is_over());
-        assert_eq!(other.text(Channel::CONTENT, "Hello you"), Ok(Had::Part(5)));
+        assert_eq!(other.text(Channel::CONTENT, "Hello you"), Ok(KnownPart::Part(5)));
         assert!(other.is_over());
-        assert_eq!(other.text(Channel::CONTENT, "!"), Ok(Had::Nothing));
+        assert_eq!(other.text(Channel::CONTENT, "!"), Ok(KnownPart::Nothing));
         assert_eq!(other.mark("end", &[]), Ok(None));
     }
 
     #[test]
     fn whatever_else_comes_is_another_answer() {
         let begun = |items: &[(Channel, &str)]| {
-            let mut other = Comparing::with(said());
+            let mut other = ContentComparison::with(said());
             for (channel, text) in items {
                 other.text(*channel, text).unwrap();
             }
             other
         };
-        assert_eq!(begun(&[]).text(Channel::REASONING, "sO"), Err(Differs));
-        assert_eq!(begun(&[]).text(Channel::CONTENT, "so"), Err(Differs));
-        assert_eq!(begun(&[]).mark("block 1", &[]), Err(Differs));
-        assert_eq!(begun(&[]).text(Channel::REASONING, "so, the"), Err(Differs), "more than the client has");
+        assert_eq!(begun(&[]).text(Channel::REASONING, "sO"), Err(ContentMismatch));
+        assert_eq!(begun(&[]).text(Channel::CONTENT, "so"), Err(ContentMismatch));
+        assert_eq!(begun(&[]).mark("block 1", &[]), Err(ContentMismatch));
+        assert_eq!(
+            begun(&[]).text(Channel::REASONING, "so, the"),
+            Err(ContentMismatch),
+            "more than the client has"
+        );
         let thought = [(Channel::REASONING, "so, ")];
-        assert_eq!(begun(&thought).mark("block 2", &[]), Err(Differs));
-        assert_eq!(begun(&thought).text(Channel::REASONING, "x"), Err(Differs));
-        assert_eq!(begun(&thought).mark("block 1", &["a".into(), "b".into()]), Err(Differs));
+        assert_eq!(begun(&thought).mark("block 2", &[]), Err(ContentMismatch));
+        assert_eq!(begun(&thought).text(Channel::REASONING, "x"), Err(ContentMismatch));
+        assert_eq!(begun(&thought).mark("block 1", &["a".into(), "b".into()]), Err(ContentMismatch));
     }
 
     #[test]
     fn what_is_held_is_counted() {
         assert!(Said::default().held() == 0);
         let held = said().held();
-        assert!((12 + 2 * PER_ENTRY..12 + 6 * PER_ENTRY).contains(&held), "{held}");
+        assert!((12 + 2 * ENTRY_OVERHEAD..12 + 6 * ENTRY_OVERHEAD).contains(&held), "{held}");
         assert_eq!(said().text(), "so, Hello");
     }
 }

@@ -6,15 +6,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::request::Why;
-use super::transcript::Transcript;
+use super::transcript::AnswerTranscript;
 
 /// Marker that ends reasoning.
-pub(super) const THOUGHT: &str = "</think>";
+pub(super) const THOUGHT_END: &str = "</think>";
 
 /// Special tokens that a template may preserve in a text without effect on its continuation: beginning and
 /// end of reasoning and of tool calls, none of which occur in the answer.
 const MARKS: [&str; 6] =
-    ["<think>", THOUGHT, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
+    ["<think>", THOUGHT_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
 
 /// Reads the rendered prompt of a chat.
 pub(super) fn rendered(answer: &[u8]) -> Result<String, Why> {
@@ -25,7 +25,7 @@ pub(super) fn rendered(answer: &[u8]) -> Result<String, Why> {
 }
 
 /// Builds the question for the text of tokens.
-pub(super) fn detokenize(ids: &[u32]) -> Vec<u8> {
+pub(super) fn detokenize_request(ids: &[u32]) -> Vec<u8> {
     json!({ "tokens": ids }).to_string().into_bytes()
 }
 
@@ -51,7 +51,7 @@ pub(super) fn unknown_marks() -> Why {
 }
 
 /// Builds the question for the tokens of each piece of a text.
-pub(super) fn tokenize(heard: &Transcript) -> Vec<u8> {
+pub(super) fn tokenize(heard: &AnswerTranscript) -> Vec<u8> {
     let pieces: Vec<&str> = heard.pieces().collect();
     json!({ "content": pieces, "add_special": false, "parse_special": false, "with_pieces": true })
         .to_string()
@@ -73,21 +73,21 @@ pub(super) fn counted(answer: &[u8]) -> Result<u64, Why> {
 /// Answer to [`tokenize`]. Parsed into this type and not into a JSON tree, because a long text has a token
 /// for every few bytes.
 #[derive(Deserialize)]
-struct Tokenized<'a> {
+struct TokenizeAnswer<'a> {
     #[serde(borrow)]
-    tokens: Vec<Token<'a>>,
+    tokens: Vec<TokenizedToken<'a>>,
 }
 
 #[derive(Deserialize)]
-struct Token<'a> {
+struct TokenizedToken<'a> {
     id: u32,
     #[serde(borrow)]
-    piece: Piece<'a>,
+    piece: TokenPiece<'a>,
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Piece<'a> {
+enum TokenPiece<'a> {
     Text(#[serde(borrow)] Cow<'a, str>),
     /// Part of a multi-byte character.
     Bytes(Vec<u8>),
@@ -95,12 +95,12 @@ enum Piece<'a> {
 
 /// Returns the tokens of a text, if they spell it byte for byte.
 pub(super) fn tokens(answer: &[u8], text: &str) -> Option<Vec<u32>> {
-    let Tokenized { tokens } = serde_json::from_slice(answer).ok()?;
+    let TokenizeAnswer { tokens } = serde_json::from_slice(answer).ok()?;
     let mut rest = text.as_bytes();
     for token in &tokens {
         rest = rest.strip_prefix(match &token.piece {
-            Piece::Text(piece) => piece.as_bytes(),
-            Piece::Bytes(piece) => piece,
+            TokenPiece::Text(piece) => piece.as_bytes(),
+            TokenPiece::Bytes(piece) => piece,
         })?;
     }
     rest.is_empty().then(|| tokens.iter().map(|token| token.id).collect())

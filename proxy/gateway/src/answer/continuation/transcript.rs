@@ -24,7 +24,7 @@ use super::reading::{self, Step, Why, is_progress};
 use super::said::{Channel, Item, Said, What};
 use crate::answer::assemble::Kind;
 
-static BLANK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\n\n"));
+static BLANK_LINE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\n\n"));
 
 /// Progress of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(crate) enum Stage {
 
 /// The part of an answer that a client has.
 #[derive(Debug)]
-pub(crate) struct Transcript {
+pub(crate) struct AnswerTranscript {
     kind: Kind,
     limit: usize,
     pub(super) said: Said,
@@ -62,12 +62,12 @@ pub(crate) struct Transcript {
     /// Reason why the answer is more than one text and its tokens cannot be given to another server.
     not_plain: Option<Why>,
     lost: Option<Why>,
-    mould: Option<Mould>,
+    mould: Option<EventTemplate>,
 }
 
 /// The parts of an event before and after its text.
 #[derive(Debug)]
-struct Mould {
+struct EventTemplate {
     before: Box<[u8]>,
     behind: Box<[u8]>,
     channel: Channel,
@@ -76,9 +76,9 @@ struct Mould {
 /// Overhead of a piece in bytes, apart from its text.
 const PER_PIECE: usize = 8;
 /// Bytes for each token.
-const PER_TOKEN: usize = 4;
+const TOKEN_BYTES: usize = 4;
 
-impl Transcript {
+impl AnswerTranscript {
     /// Starts the transcript of a stream of this kind. The transcript holds at most `limit` bytes.
     pub(crate) fn of(kind: Kind, limit: usize) -> Self {
         let not_plain = match kind {
@@ -106,7 +106,7 @@ impl Transcript {
 
     /// Marks the answer as one whose tokens cannot be given to another server.
     pub(crate) fn not_plain(mut self, why: Why) -> Self {
-        self.complicate(why);
+        self.mark_not_plain(why);
         self
     }
 
@@ -142,7 +142,7 @@ impl Transcript {
         }
     }
 
-    fn complicate(&mut self, why: Why) {
+    fn mark_not_plain(&mut self, why: Why) {
         self.not_plain.get_or_insert(why);
         (self.ends, self.ids, self.spelled) = (Vec::new(), Vec::new(), false);
     }
@@ -172,7 +172,7 @@ impl Transcript {
     }
 
     /// Returns the tokens of the whole text, if the stream had each of them.
-    pub(super) fn ids_of_all(&self) -> Option<&[u32]> {
+    pub(super) fn all_token_ids(&self) -> Option<&[u32]> {
         (self.spelled && self.counted == Some(self.ids.len() as u64)).then_some(&*self.ids)
     }
 
@@ -191,7 +191,7 @@ impl Transcript {
     pub(crate) fn feed(&mut self, whole: &[u8]) {
         let mut rest = whole;
         while self.lost.is_none() && !rest.is_empty() {
-            let Some(end) = BLANK.find(rest) else {
+            let Some(end) = BLANK_LINE.find(rest) else {
                 // Lines end differently: another server wrote this.
                 return self.lose("its stream is not written as llama-server writes one");
             };
@@ -261,7 +261,7 @@ impl Transcript {
             Step::Done => self.stage = Stage::Done,
         }
         if self.kind != Kind::Native && self.stage == Stage::Going && only.is_some() {
-            self.mould = only.and_then(|(channel, text)| Mould::of(event, channel, &text));
+            self.mould = only.and_then(|(channel, text)| EventTemplate::of(event, channel, &text));
         }
         if self.frame.is_none() {
             self.frame = Some(chunk);
@@ -289,7 +289,7 @@ impl Transcript {
     fn piece(&mut self, channel: Channel, text: &str) -> Result<(), Why> {
         self.withholds = false;
         if channel != Channel::CONTENT {
-            self.complicate(match channel.what {
+            self.mark_not_plain(match channel.what {
                 What::Arguments => "it calls a tool",
                 _ => "it has reasoning apart from its text",
             });
@@ -303,14 +303,14 @@ impl Transcript {
 
     fn mark(&mut self, mark: &str, names: Vec<String>, step: Step) -> Result<(), Why> {
         if step == Step::On {
-            self.complicate("it calls a tool");
+            self.mark_not_plain("it calls a tool");
         }
         self.said.add_mark(mark, names);
         self.bounded()
     }
 
     fn bounded(&self) -> Result<(), Why> {
-        let held = self.said.held() + self.ends.len() * PER_PIECE + self.ids.len() * PER_TOKEN;
+        let held = self.said.held() + self.ends.len() * PER_PIECE + self.ids.len() * TOKEN_BYTES;
         if held > self.limit || u32::try_from(held).is_err() {
             return Err("it is longer than is kept (`internal.upstream.continue_bytes`)");
         }
@@ -319,7 +319,7 @@ impl Transcript {
 }
 
 /// Members that hold texts, each with its opening quote.
-const TEXTS: [&[u8]; 7] = [
+const TEXT_MEMBERS: [&[u8]; 7] = [
     b"\"content",
     b"\"reasoning_content",
     b"\"text",
@@ -329,14 +329,14 @@ const TEXTS: [&[u8]; 7] = [
     b"\"partial_json",
 ];
 
-impl Mould {
+impl EventTemplate {
     /// Makes a mould from an event with this text, if the text occurs in it exactly once.
     fn of(event: &[u8], channel: Channel, text: &str) -> Option<Self> {
         let quoted = serde_json::to_string(text).ok()?;
         let mut found = memchr::memmem::find_iter(event, &quoted);
         let (Some(at), None) = (found.next(), found.next()) else { return None };
         let key = event[..at].strip_suffix(b"\":")?;
-        if !TEXTS.iter().any(|name| key.ends_with(name)) {
+        if !TEXT_MEMBERS.iter().any(|name| key.ends_with(name)) {
             return None;
         }
         let (from, to) = (at + 1, at + quoted.len() - 1);
@@ -351,12 +351,12 @@ impl Mould {
             return None;
         }
         let inner = &event[before..event.len() - behind];
-        ends_with_itself(inner).then(|| &event[before - 1..=event.len() - behind])
+        is_whole_string(inner).then(|| &event[before - 1..=event.len() - behind])
     }
 }
 
 /// Returns whether these bytes, put between quotes, are exactly one JSON string.
-fn ends_with_itself(inner: &[u8]) -> bool {
+fn is_whole_string(inner: &[u8]) -> bool {
     let is_escaped = |at: usize| inner[..at].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1;
     memchr::memchr_iter(b'"', inner).all(is_escaped) && !is_escaped(inner.len())
 }

@@ -27,8 +27,8 @@ fn native(text: &str, id: u32, counted: u64) -> Value {
     json!({ "index": 0, "content": text, "tokens": [id], "stop": false, "tokens_predicted": counted })
 }
 
-fn heard(kind: Kind, events: &[Value]) -> Transcript {
-    let mut heard = Transcript::of(kind, LIMIT);
+fn heard(kind: Kind, events: &[Value]) -> AnswerTranscript {
+    let mut heard = AnswerTranscript::of(kind, LIMIT);
     for one in events {
         heard.feed(event(one).as_bytes());
     }
@@ -67,8 +67,8 @@ fn the_fast_way_and_the_slow_one_hear_the_same() {
     for piece in
         ["x", "\"quoted\"", "back\\slash", "\\", "ends\\\\", "\"},\"delta\":{\"content\":\"y", "é漢\u{0}"]
     {
-        let mut slow = Transcript::of(Kind::Chat, LIMIT);
-        let mut fast = Transcript::of(Kind::Chat, LIMIT);
+        let mut slow = AnswerTranscript::of(Kind::Chat, LIMIT);
+        let mut fast = AnswerTranscript::of(Kind::Chat, LIMIT);
         for n in 0..20 {
             let mut one = said(piece);
             fast.feed(event(&one).as_bytes());
@@ -84,21 +84,21 @@ fn the_fast_way_and_the_slow_one_hear_the_same() {
 #[test]
 fn tokens_of_llama_servers_own_dialect_count_only_if_none_is_missing() {
     let all = heard(Kind::Native, &[native("a", 5, 1), native("b", 6, 2)]);
-    assert_eq!(all.ids_of_all(), Some(&[5, 6][..]));
+    assert_eq!(all.all_token_ids(), Some(&[5, 6][..]));
     // Of a character with several tokens, the event has only the last one.
     let some = heard(Kind::Native, &[native("a", 5, 1), native("漢", 9, 4)]);
-    assert_eq!((some.ids_of_all(), some.text()), (None, "a漢"));
+    assert_eq!((some.all_token_ids(), some.text()), (None, "a漢"));
     // Events about the prompt have a token 0; they do not make up for tokens missing later.
     let mut progress = native("", 0, 0);
     progress["prompt_progress"] = json!({ "total": 9 });
     let told = heard(Kind::Native, &[progress.clone(), progress.clone(), native("漢", 162, 3)]);
-    assert_eq!((told.ids_of_all(), told.counted), (None, Some(3)));
+    assert_eq!((told.all_token_ids(), told.counted), (None, Some(3)));
     let told = heard(Kind::Native, &[progress.clone(), native("a", 5, 1)]);
-    assert_eq!(told.ids_of_all(), Some(&[5][..]));
+    assert_eq!(told.all_token_ids(), Some(&[5][..]));
     assert!(heard(Kind::Native, &[progress]).is_blank() && !told.is_blank());
     // A list with a gap never becomes complete again.
     let gap = heard(Kind::Native, &[native("漢", 162, 3), native("b", 6, 4), native("", 7, 3)]);
-    assert_eq!(gap.ids_of_all(), None);
+    assert_eq!(gap.all_token_ids(), None);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn tokens_whose_text_is_held_back_are_known_until_the_text_comes() {
     assert!(held.withholds() && !held.is_blank());
     let come = heard(Kind::Native, &[native("a", 5, 1), native("", 6, 2), native("\nU", 7, 3)]);
     assert!(!come.withholds());
-    assert_eq!(come.ids_of_all(), Some(&[5, 6, 7][..]));
+    assert_eq!(come.all_token_ids(), Some(&[5, 6, 7][..]));
     assert!(heard(Kind::Native, &[native("", 6, 1)]).withholds());
     // The other dialects have no token ids: there, an event without text is the only sign of a withheld
     // token.
@@ -146,7 +146,7 @@ fn the_end_is_known_with_and_without_counters() {
 
 #[test]
 fn comments_are_no_events() {
-    let mut heard = Transcript::of(Kind::Chat, LIMIT);
+    let mut heard = AnswerTranscript::of(Kind::Chat, LIMIT);
     heard.feed(b": ping\n\n");
     heard.feed(format!(":\n\n{}: x\n\n", event(&said("a"))).as_bytes());
     assert_eq!((heard.text(), heard.lost()), ("a", None));
@@ -169,7 +169,7 @@ fn what_is_more_than_one_text_is_not_plain() {
     let ended = heard(Kind::Chat, &[said("a"), chat(&json!({}), &json!("stop"))]);
     assert!(ended.is_plain().is_err());
     for kind in [Kind::Messages, Kind::Responses] {
-        assert!(Transcript::of(kind, LIMIT).is_plain().is_err());
+        assert!(AnswerTranscript::of(kind, LIMIT).is_plain().is_err());
     }
 }
 
@@ -182,7 +182,7 @@ fn other_routes_are_heard_in_their_own_words() {
             &json!({ "type": "content_block_delta", "index": 1, "delta": { "type": "text_delta", "text": text } }),
         )
     };
-    let mut heard = Transcript::of(Kind::Messages, LIMIT);
+    let mut heard = AnswerTranscript::of(Kind::Messages, LIMIT);
     heard.feed(
         data("message_start", &json!({ "type": "message_start", "message": { "id": "one" } })).as_bytes(),
     );
@@ -192,7 +192,7 @@ fn other_routes_are_heard_in_their_own_words() {
     assert!(heard.mould.is_some());
     heard.feed(data("message_stop", &json!({ "type": "message_stop" })).as_bytes());
     assert_eq!(heard.stage(), Stage::Done);
-    let mut heard = Transcript::of(Kind::Responses, LIMIT);
+    let mut heard = AnswerTranscript::of(Kind::Responses, LIMIT);
     let numbered = |number: u64, text: &str| {
         let event = json!({ "type": "response.output_text.delta", "sequence_number": number, "item_id": "i", "delta": text });
         data("response.output_text.delta", &event)
@@ -242,7 +242,7 @@ fn what_is_not_understood_is_not_continued() {
     }
     for odd in ["event: x\n\n", "data: {}\r\n\r\n", "data: {\ndata: }\n\n", "id: 1\n\n", "data: nonsense\n\n"]
     {
-        let mut heard = Transcript::of(Kind::Chat, LIMIT);
+        let mut heard = AnswerTranscript::of(Kind::Chat, LIMIT);
         heard.feed(odd.as_bytes());
         assert!(heard.lost().is_some(), "{odd:?}");
     }
@@ -252,7 +252,7 @@ fn what_is_not_understood_is_not_continued() {
 
 #[test]
 fn no_more_is_held_than_may_be() {
-    let mut heard = Transcript::of(Kind::Chat, 1000);
+    let mut heard = AnswerTranscript::of(Kind::Chat, 1000);
     let mut fed = 0;
     while heard.lost().is_none() {
         heard.feed(event(&said("0123456789")).as_bytes());
@@ -262,7 +262,7 @@ fn no_more_is_held_than_may_be() {
     }
     assert!(heard.lost().is_some_and(|lost| lost.contains("continue_bytes")));
     // Pieces without text have an overhead, too.
-    let mut empty = Transcript::of(Kind::Text, 1000);
+    let mut empty = AnswerTranscript::of(Kind::Text, 1000);
     for _ in 0..10_000 {
         empty.feed(event(&text("", &Value::Null)).as_bytes());
         empty.feed(event(&text("a", &Value::Null)).as_bytes());

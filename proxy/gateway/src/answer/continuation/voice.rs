@@ -18,14 +18,14 @@ pub(crate) type Why = &'static str;
 
 /// The two ways in which another server continues an answer.
 #[derive(Debug)]
-pub(crate) enum Voice {
+pub(crate) enum EventTranslator {
     /// The server was given the tokens of the answer so far.
     Rest(Rest),
     /// The server computes the whole answer once more.
     Repeat(Repeat),
 }
 
-impl Voice {
+impl EventTranslator {
     pub(crate) fn has_ended(&self) -> bool {
         match self {
             Self::Rest(rest) => rest.has_ended(),

@@ -27,7 +27,7 @@ impl Relay {
             None => format!("model `{model}`: {why}"),
         };
         let end = if outcome == Outcome::Cancelled { StreamEnd::Cancelled } else { StreamEnd::Fault };
-        self.say_at(end, &words);
+        self.queue_end_event(end, &words);
         let in_band = self.last_words.is_some();
         self.end(outcome);
         if in_band { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned())) }
@@ -45,15 +45,15 @@ impl Relay {
         let cut = self.cut(Outcome::Cancelled, CANCELLED);
         // Between two backends there is no lease, so `cut` reports nothing.
         self.flight.finish(Outcome::Cancelled);
-        cut.err().map(|error| self.break_off(error, context))
+        cut.err().map(|error| self.defer_error(error, context))
     }
 
     /// Cuts the stream because another backend's answer to the same request differs. The backend is not at
     /// fault.
-    pub(super) fn leave_off(&mut self, why: &str) {
+    pub(super) fn cut_different(&mut self, why: &str) {
         self.reusable = false;
         let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
-        let died = continuation::in_the_middle(Outcome::UpstreamDied);
+        let died = continuation::describe_server_end(Outcome::UpstreamDied);
         let words = format!("model `{model}`: {}", continuation::instead(died, why));
         self.say(&words);
         self.close(Outcome::UpstreamGarbled, Outcome::UpstreamDied);
@@ -61,10 +61,10 @@ impl Relay {
 
     /// Adds the error event of a stream that cannot continue; does nothing for any other answer.
     pub(super) fn say(&mut self, message: &str) {
-        self.say_at(StreamEnd::Fault, message);
+        self.queue_end_event(StreamEnd::Fault, message);
     }
 
-    fn say_at(&mut self, end: StreamEnd, message: &str) {
+    fn queue_end_event(&mut self, end: StreamEnd, message: &str) {
         let Some(events) = &mut self.events else { return };
         let last = self.voice.as_ref().and_then(|voice| voice.sequence());
         let end = stream_error(end, message, self.dialect, last.map_or(events.seen(), |last| last + 1));
@@ -87,7 +87,7 @@ impl Relay {
     }
 
     /// Finishes the answer of a backend that died after the client had all of its output.
-    pub(super) fn finish_for(&mut self, words: Bytes) {
+    pub(super) fn finish_complete(&mut self, words: Bytes) {
         self.reusable = false;
         if let Some(lease) = &self.lease {
             lease.doubt();
@@ -152,7 +152,7 @@ impl Relay {
             let is_stream = events.is_some();
             let output = if !counts && !is_stream && self.generates { record.bytes_out } else { 0 };
             let prompt = std::mem::take(&mut self.flight.prompt_bytes);
-            let is_paid = !meter.tells_prompt() && matches!(outcome, Outcome::Ok | Outcome::ClientGone);
+            let is_paid = !meter.has_prompt_size() && matches!(outcome, Outcome::Ok | Outcome::ClientGone);
             self.flight.untold = output + if is_paid { prompt } else { 0 };
         } else {
             // The prompt of a refused request was not evaluated.
@@ -172,7 +172,7 @@ impl Drop for Relay {
 
 /// Records the loss of a backend against the request and against that backend.
 pub(super) fn blame(lease: &dyn BackendLease, sent: &Sent, outcome: Outcome) {
-    match (outcome, sent.whole_print()) {
+    match (outcome, sent.sent_fingerprint()) {
         (Outcome::UpstreamDied, print) => {
             if let Some(print) = print {
                 lease.broke(print);

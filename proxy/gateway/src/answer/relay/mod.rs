@@ -4,9 +4,9 @@
 //! ```text
 //!   Passing --end--> done: work counted, connection kept if reusable, lease returned
 //!      | backend died or was stopped before the first event of a stream that may be executed again
-//!      |---- `Resuming`: comments, until another backend answers --> Passing
+//!      |---- `ResumeSearch`: comments, until another backend answers --> Passing
 //!      | the same after the first event, if another backend can continue from there (see `continuation`)
-//!      |---- `Resuming` --> Passing, with the ids and counters of the first stream
+//!      |---- `ResumeSearch` --> Passing, with the ids and counters of the first stream
 //!      | backend died, stalled, was stopped, took too long
 //!      |---- event stream --> error event, then a proper end (without [DONE])
 //!      |---- anything else -> the client's connection breaks off, so that the client sees the cut
@@ -39,13 +39,13 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep_until};
 use warden_policies::ModelName;
 
-use self::onward::of_events;
+use self::onward::check_stream;
 pub(crate) use self::terms::{Continues, EventTerms, RelayTerms};
-use crate::answer::continuation::{self, Cut, Stage, Transcript, Voice};
-use crate::answer::flight::Flight;
-use crate::answer::meter::Meter;
-use crate::answer::remember::Remember;
-use crate::answer::resuming::Resuming;
+use crate::answer::continuation::{self, AnswerTranscript, Cut, EventTranslator, Stage};
+use crate::answer::flight::InFlightRequest;
+use crate::answer::meter::AnswerMeter;
+use crate::answer::remember::TurnRecorder;
+use crate::answer::resuming::ResumeSearch;
 use crate::backend::again::{Again, Search};
 use crate::backend::attempts::Backend;
 use crate::backend::backends::{BackendLease, BoxFuture};
@@ -54,19 +54,19 @@ use crate::backend::upstream_conn::UpstreamConn;
 use crate::body::sent::Sent;
 use crate::observe::Outcome;
 use crate::protocol::sse::Events;
-use crate::refusal::Dialect;
+use crate::refusal::ErrorDialect;
 
 pub(crate) struct Relay {
     incoming: Incoming,
     /// Pieces that were read before the head was passed on.
     ahead: VecDeque<Bytes>,
-    flight: Box<Flight>,
+    flight: Box<InFlightRequest>,
     lease: Option<Arc<dyn BackendLease>>,
     revoked: BoxFuture<'static, ()>,
     conn: Option<UpstreamConn>,
     pool: Arc<Pool>,
     sent: Arc<Sent>,
-    meter: Option<Meter>,
+    meter: Option<AnswerMeter>,
     tail_bytes: Option<usize>,
     generates: bool,
     events: Option<Events>,
@@ -76,12 +76,12 @@ pub(crate) struct Relay {
     /// Parameters of a search for yet another server, while a server replaces a canary.
     spare: Option<Box<Search>>,
     /// Request and answer, kept for the next process.
-    remember: Option<Box<Remember>>,
+    remember: Option<Box<TurnRecorder>>,
     /// The client's part of a stream that may be continued elsewhere.
-    heard: Option<Box<Transcript>>,
+    heard: Option<Box<AnswerTranscript>>,
     /// Translation of a second backend's events.
-    voice: Option<Box<Voice>>,
-    resuming: Option<Box<Resuming>>,
+    voice: Option<Box<EventTranslator>>,
+    resuming: Option<Box<ResumeSearch>>,
     /// Start of the wait for the next piece; `None` while the client handles the last one. So a client that
     /// does not read is never mistaken for a silent backend.
     waiting: Option<Instant>,
@@ -91,7 +91,7 @@ pub(crate) struct Relay {
     deadline: Instant,
     /// Deadline for the first event of a canary.
     begins_by: Option<Instant>,
-    dialect: Dialect,
+    dialect: ErrorDialect,
     reusable: bool,
     ended: bool,
     last_words: Option<Bytes>,
@@ -102,10 +102,10 @@ pub(crate) struct Relay {
 impl Relay {
     pub(crate) fn new(
         (incoming, ahead): (Incoming, VecDeque<Bytes>),
-        flight: Box<Flight>,
+        flight: Box<InFlightRequest>,
         backend: Backend,
         again: Option<Box<Again>>,
-        remember: Option<Box<Remember>>,
+        remember: Option<Box<TurnRecorder>>,
         terms: &RelayTerms,
     ) -> Box<Self> {
         let Backend { lease, revoked, conn, pool, sent, deadline, begins_by } = backend;
@@ -125,7 +125,7 @@ impl Relay {
                 conn: Some(conn),
                 pool,
                 sent,
-                meter: terms.tail_bytes.map(Meter::new),
+                meter: terms.tail_bytes.map(AnswerMeter::new),
                 tail_bytes: terms.tail_bytes,
                 generates: terms.generates,
                 events: terms.events.map(|terms| Events::new(terms.limit)),
@@ -209,7 +209,7 @@ impl Relay {
                         self.flight.record.spent(record);
                         let model = self.flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
                         let found =
-                            found.and_then(|(relayed, voice)| Ok((of_events(relayed, &model)?, voice)));
+                            found.and_then(|(relayed, voice)| Ok((check_stream(relayed, &model)?, voice)));
                         match found {
                             Ok((relayed, voice)) => {
                                 self.resume(relayed, voice);
@@ -240,14 +240,14 @@ impl Relay {
             let piece = match conn.poll_piece(&mut self.incoming, context) {
                 Poll::Ready(Some(Ok(piece))) => match self.piece(piece) {
                     Ok(piece) => piece,
-                    Err(why) if matches!(self.voice.as_deref(), Some(Voice::Repeat(_))) => {
-                        self.leave_off(why);
+                    Err(why) if matches!(self.voice.as_deref(), Some(EventTranslator::Repeat(_))) => {
+                        self.cut_different(why);
                         continue;
                     }
                     Err(_) if self.is_canarys() && self.goes_on(Outcome::UpstreamDied) => continue,
                     Err(why) => {
                         if let Err(error) = self.cut(Outcome::UpstreamGarbled, why) {
-                            return self.break_off(error, context);
+                            return self.defer_error(error, context);
                         }
                         continue;
                     }
@@ -261,17 +261,17 @@ impl Relay {
                         None if self.goes_on(Outcome::UpstreamDied) => Ok(()),
                         None => {
                             let outcome = Outcome::UpstreamDied;
-                            self.cut(outcome, continuation::in_the_middle(outcome))
+                            self.cut(outcome, continuation::describe_server_end(outcome))
                         }
                     };
                     if let Err(error) = cut {
-                        return self.break_off(error, context);
+                        return self.defer_error(error, context);
                     }
                     continue;
                 }
                 Poll::Ready(None) if self.voice.as_ref().is_some_and(|voice| !voice.has_ended()) => {
                     if let Err(error) = self.cut(Outcome::UpstreamDied, "its continuation has no end") {
-                        return self.break_off(error, context);
+                        return self.defer_error(error, context);
                     }
                     continue;
                 }
@@ -297,7 +297,7 @@ impl Relay {
                     }
                     Some((outcome, why)) => {
                         if let Err(error) = self.cut(outcome, why) {
-                            return self.break_off(error, context);
+                            return self.defer_error(error, context);
                         }
                         continue;
                     }
@@ -311,7 +311,7 @@ impl Relay {
 
     /// Defers the error to the next poll. hyper discards unsent data when it sees an error, and flushes
     /// before it polls again.
-    pub(super) fn break_off<T>(&mut self, error: io::Error, context: &Context<'_>) -> Poll<T> {
+    pub(super) fn defer_error<T>(&mut self, error: io::Error, context: &Context<'_>) -> Poll<T> {
         self.breaking = Some(error);
         context.waker().wake_by_ref();
         Poll::Pending
@@ -342,9 +342,9 @@ impl Relay {
                 self.flight.progress.generated(self.voice.as_ref().map_or(seen, |voice| voice.tokens(seen)));
             }
             let is_torn = events.is_torn();
-            if is_canarys && (before == 0 || self.heard.is_some()) && tells_of_an_error(&piece) {
+            if is_canarys && (before == 0 || self.heard.is_some()) && has_error(&piece) {
                 // Neither the client nor the transcript has that piece.
-                events.take_back(before);
+                events.reset_count(before);
                 return Err("it ended with an error");
             }
             match &mut self.voice {
@@ -411,7 +411,7 @@ impl Relay {
         if self.revoked.as_mut().poll(context).is_ready() {
             let stopped = self.lease.as_ref().is_none_or(|lease| lease.was_stopped());
             let outcome = if stopped { Outcome::Revoked } else { Outcome::UpstreamDied };
-            return Some((outcome, continuation::in_the_middle(outcome)));
+            return Some((outcome, continuation::describe_server_end(outcome)));
         }
         let due = match self.terms {
             Some(EventTerms { silence, .. }) => {
@@ -421,7 +421,7 @@ impl Relay {
                 }
                 // Before the first comment or token of a stream, the backend may be evaluating a prompt.
                 // The supervisor's health checks limit that time by the times of other prompts.
-                let told = self.events.as_ref().is_some_and(Events::has_spoken);
+                let told = self.events.as_ref().is_some_and(Events::has_passed_any);
                 // A canary gets no longer than is usual.
                 let begun =
                     self.begins_by.is_none() || self.events.as_ref().is_some_and(|events| events.seen() > 0);
@@ -472,7 +472,7 @@ impl Relay {
 }
 
 /// Returns whether one of these events reports that computing the answer failed.
-fn tells_of_an_error(events: &[u8]) -> bool {
+fn has_error(events: &[u8]) -> bool {
     let Ok(events) = std::str::from_utf8(events) else { return false };
     events.contains("error")
         && events.lines().any(|line| {

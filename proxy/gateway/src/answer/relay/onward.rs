@@ -7,11 +7,11 @@ use warden_policies::{ModelName, Work};
 use super::Relay;
 use super::ending::blame;
 use crate::answer::assemble::is_events;
-use crate::answer::continuation::{self, Cut, DONE, Repeat, Stage, Voice};
-use crate::answer::meter::Meter;
-use crate::answer::resuming::Resuming;
+use crate::answer::continuation::{self, Cut, DONE, EventTranslator, Repeat, Stage};
+use crate::answer::meter::AnswerMeter;
+use crate::answer::resuming::ResumeSearch;
 use crate::backend::again::Again;
-use crate::backend::attempts::{Backend, Relayed};
+use crate::backend::attempts::{Backend, RelayedAnswer};
 use crate::observe::Outcome;
 use crate::protocol::sse::Events;
 use crate::protocol::wire;
@@ -21,7 +21,7 @@ impl Relay {
     /// Handles the loss of the backend. Returns whether the stream continues, or already has everything.
     pub(super) fn goes_on(&mut self, outcome: Outcome) -> bool {
         if self.voice.as_ref().is_some_and(|voice| voice.has_ended()) {
-            self.finish_for(Bytes::new());
+            self.finish_complete(Bytes::new());
             return true;
         }
         let begun = self.events.as_ref().is_some_and(|events| events.seen() > 0);
@@ -43,7 +43,7 @@ impl Relay {
                 Stage::Going | Stage::Finished { .. } => None,
             };
             if let Some(words) = ends {
-                self.finish_for(words);
+                self.finish_complete(words);
                 return true;
             }
         }
@@ -78,7 +78,7 @@ impl Relay {
                 }
                 // The client has no content yet, so any answer will do: begin again under the same ids.
                 Some(heard) if heard.is_blank() && is_one => {
-                    let voice = Repeat::of(*heard, paid).map(Voice::Repeat);
+                    let voice = Repeat::of(*heard, paid).map(EventTranslator::Repeat);
                     let found = again.run(&mut record, lease, died).await;
                     found.map(|relayed| (relayed, voice)).map_err(Cut::from)
                 }
@@ -89,13 +89,13 @@ impl Relay {
             };
             (record, found)
         };
-        self.resuming = Some(Box::new(Resuming::new(Box::pin(looking), terms.comment)));
+        self.resuming = Some(Box::new(ResumeSearch::new(Box::pin(looking), terms.comment)));
         true
     }
 
     /// Starts relaying another backend's answer to the same request, or its rest of the first answer.
-    pub(super) fn resume(&mut self, relayed: Relayed, voice: Option<Voice>) {
-        let Relayed { response, backend, kept, .. } = relayed;
+    pub(super) fn resume(&mut self, relayed: RelayedAnswer, voice: Option<EventTranslator>) {
+        let RelayedAnswer { response, backend, kept, .. } = relayed;
         let Backend { lease, revoked, conn, pool, sent, deadline, begins_by } = *backend;
         lease.note_progress(0);
         lease.note_answered(true, true);
@@ -104,7 +104,7 @@ impl Relay {
         (self.revoked, self.pool, self.sent, self.deadline) = (revoked, pool, sent, deadline);
         // An incomplete event of the first backend is dropped.
         self.events = self.terms.map(|terms| Events::new(terms.limit));
-        self.meter = self.tail_bytes.map(Meter::new);
+        self.meter = self.tail_bytes.map(AnswerMeter::new);
         self.voice = voice.map(Box::new);
         (self.waiting, self.timer, self.begins_by) = (None, None, begins_by);
         // If this backend dies, too, the request may be moved again: the first one was only a canary.
@@ -120,7 +120,7 @@ impl Relay {
 }
 
 /// Checks that the answer of a second backend can take the place of the first one's stream.
-pub(super) fn of_events(relayed: Relayed, model: &ModelName) -> Result<Relayed, Refusal> {
+pub(super) fn check_stream(relayed: RelayedAnswer, model: &ModelName) -> Result<RelayedAnswer, Refusal> {
     let (status, headers) = (relayed.response.status(), relayed.response.headers());
     let why = match wire::check_answer(status, headers) {
         Err(why) => why.to_owned(),

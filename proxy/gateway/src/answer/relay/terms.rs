@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::answer::assemble::Kind;
-use crate::answer::continuation::Transcript;
-use crate::refusal::Dialect;
+use crate::answer::continuation::AnswerTranscript;
+use crate::refusal::ErrorDialect;
 
 pub(crate) struct RelayTerms {
     /// Bytes held to read the counters of an answer; `None` if they are not read.
@@ -14,7 +14,7 @@ pub(crate) struct RelayTerms {
     /// Set for an event stream.
     pub(crate) events: Option<EventTerms>,
     /// Format of errors.
-    pub(crate) dialect: Dialect,
+    pub(crate) dialect: ErrorDialect,
     /// The connection may carry another request afterwards.
     pub(crate) reusable: bool,
 }
@@ -43,8 +43,8 @@ pub(crate) struct Continues {
 }
 
 impl Continues {
-    pub(super) fn transcript(self) -> Transcript {
-        let heard = Transcript::of(self.kind, self.most);
+    pub(super) fn transcript(self) -> AnswerTranscript {
+        let heard = AnswerTranscript::of(self.kind, self.most);
         if self.fills_in { heard.not_plain("what it fills in has text behind it") } else { heard }
     }
 }

@@ -7,11 +7,11 @@
 //! ```
 
 use super::{Content, List, MOST, Message, Place, Slot};
-use crate::body::spelling::Spelling;
+use crate::body::spelling::StringSpelling;
 use crate::refusal::Unreadable;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
+enum MessageField {
     Role,
     Content,
     Other,
@@ -19,10 +19,10 @@ enum Field {
 
 /// An element that may be a message.
 #[derive(Debug)]
-struct Element {
+struct ListElement {
     start: u64,
     slot: Slot,
-    field: Field,
+    field: MessageField,
     is_system: bool,
     content: Option<(u64, Content)>,
 }
@@ -32,7 +32,7 @@ struct Element {
 pub(super) struct Messages {
     list: List,
     comma: Option<u64>,
-    element: Option<Element>,
+    element: Option<ListElement>,
 }
 
 impl Messages {
@@ -45,10 +45,10 @@ impl Messages {
         match depth {
             2 => {
                 self.list.count += 1;
-                self.element = (byte == b'{').then_some(Element {
+                self.element = (byte == b'{').then_some(ListElement {
                     start: here,
                     slot: Slot::Key,
-                    field: Field::Other,
+                    field: MessageField::Other,
                     is_system: false,
                     content: None,
                 });
@@ -62,7 +62,7 @@ impl Messages {
     }
 
     /// Handles the end of an element that is an object or a list; `end` is the offset after it.
-    pub(super) fn element_ends(&mut self, end: u64) -> Result<(), Unreadable> {
+    pub(super) fn end_element(&mut self, end: u64) -> Result<(), Unreadable> {
         let Some(element) = self.element.as_ref().filter(|element| element.is_system) else { return Ok(()) };
         if self.list.system.len() >= MOST {
             return Err(Unreadable::Repeats);
@@ -104,15 +104,15 @@ impl Messages {
     }
 
     /// Handles a string, in its raw spelling.
-    pub(super) fn text(&mut self, depth: u32, start: u64, raw: &Spelling) {
+    pub(super) fn text(&mut self, depth: u32, start: u64, raw: &StringSpelling) {
         match depth {
             2 => self.list.count += 1,
             3 => match &mut self.element {
                 Some(element) if element.slot == Slot::Key => {
                     element.field = match () {
-                        () if raw.spells("role") => Field::Role,
-                        () if raw.spells("content") => Field::Content,
-                        () => Field::Other,
+                        () if raw.spells("role") => MessageField::Role,
+                        () if raw.spells("content") => MessageField::Content,
+                        () => MessageField::Other,
                     };
                     element.slot = Slot::Colon;
                 }
@@ -140,9 +140,9 @@ impl Messages {
             && element.slot == Slot::Value
         {
             match element.field {
-                Field::Role => element.is_system = is_system,
-                Field::Content => element.content = Some((here, content)),
-                Field::Other => {}
+                MessageField::Role => element.is_system = is_system,
+                MessageField::Content => element.content = Some((here, content)),
+                MessageField::Other => {}
             }
             element.slot = Slot::After;
         }
@@ -152,7 +152,7 @@ impl Messages {
     fn part(&mut self, depth: u32) {
         if depth == 4
             && let Some(element) = &mut self.element
-            && element.field == Field::Content
+            && element.field == MessageField::Content
             && let Some((_, Content::List { is_empty })) = &mut element.content
         {
             *is_empty = false;

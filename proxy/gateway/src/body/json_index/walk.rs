@@ -7,14 +7,14 @@
 
 use super::messages::Messages;
 use super::{JsonIndex, Kind, MOST, Member, Place, Slot};
-use crate::body::spelling::Spelling;
+use crate::body::spelling::StringSpelling;
 use crate::refusal::Unreadable;
 
 /// Longest raw spelling of a compared word: `developer` with every letter escaped takes 54 bytes.
-const SPELLING: usize = 72;
+const MAX_SPELLING_BYTES: usize = 72;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lex {
+enum WalkState {
     Between,
     Text,
     Word,
@@ -24,13 +24,13 @@ enum Lex {
 
 pub(super) struct Walk<'w> {
     wanted: &'w [&'w str],
-    lex: Lex,
+    lex: WalkState,
     /// Bytes of all pieces before the current one.
     before: u64,
     depth: u32,
     /// Start of the current token.
     start: u64,
-    raw: Spelling,
+    raw: StringSpelling,
     raw_limit: usize,
     slot: Slot,
     comma: Option<u64>,
@@ -51,12 +51,12 @@ impl<'w> Walk<'w> {
         let longest = wanted.iter().map(|name| name.len() * 6).max().unwrap_or(0);
         Self {
             wanted,
-            lex: Lex::Between,
+            lex: WalkState::Between,
             before: 0,
             depth: 0,
             start: 0,
-            raw: Spelling::new(),
-            raw_limit: longest.max(SPELLING),
+            raw: StringSpelling::new(),
+            raw_limit: longest.max(MAX_SPELLING_BYTES),
             slot: Slot::Key,
             comma: None,
             key: None,
@@ -82,23 +82,23 @@ impl<'w> Walk<'w> {
         let mut at = 0;
         while at < piece.len() && self.fault.is_none() {
             at = match self.lex {
-                Lex::Between => self.between(piece, at),
-                Lex::Text => {
+                WalkState::Between => self.between(piece, at),
+                WalkState::Text => {
                     let (at, ended) = self.raw.read(piece, at);
                     if ended {
-                        self.lex = Lex::Between;
+                        self.lex = WalkState::Between;
                         self.text_ends(self.before + at as u64);
                     }
                     at
                 }
-                Lex::Word => self.word(piece, at),
-                Lex::Over => piece.len(),
+                WalkState::Word => self.word(piece, at),
+                WalkState::Over => piece.len(),
             };
         }
         self.before += piece.len() as u64;
     }
 
-    fn begin(&mut self, at: usize, lex: Lex) {
+    fn begin(&mut self, at: usize, lex: WalkState) {
         self.start = self.before + at as u64;
         self.raw.begin(self.raw_limit);
         self.lex = lex;
@@ -112,8 +112,8 @@ impl<'w> Walk<'w> {
         let end = rest.iter().position(ends).unwrap_or(rest.len());
         self.raw.keep(&rest[..end]);
         if end < rest.len() {
-            self.lex = Lex::Between;
-            self.word_ends(self.before + (at + end) as u64);
+            self.lex = WalkState::Between;
+            self.end_word(self.before + (at + end) as u64);
         }
         at + end
     }
@@ -140,20 +140,20 @@ impl<'w> Walk<'w> {
         if self.closed {
             if byte == 0 {
                 // llama-server's parser takes it for the end of the input.
-                self.lex = Lex::Over;
+                self.lex = WalkState::Over;
             } else {
                 self.fault = Some(Unreadable::NotObject);
             }
             return at + 1;
         }
         match byte {
-            b'"' => self.begin(at + 1, Lex::Text),
+            b'"' => self.begin(at + 1, WalkState::Text),
             b'{' | b'[' => self.opens(here, byte),
             b'}' | b']' => self.closes(here),
             b':' => self.colon(),
             b',' => self.comma(here),
             _ => {
-                self.begin(at, Lex::Word);
+                self.begin(at, WalkState::Word);
                 return at;
             }
         }
@@ -178,14 +178,14 @@ impl<'w> Walk<'w> {
             0 => {
                 self.closed = true;
                 self.index.close = here;
-                self.member_ends(None);
+                self.end_member(None);
             }
             1 if self.slot == Slot::Value => {
                 let kind = self.list.take().map_or(Kind::Object, |list| Kind::List(list.finish()));
-                self.value_ends(here + 1, kind);
+                self.end_value(here + 1, kind);
             }
             2 => {
-                if let Some(Err(fault)) = self.list.as_mut().map(|list| list.element_ends(here + 1)) {
+                if let Some(Err(fault)) = self.list.as_mut().map(|list| list.end_element(here + 1)) {
                     self.fault = Some(fault);
                 }
             }
@@ -210,7 +210,7 @@ impl<'w> Walk<'w> {
             }
             return;
         }
-        self.member_ends(Some(here));
+        self.end_member(Some(here));
         self.comma = Some(here);
         self.slot = Slot::Key;
     }
@@ -232,13 +232,13 @@ impl<'w> Walk<'w> {
             }
             Slot::Value => {
                 self.value = start;
-                self.value_ends(end, Kind::Text);
+                self.end_value(end, Kind::Text);
             }
             Slot::Colon | Slot::After => {}
         }
     }
 
-    fn word_ends(&mut self, end: u64) {
+    fn end_word(&mut self, end: u64) {
         if self.depth > 1 {
             if let Some(list) = &mut self.list {
                 list.word(self.depth, self.start);
@@ -246,11 +246,11 @@ impl<'w> Walk<'w> {
         } else if self.slot == Slot::Value {
             self.value = self.start;
             let word = String::from_utf8_lossy(self.raw.raw().unwrap_or_default()).into_owned();
-            self.value_ends(end, Kind::Word(word));
+            self.end_value(end, Kind::Word(word));
         }
     }
 
-    fn value_ends(&mut self, end: u64, kind: Kind) {
+    fn end_value(&mut self, end: u64, kind: Kind) {
         self.slot = Slot::After;
         let Some((name, start)) = self.key.take() else { return };
         self.pending = Some(Member {
@@ -266,7 +266,7 @@ impl<'w> Walk<'w> {
         });
     }
 
-    fn member_ends(&mut self, comma: Option<u64>) {
+    fn end_member(&mut self, comma: Option<u64>) {
         let Some(mut member) = self.pending.take() else { return };
         if self.index.members.len() >= MOST {
             self.fault = Some(Unreadable::Repeats);

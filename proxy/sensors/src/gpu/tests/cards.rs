@@ -41,7 +41,7 @@ fn an_amd_gpu_is_described_and_read_from_sysfs() {
     amd(&machine);
     let gpus = machine.open();
     let device = &gpus.devices()[0];
-    assert_eq!((device.vendor, device.name.as_str()), (Vendor::Amd, "AMD 1002:744C"));
+    assert_eq!((device.vendor, device.name.as_str()), (GpuVendor::Amd, "AMD 1002:744C"));
     assert_eq!((device.total, device.unified), (Some(25_753_026_560), false));
     let read = gpus.read();
     let reading = &read.devices()[0];
@@ -60,7 +60,7 @@ fn vulkan_memory_is_summed_over_clients_and_a_duplicated_file_counts_once() {
     open_gpu(&machine, 100, 9, &client(2, "drm-memory-vram:\t2048 KiB"));
     // No GPU: never opened.
     symlink("/dev/null", machine.path("proc/100/fd/0")).unwrap();
-    assert_eq!(machine.open().read().of_group(100).readings, [told(0, 102 * MIB)]);
+    assert_eq!(machine.open().read().group_vram(100).readings, [told(0, 102 * MIB)]);
 }
 
 #[test]
@@ -73,10 +73,10 @@ fn hip_memory_comes_from_kfd_and_is_not_added_to_what_files_tell_again() {
         .write("sys/class/kfd/kfd/proc/100/vram_61234", "734003200\n")
         .write("sys/class/kfd/kfd/proc/200/vram_61234", "1048576\n")
         .write("sys/class/kfd/kfd/proc/100/pasid", "32770\n");
-    assert_eq!(machine.open().read().of_group(100).readings, [told(0, 700 * MIB)]);
+    assert_eq!(machine.open().read().group_vram(100).readings, [told(0, 700 * MIB)]);
     open_gpu(&machine, 100, 7, &client(1, "drm-resident-vram:\t720 MiB"));
-    assert_eq!(machine.open().read().of_group(100).readings, [told(0, 720 * MIB)]);
-    assert_eq!(machine.open().read().of_group(200).readings, [told(0, MIB)]);
+    assert_eq!(machine.open().read().group_vram(100).readings, [told(0, 720 * MIB)]);
+    assert_eq!(machine.open().read().group_vram(200).readings, [told(0, MIB)]);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_graphics_unit_inside_a_processor_is_left_to_the_host_series() {
     machine.process(100, 100);
     let gpus = machine.open();
     assert!(gpus.devices()[0].unified);
-    assert_eq!(gpus.read().of_group(100).unavailable, Some(Why::Unified(GpuIndex(0))));
+    assert_eq!(gpus.read().group_vram(100).unavailable, Some(Why::Unified(GpuIndex(0))));
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_driver_that_tells_no_memory_is_unknown_and_not_zero() {
     amd(&machine);
     machine.process(100, 100);
     open_gpu(&machine, 100, 7, &client(1, "drm-engine-gfx:\t5 ns"));
-    let found = machine.open().read().of_group(100);
+    let found = machine.open().read().group_vram(100);
     assert_eq!(found.readings, []);
     assert!(found.unavailable.unwrap().to_string().contains("amdgpu driver does not tell"));
 }
@@ -110,9 +110,9 @@ fn an_intel_card_is_read_from_its_files_and_an_integrated_one_is_unified() {
                  drm-resident-vram0:\t640 MiB\n";
     open_gpu(&machine, 100, 5, files);
     let gpus = machine.open();
-    assert_eq!((gpus.devices()[0].vendor, gpus.devices()[0].total), (Vendor::Intel, None));
+    assert_eq!((gpus.devices()[0].vendor, gpus.devices()[0].total), (GpuVendor::Intel, None));
     assert_eq!(gpus.read().devices()[0].used, None);
-    assert_eq!(gpus.read().of_group(100).readings, [told(0, 640 * MIB)]);
+    assert_eq!(gpus.read().group_vram(100).readings, [told(0, 640 * MIB)]);
     machine.write(&format!("{ARC}uevent"), "DRIVER=i915\nPCI_ID=8086:46A6\nPCI_SLOT_NAME=0000:00:02.0\n");
     assert!(machine.open().devices()[0].unified);
 }
@@ -126,5 +126,5 @@ fn members_of_the_group_are_asked_too_and_other_cards_are_kept_apart() {
     open_gpu(&machine, 101, 7, &client(1, "drm-resident-vram:\t3 MiB"));
     let elsewhere = client(2, "drm-resident-vram:\t50 MiB").replace(":03:", ":0a:");
     open_gpu(&machine, 101, 8, &elsewhere);
-    assert_eq!(machine.open().read().of_group(100).readings, [told(0, 3 * MIB)]);
+    assert_eq!(machine.open().read().group_vram(100).readings, [told(0, 3 * MIB)]);
 }

@@ -11,7 +11,7 @@ fn two_devices_are_described_and_read() {
     let gpus = machine.open();
     let expected = Device {
         index: GpuIndex(1),
-        vendor: Vendor::Nvidia,
+        vendor: GpuVendor::Nvidia,
         name: "NVIDIA L4".to_owned(),
         uuid: Some("GPU-bbbb".to_owned()),
         pci: Some("0000:b3:00.0".to_owned()),
@@ -39,18 +39,18 @@ fn compute_and_graphics_lists_are_joined_and_a_process_in_both_counts_once() {
     let machine = Machine::new().nvml(&format!("{H200}{SMALL}{lists}"), &[]);
     machine.process(100, 100).process(101, 100).process(200, 200);
     let read = machine.open().read();
-    let ours = read.of_group(100);
+    let ours = read.group_vram(100);
     assert_eq!(ours.readings, [told(0, 3_000_500), told(1, 7_000_000)]);
     assert_eq!(ours.unavailable, None);
-    assert_eq!(read.of_group(200).readings, [told(0, 9_000_000)]);
-    assert_eq!(read.of_group(300), VramOf { readings: Vec::new(), unavailable: Some(Why::NotOnAny) });
+    assert_eq!(read.group_vram(200).readings, [told(0, 9_000_000)]);
+    assert_eq!(read.group_vram(300), GroupVram { readings: Vec::new(), unavailable: Some(Why::NotOnAny) });
 }
 
 #[test]
 fn a_process_that_leads_no_group_is_found_by_its_own_pid() {
     let machine = Machine::new().nvml(&format!("{H200}compute 0 100 4096\n"), &[]);
     machine.process(100, 7);
-    assert_eq!(machine.open().read().of_group(100).readings, [told(0, 4096)]);
+    assert_eq!(machine.open().read().group_vram(100).readings, [told(0, 4096)]);
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn zero_bytes_and_no_value_are_unknown_and_the_other_gpu_is_known_nevertheless()
         let lists = format!("compute 0 100 {bytes}\ncompute 1 100 4096\n");
         let machine = Machine::new().nvml(&format!("{H200}{SMALL}{lists}"), &[]);
         machine.process(100, 100);
-        let found = machine.open().read().of_group(100);
+        let found = machine.open().read().group_vram(100);
         assert_eq!(found.readings, [told(1, 4096)]);
         let why = found.unavailable.unwrap();
         assert_eq!(why, Why::NoBytes { gpu: GpuIndex(0), doubt: Doubt::NoBaseline });
@@ -75,7 +75,7 @@ fn zero_bytes_and_no_value_are_unknown_and_the_other_gpu_is_known_nevertheless()
 fn a_list_with_bytes_for_one_of_two_members_is_no_figure() {
     let machine = Machine::new().nvml(&format!("{H200}compute 0 100 5000000\ncompute 0 101 0\n"), &[]);
     machine.process(100, 100).process(101, 100);
-    assert_eq!(machine.open().read().of_group(100).readings, []);
+    assert_eq!(machine.open().read().group_vram(100).readings, []);
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_driver_without_the_function_says_so_and_totals_are_there_all_the_same() {
     machine.process(100, 100);
     let read = machine.open().read();
     assert_eq!(read.devices()[0].used, Some(5 * GIB));
-    let why = read.of_group(100).unavailable.unwrap();
+    let why = read.group_vram(100).unavailable.unwrap();
     assert_eq!(
         why.to_string(),
         "the driver does not say which processes use GPU 0 (the driver is older than 510, which is the first that tells)"
@@ -104,7 +104,7 @@ fn without_the_library_there_is_no_device_and_the_reason_is_a_sentence() {
     machine.libraries = vec!["/nowhere/libnvidia-ml.so.1".into()];
     let gpus = machine.open();
     assert!(gpus.devices().is_empty());
-    let why = gpus.read().of_group(100).unavailable.unwrap();
+    let why = gpus.read().group_vram(100).unavailable.unwrap();
     assert_eq!(why.to_string(), "no GPU is visible here: NVIDIA's libnvidia-ml.so.1 is not installed");
     assert!(why.is_normal());
 }
@@ -160,7 +160,7 @@ fn instances_of_a_split_gpu_are_devices_of_their_own() {
     assert_eq!(gpus.devices()[1].pci.as_deref(), Some("0000:65:00.0"));
     let read = gpus.read();
     assert_eq!(read.devices()[0].total, Some(16 * GIB));
-    assert_eq!(read.of_group(100).readings, [told(0, 4_000_000_000)]);
+    assert_eq!(read.group_vram(100).readings, [told(0, 4_000_000_000)]);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn a_gpu_that_uses_the_hosts_memory_is_left_to_the_host_series() {
         let gpus = machine.open();
         assert!(gpus.devices()[0].unified);
         assert_eq!(gpus.devices()[0].total, None);
-        let found = gpus.read().of_group(100);
+        let found = gpus.read().group_vram(100);
         assert_eq!(found.readings, []);
         let why = found.unavailable.unwrap();
         assert_eq!(why.to_string(), "GPU 0 uses the host's memory, so the host series watches all there is");
@@ -195,7 +195,7 @@ fn one_reading_asks_the_driver_once_for_any_number_of_backends() {
     let calls = || fs::read_to_string(&log).unwrap().lines().count();
     let before = calls();
     for pid in 100..108 {
-        assert_eq!(read.of_group(pid).readings, [told(0, 1_000_000)]);
+        assert_eq!(read.group_vram(pid).readings, [told(0, 1_000_000)]);
     }
     assert_eq!(calls(), before);
 }

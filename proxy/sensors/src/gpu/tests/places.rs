@@ -10,7 +10,7 @@ fn used(bytes: u64, lists: &str) -> String {
 }
 
 /// Returns the VRAM after a spawn, with a baseline from before it.
-fn across(machine: &Machine, before: &str, after: &str, alone: bool) -> VramOf {
+fn across(machine: &Machine, before: &str, after: &str, alone: bool) -> GroupVram {
     machine.script(before);
     let gpus = machine.open();
     let baseline = gpus.read().baseline();
@@ -18,7 +18,7 @@ fn across(machine: &Machine, before: &str, after: &str, alone: bool) -> VramOf {
     gpus.read().of_child(100, &[], Some((&baseline, alone)))
 }
 
-fn doubt(found: &VramOf) -> Doubt {
+fn doubt(found: &GroupVram) -> Doubt {
     match found.unavailable.clone() {
         Some(Why::Hidden { doubt, .. } | Why::NoBytes { doubt, .. }) => doubt,
         other => panic!("{other:?} {found:?}"),
@@ -84,7 +84,7 @@ fn in_a_container_one_unknown_process_is_ours_and_two_are_not() {
 fn in_a_container_the_right_pid_with_bytes_is_believed() {
     let machine = container();
     machine.script(&used(GIB, "compute 0 100 900000000\n"));
-    assert_eq!(machine.open().read().of_group(100).readings, [told(0, 900_000_000)]);
+    assert_eq!(machine.open().read().group_vram(100).readings, [told(0, 900_000_000)]);
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn the_hosts_view_of_processes_translates_what_the_driver_lists() {
     let machine = container();
     machine.script(&used(GIB, "compute 0 54321 900000000\n"));
     seen_by_the_host(&machine, 777);
-    assert_eq!(machine.open().read().of_group(100).readings, [told(0, 900_000_000)]);
+    assert_eq!(machine.open().read().group_vram(100).readings, [told(0, 900_000_000)]);
 }
 
 #[test]
@@ -128,8 +128,8 @@ fn the_same_small_pid_in_another_container_is_not_ours() {
     let machine = container();
     machine.script(&used(GIB, "compute 0 54321 900000000\n"));
     seen_by_the_host(&machine, 778);
-    let found = machine.open().read().of_group(100);
-    assert_eq!(found, VramOf { readings: Vec::new(), unavailable: Some(Why::NotOnAny) });
+    let found = machine.open().read().group_vram(100);
+    assert_eq!(found, GroupVram { readings: Vec::new(), unavailable: Some(Why::NotOnAny) });
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn where_the_hosts_view_is_mounted_in_place_of_ours_the_namespace_proves_it() {
     machine
         .write("proc/self/status", "NSpid:\t5000\t9\nNSpgid:\t5000\t9\n")
         .write("proc/54321/status", "NSpid:\t54321\t100\nNSpgid:\t54321\t100\n");
-    let read = || machine.open().read().of_group(100).readings;
+    let read = || machine.open().read().group_vram(100).readings;
     assert_eq!(read(), []);
     fs::create_dir_all(machine.path("proc/54321/ns")).unwrap();
     symlink("pid:[4026532999]", machine.path("proc/54321/ns/pid")).unwrap();
@@ -154,7 +154,7 @@ fn a_sandbox_that_shows_no_namespaces_is_read_by_its_plain_ids() {
         .write("proc/self/status", "Name:\tx\nTgid:\t9\n")
         .write("proc/101/status", "Name:\tx\nTgid:\t101\n")
         .write("proc/101/stat", "101 (x) S 100 100 0");
-    assert_eq!(machine.open().read().of_group(100).readings, [told(0, 900_000_000)]);
+    assert_eq!(machine.open().read().group_vram(100).readings, [told(0, 900_000_000)]);
 }
 
 #[test]

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use warden_policies::dispatch::{Answer, Grant, LeaseKind, Ticket};
+use warden_policies::dispatch::{Answer, LeaseGrant, LeaseKind, Ticket};
 use warden_policies::{GenerationId, Work};
 
-use super::{Leases, Outbox, State, Waiter};
+use super::{LeaseQueue, Outbox, QueueWaiter, State};
 use crate::clock;
 use crate::error::{Denied, NoRoom};
 use crate::lease::Lease;
@@ -17,14 +17,14 @@ use crate::lease::admit::{Size, Weighed};
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
-enum Asked {
+enum QueueAnswer {
     Granted(Lease),
-    Queued { ticket: Ticket, answer: oneshot::Receiver<Result<Lease, Denied>>, limit: Limit },
+    Queued { ticket: Ticket, answer: oneshot::Receiver<Result<Lease, Denied>>, limit: WaitLimit },
 }
 
 /// Distinguishes a first lease from a repeated one.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Turn {
+enum LeaseTurn {
     First,
     /// The generation of its first lease died with its work.
     Again,
@@ -32,14 +32,14 @@ enum Turn {
 
 /// Time limit for waiting.
 #[derive(Clone, Copy)]
-struct Limit {
+struct WaitLimit {
     since: Instant,
     wait: Duration,
     /// Total paused time of the clock when the request came.
     stood: Duration,
 }
 
-impl Limit {
+impl WaitLimit {
     /// End of the time limit, if the clock is not paused any longer; `None` if it has passed.
     fn ends(self, stood: Duration, now: Instant) -> Option<Instant> {
         let end = clock::after(self.since, self.wait.saturating_add(stood.saturating_sub(self.stood)));
@@ -48,10 +48,10 @@ impl Limit {
 }
 
 /// Interval for checking the time limit while the clock is paused.
-const STANDS: Duration = Duration::from_millis(100);
+const PAUSED_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// State of a place when it was given up.
-enum Was {
+enum PlaceState {
     InQueue,
     /// Waited for room in memory, with the shortage.
     WithoutRoom(NoRoom),
@@ -61,27 +61,27 @@ enum Was {
 
 /// A place in the queue. Dropping it gives it up.
 struct Place<'a> {
-    leases: &'a Arc<Leases>,
+    leases: &'a Arc<LeaseQueue>,
     ticket: Ticket,
 }
 
 impl Place<'_> {
-    fn leave(&self) -> Was {
+    fn leave(&self) -> PlaceState {
         let mut state = lock(&self.leases.state);
         let channel = state.waiters.remove(&self.ticket);
         if state.dispatch.cancel(self.ticket) {
             drop(state);
             drop(channel);
-            return Was::InQueue;
+            return PlaceState::InQueue;
         }
-        let Some(short) = state.admit.leave(self.ticket) else { return Was::Gone };
+        let Some(short) = state.admit.leave(self.ticket) else { return PlaceState::Gone };
         // Release slots that were held for it.
         let mut outbox = Outbox::default();
         self.leases.settle(&mut state, Vec::new(), &mut outbox);
         drop(state);
         drop(channel);
         self.leases.deliver(outbox);
-        Was::WithoutRoom(short)
+        PlaceState::WithoutRoom(short)
     }
 }
 
@@ -91,14 +91,14 @@ impl Drop for Place<'_> {
     }
 }
 
-impl Leases {
+impl LeaseQueue {
     /// Waits for a lease. See [`crate::Fleet::lease`].
     pub(crate) async fn lease(
         self: &Arc<Self>,
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Result<Lease, Denied> {
-        self.wait_for(kind, tokens, Turn::First).await
+        self.wait_for(kind, tokens, LeaseTurn::First).await
     }
 
     /// Waits for another lease after a generation has died. A full queue does not refuse it.
@@ -107,7 +107,7 @@ impl Leases {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Result<Lease, Denied> {
-        self.wait_for(kind, tokens, Turn::Again).await
+        self.wait_for(kind, tokens, LeaseTurn::Again).await
     }
 
     /// Lease that is available at once, or `None`. A failure is not counted as a request.
@@ -127,7 +127,7 @@ impl Leases {
         let tokens = tokens.filter(|_| self.asks.load(Ordering::Relaxed));
         let fits = tokens.is_none_or(|tokens| {
             let judged = state.admit.judge(&state.dispatch, generation, tokens, true);
-            judged.action().is_none() || !state.admit.enforces()
+            judged.action().is_none() || !state.admit.holds_prompts()
         });
         if !fits {
             let grants = state.dispatch.release(generation, kind);
@@ -140,18 +140,18 @@ impl Leases {
         if kind == LeaseKind::Slot {
             state.asked += 1;
         }
-        let cell = state.occupy(generation, kind)?;
+        let cell = state.occupy_slot(generation, kind)?;
         drop(state);
-        Some(self.lease_on(cell, kind, Duration::ZERO))
+        Some(self.make_lease(cell, kind, Duration::ZERO))
     }
 
     /// Takes a slot for a request that runs in another instance, even beyond the limit.
     pub(crate) fn take_for_another(self: &Arc<Self>, generation: GenerationId) -> Option<Lease> {
         let mut state = lock(&self.state);
         let kind = state.dispatch.count_in(generation)?;
-        let cell = state.occupy(generation, kind)?;
+        let cell = state.occupy_slot(generation, kind)?;
         drop(state);
-        Some(self.lease_on(cell, kind, Duration::ZERO))
+        Some(self.make_lease(cell, kind, Duration::ZERO))
     }
 
     /// Adds work that another instance requested of a process.
@@ -165,12 +165,12 @@ impl Leases {
         self: &Arc<Self>,
         kind: LeaseKind,
         tokens: Option<u64>,
-        turn: Turn,
+        turn: LeaseTurn,
     ) -> Result<Lease, Denied> {
         let asked = Instant::now();
         let (ticket, mut answer, limit) = match self.ask(kind, tokens, turn, asked)? {
-            Asked::Granted(lease) => return Ok(lease),
-            Asked::Queued { ticket, answer, limit } => (ticket, answer, limit),
+            QueueAnswer::Granted(lease) => return Ok(lease),
+            QueueAnswer::Queued { ticket, answer, limit } => (ticket, answer, limit),
         };
         let place = Place { leases: self, ticket };
         let mut until = clock::after(asked, limit.wait);
@@ -181,15 +181,15 @@ impl Leases {
             let now = Instant::now();
             let stood = lock(&self.state).stood();
             match limit.ends(stood, now) {
-                Some(end) => until = end.max(clock::after(now, STANDS)),
+                Some(end) => until = end.max(clock::after(now, PAUSED_POLL_INTERVAL)),
                 None => break,
             }
         }
         match place.leave() {
-            Was::InQueue => Err(Denied::Deadline { waited: asked.elapsed() }),
-            Was::WithoutRoom(short) => Err(short.into()),
+            PlaceState::InQueue => Err(Denied::Deadline { waited: asked.elapsed() }),
+            PlaceState::WithoutRoom(short) => Err(short.into()),
             // Granted at this very moment: the answer is on its way.
-            Was::Gone => answer.await.unwrap_or(Err(Denied::ShuttingDown)),
+            PlaceState::Gone => answer.await.unwrap_or(Err(Denied::ShuttingDown)),
         }
     }
 
@@ -197,9 +197,9 @@ impl Leases {
         self: &Arc<Self>,
         kind: LeaseKind,
         tokens: Option<u64>,
-        turn: Turn,
+        turn: LeaseTurn,
         now: Instant,
-    ) -> Result<Asked, Denied> {
+    ) -> Result<QueueAnswer, Denied> {
         let mut state = lock(&self.state);
         let open = state.dispatch.any_open();
         if let Some(refusal) = state.refusal.as_ref().filter(|refusal| refusal.is_final() || !open) {
@@ -208,18 +208,19 @@ impl Leases {
         if kind == LeaseKind::Slot {
             state.asked += 1;
         }
-        if let Some(denied) = (!open && turn == Turn::First).then(|| state.too_slow(now)).flatten() {
+        if let Some(denied) = (!open && turn == LeaseTurn::First).then(|| state.refuse_if_slow(now)).flatten()
+        {
             drop(state);
             self.wake.notify_one();
             return Err(denied);
         }
         let answer = match turn {
-            Turn::First => state.dispatch.request(kind),
-            Turn::Again => state.dispatch.request_again(kind),
+            LeaseTurn::First => state.dispatch.request(kind),
+            LeaseTurn::Again => state.dispatch.request_again(kind),
         };
         let answer = match answer {
             // Requests that wait for room keep their places: a new request does not push them out.
-            Answer::Queued(ticket) if turn == Turn::First && state.waiting() > state.depth => {
+            Answer::Queued(ticket) if turn == LeaseTurn::First && state.waiting() > state.depth => {
                 state.dispatch.cancel(ticket);
                 Answer::Full { waiting: state.waiting() }
             }
@@ -228,26 +229,26 @@ impl Leases {
         match answer {
             Answer::Granted(generation) => {
                 if let Some(tokens) = tokens.filter(|_| self.asks.load(Ordering::Relaxed)) {
-                    return self.weighed(state, generation, kind, tokens, now);
+                    return self.admit_granted(state, generation, kind, tokens, now);
                 }
-                let cell = state.occupy(generation, kind);
+                let cell = state.occupy_slot(generation, kind);
                 drop(state);
                 match cell {
-                    Some(cell) => Ok(Asked::Granted(self.lease_on(cell, kind, Duration::ZERO))),
+                    Some(cell) => Ok(QueueAnswer::Granted(self.make_lease(cell, kind, Duration::ZERO))),
                     // Unreachable: an open generation has its entry.
                     None => Err(Denied::ShuttingDown),
                 }
             }
             Answer::Queued(ticket) => {
                 let (sender, answer) = oneshot::channel();
-                state.waiters.insert(ticket, Waiter { answer: sender, since: now, tokens });
+                state.waiters.insert(ticket, QueueWaiter { answer: sender, since: now, tokens });
                 state.queued += 1;
-                let limit = Limit { since: now, wait: state.wait, stood: state.stood() };
+                let limit = WaitLimit { since: now, wait: state.wait, stood: state.stood() };
                 drop(state);
                 if !open {
                     self.wake.notify_one();
                 }
-                Ok(Asked::Queued { ticket, answer, limit })
+                Ok(QueueAnswer::Queued { ticket, answer, limit })
             }
             Answer::Full { waiting } => {
                 let depth = state.depth;
@@ -262,26 +263,26 @@ impl Leases {
     }
 
     /// Checks the room for a prompt that was granted a lease at once. Without room it waits like others.
-    fn weighed(
+    fn admit_granted(
         self: &Arc<Self>,
         mut state: MutexGuard<'_, State>,
         generation: GenerationId,
         kind: LeaseKind,
         tokens: u64,
         now: Instant,
-    ) -> Result<Asked, Denied> {
+    ) -> Result<QueueAnswer, Denied> {
         let (sender, mut answer) = oneshot::channel();
-        let ticket = state.dispatch.issue();
-        state.waiters.insert(ticket, Waiter { answer: sender, since: now, tokens: Some(tokens) });
-        let limit = Limit { since: now, wait: state.wait, stood: state.stood() };
+        let ticket = state.dispatch.issue_ticket();
+        state.waiters.insert(ticket, QueueWaiter { answer: sender, since: now, tokens: Some(tokens) });
+        let limit = WaitLimit { since: now, wait: state.wait, stood: state.stood() };
         let mut outbox = Outbox::default();
-        self.settle(&mut state, vec![Grant { ticket, generation, kind }], &mut outbox);
+        self.settle(&mut state, vec![LeaseGrant { ticket, generation, kind }], &mut outbox);
         drop(state);
         self.deliver(outbox);
         match answer.try_recv() {
-            Ok(Ok(lease)) => Ok(Asked::Granted(lease)),
+            Ok(Ok(lease)) => Ok(QueueAnswer::Granted(lease)),
             Ok(Err(denied)) => Err(denied),
-            Err(_) => Ok(Asked::Queued { ticket, answer, limit }),
+            Err(_) => Ok(QueueAnswer::Queued { ticket, answer, limit }),
         }
     }
 

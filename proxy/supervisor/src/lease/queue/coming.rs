@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Leases, State};
+use super::{LeaseQueue, State};
 use crate::clock;
 use crate::error::Denied;
 use crate::sync::lock;
@@ -43,7 +43,7 @@ impl Coming {
 impl State {
     /// Refuses a request that would wait in vain, because not even the fastest start would end in time. The
     /// client gets a time to retry at, and the model is loaded as if the request waited.
-    pub(super) fn too_slow(&mut self, now: Instant) -> Option<Denied> {
+    pub(super) fn refuse_if_slow(&mut self, now: Instant) -> Option<Denied> {
         let least = self.coming.at_least(now);
         if least <= self.wait {
             return None;
@@ -59,14 +59,14 @@ impl State {
     }
 }
 
-impl Leases {
+impl LeaseQueue {
     /// Sets the expectation.
-    pub(crate) fn set_coming(&self, coming: Coming) {
+    pub(crate) fn set_next_process(&self, coming: Coming) {
         lock(&self.state).coming = coming;
     }
 
     /// Expects no retries any more, because an operator has drained the model.
-    pub(crate) fn expect_nobody(&self) {
+    pub(crate) fn expect_no_retries(&self) {
         lock(&self.state).expects = None;
     }
 

@@ -8,12 +8,12 @@ use warden_policies::GenerationId;
 use warden_policies::dispatch::Ticket;
 
 use super::refusal::Refusal;
-use super::{Entry, Leases, Opened, Outbox, State, hand_over};
+use super::{Entry, LeaseQueue, Opened, Outbox, State, hand_over};
 use crate::error::Denied;
 use crate::lease::cell::Cell;
 use crate::sync::lock;
 
-impl Leases {
+impl LeaseQueue {
     /// Opens a generation for leases.
     pub(crate) fn open(self: &Arc<Self>, cell: &Arc<Cell>, limit: u32) -> Opened {
         let mut state = lock(&self.state);
@@ -39,12 +39,12 @@ impl Leases {
         let mut state = lock(&self.state);
         state.close(generation);
         let in_flight = state.dispatch.in_flight(generation);
-        self.look_again(state);
+        self.judge_waiting(state);
         in_flight
     }
 
     /// Judges the prompts that wait for room again. Releases the lock.
-    fn look_again(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+    fn judge_waiting(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         if state.admit.waiting() == 0 {
             return;
         }
@@ -61,7 +61,7 @@ impl Leases {
             state.close(generation);
             state.doubted.push(generation);
         }
-        self.look_again(state);
+        self.judge_waiting(state);
         self.wake.notify_one();
     }
 
@@ -78,7 +78,7 @@ impl Leases {
         let entry = state.generations.remove(&generation);
         let rested = entry.as_ref().map(|entry| entry.idle_since.unwrap_or_else(Instant::now));
         state.rested = rested.into_iter().chain(state.rested).max();
-        self.look_again(state);
+        self.judge_waiting(state);
         self.moved.notify_waiters();
         drop(entry);
     }
@@ -109,7 +109,7 @@ impl Leases {
     }
 
     /// Refuses requests that have waited since `moment` or longer, unless a generation is open.
-    pub(crate) fn dismiss_since(&self, denied: &Denied, moment: Instant) {
+    pub(crate) fn refuse_waiting_since(&self, denied: &Denied, moment: Instant) {
         let mut state = lock(&self.state);
         if state.dispatch.any_open() {
             return;
@@ -135,7 +135,7 @@ impl Leases {
     }
 
     /// Sets new limits of the queue.
-    pub(crate) fn set_queue(&self, depth: usize, wait: Duration) {
+    pub(crate) fn set_queue_limits(&self, depth: usize, wait: Duration) {
         let mut state = lock(&self.state);
         state.depth = depth;
         state.wait = wait;

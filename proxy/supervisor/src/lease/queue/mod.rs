@@ -25,7 +25,7 @@ use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
-use warden_policies::dispatch::{Dispatch, Grant, LeaseKind, Ticket};
+use warden_policies::dispatch::{LeaseDispatch, LeaseGrant, LeaseKind, Ticket};
 use warden_policies::loading::Seen;
 use warden_policies::quarantine::Quarantine;
 use warden_policies::sample::MemoryKind;
@@ -34,7 +34,7 @@ use warden_policies::{ByteSize, GenerationId, ModelName, QuickMap, Work};
 use self::coming::Coming;
 use crate::error::Denied;
 use crate::lease::Lease;
-use crate::lease::admit::{Admit, Board, Judged};
+use crate::lease::admit::{Board, Judged, PromptAdmission};
 use crate::lease::cell::Cell;
 use crate::lease::turns::Turns;
 use crate::process::settings::{self, Settings};
@@ -50,7 +50,7 @@ pub(crate) mod ward;
 pub(crate) use refusal::Refusal;
 
 #[derive(Debug)]
-pub(crate) struct Leases {
+pub(crate) struct LeaseQueue {
     name: ModelName,
     journal: Arc<Journal>,
     /// Wakes the model's task: a request waits without an open generation, or a generation has become idle.
@@ -107,12 +107,12 @@ pub(crate) struct Tally {
 
 #[derive(Debug)]
 struct State {
-    dispatch: Dispatch,
-    admit: Admit,
+    dispatch: LeaseDispatch,
+    admit: PromptAdmission,
     quarantine: Quarantine,
     depth: usize,
     wait: Duration,
-    waiters: QuickMap<Ticket, Waiter>,
+    waiters: QuickMap<Ticket, QueueWaiter>,
     elsewhere: Elsewhere,
     generations: QuickMap<GenerationId, Entry>,
     refusal: Option<Refusal>,
@@ -137,7 +137,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Waiter {
+struct QueueWaiter {
     answer: oneshot::Sender<Result<Lease, Denied>>,
     since: Instant,
     /// Tokens of its prompt, if admission checks them.
@@ -161,22 +161,22 @@ pub(crate) struct Opened {
     pub(crate) gap: Option<Instant>,
 }
 
-type Answers = Vec<(oneshot::Sender<Result<Lease, Denied>>, Result<Lease, Denied>)>;
+type LeaseAnswers = Vec<(oneshot::Sender<Result<Lease, Denied>>, Result<Lease, Denied>)>;
 
 /// Answers and events to send after the lock is released.
 #[derive(Default)]
 struct Outbox {
-    answers: Answers,
+    answers: LeaseAnswers,
     events: Vec<(GenerationId, EventKind)>,
     /// The task has work.
     wake: bool,
 }
 
-impl Leases {
+impl LeaseQueue {
     pub(crate) fn new(name: ModelName, journal: Arc<Journal>, depth: usize, wait: Duration) -> Self {
         let state = State {
-            dispatch: Dispatch::new(depth),
-            admit: Admit::new(AdmissionMode::Off, warden_policies::defaults().admission.clone()),
+            dispatch: LeaseDispatch::new(depth),
+            admit: PromptAdmission::new(AdmissionMode::Off, warden_policies::defaults().admission.clone()),
             quarantine: Quarantine::new(warden_policies::defaults().quarantine),
             depth,
             wait,
@@ -228,15 +228,15 @@ impl Leases {
 
     /// Sets mode and policy of admission.
     pub(crate) fn set_admission(self: &Arc<Self>, mode: AdmissionMode, policy: AdmissionPolicy) {
-        self.reconsider(|admit| admit.set(mode, policy));
+        self.change_admission(|admit| admit.set(mode, policy));
     }
 
     /// Publishes memory figures: after each reading, and when a process becomes ready or ends.
     pub(crate) fn publish_memory(self: &Arc<Self>, board: Board) {
-        self.reconsider(|admit| admit.publish(board));
+        self.change_admission(|admit| admit.publish(board));
     }
 
-    fn reconsider(self: &Arc<Self>, change: impl FnOnce(&mut Admit)) {
+    fn change_admission(self: &Arc<Self>, change: impl FnOnce(&mut PromptAdmission)) {
         let mut state = lock(&self.state);
         change(&mut state.admit);
         self.asks.store(state.admit.asks(), Ordering::Relaxed);
@@ -252,17 +252,17 @@ impl Leases {
         if self.settings.set(generation, path, body) {
             self.wake.notify_one();
         } else {
-            self.tell_lost(generation, path);
+            self.log_lost_setting(generation, path);
         }
     }
 
     /// Records a setting made in another instance that was too large to be kept there.
     pub(crate) fn lose_setting(&self, generation: GenerationId, path: &str) {
         self.settings.lose(generation, path);
-        self.tell_lost(generation, path);
+        self.log_lost_setting(generation, path);
     }
 
-    fn tell_lost(&self, generation: GenerationId, path: &str) {
+    fn log_lost_setting(&self, generation: GenerationId, path: &str) {
         let message = format!(
             "what was set by `POST {path}` is larger than {} and is set in no other process, nor again in the next one",
             ByteSize(settings::MOST)
@@ -275,7 +275,7 @@ impl Leases {
         lock(&self.state).admit.wish(generation)
     }
 
-    fn lease_on(self: &Arc<Self>, cell: Arc<Cell>, kind: LeaseKind, queued_for: Duration) -> Lease {
+    fn make_lease(self: &Arc<Self>, cell: Arc<Cell>, kind: LeaseKind, queued_for: Duration) -> Lease {
         Lease::new(Arc::clone(self), cell, kind, queued_for)
     }
 
@@ -315,7 +315,7 @@ impl Leases {
 
     /// Hands out grants and judges waiting prompts again, until neither leads to more. Each round serves a
     /// request or is the last.
-    fn settle(self: &Arc<Self>, state: &mut State, grants: Vec<Grant>, outbox: &mut Outbox) {
+    fn settle(self: &Arc<Self>, state: &mut State, grants: Vec<LeaseGrant>, outbox: &mut Outbox) {
         let mut grants = VecDeque::from(grants);
         loop {
             while let Some(grant) = grants.pop_front() {
@@ -328,9 +328,9 @@ impl Leases {
                 outbox.events.push((generation, EventKind::PromptTooLarge { action, short }));
             }
             for (ticket, generation, kind) in looked.granted {
-                match (state.waiters.remove(&ticket), state.occupy(generation, kind)) {
+                match (state.waiters.remove(&ticket), state.occupy_slot(generation, kind)) {
                     (Some(waiter), Some(cell)) => {
-                        let lease = self.lease_on(cell, kind, waiter.since.elapsed());
+                        let lease = self.make_lease(cell, kind, waiter.since.elapsed());
                         outbox.answers.push((waiter.answer, Ok(lease)));
                     }
                     // Unreachable: a waiting request and an open generation have their entries.
@@ -352,14 +352,19 @@ impl Leases {
     }
 
     /// Hands out one grant. Without room for its prompt the lease goes back, which may grant it to others.
-    fn hand_out(self: &Arc<Self>, state: &mut State, grant: &Grant, outbox: &mut Outbox) -> Vec<Grant> {
-        let Grant { ticket, generation, kind } = *grant;
+    fn hand_out(
+        self: &Arc<Self>,
+        state: &mut State,
+        grant: &LeaseGrant,
+        outbox: &mut Outbox,
+    ) -> Vec<LeaseGrant> {
+        let LeaseGrant { ticket, generation, kind } = *grant;
         let Some(waiter) = state.waiters.get(&ticket) else { return Vec::new() };
         let tokens = waiter.tokens.filter(|_| self.asks.load(Ordering::Relaxed));
         let judged = tokens
             .map_or(Judged::Fits, |tokens| state.admit.judge(&state.dispatch, generation, tokens, true));
         if let Some((action, short)) = judged.action() {
-            let enforced = state.admit.enforces();
+            let enforced = state.admit.holds_prompts();
             let told = if enforced { action } else { "warn" }.to_owned();
             outbox.events.push((generation, EventKind::PromptTooLarge { action: told, short: *short }));
             if enforced {
@@ -376,9 +381,9 @@ impl Leases {
             }
         }
         if let Some(waiter) = state.waiters.remove(&ticket)
-            && let Some(cell) = state.occupy(generation, kind)
+            && let Some(cell) = state.occupy_slot(generation, kind)
         {
-            let lease = self.lease_on(cell, kind, waiter.since.elapsed());
+            let lease = self.make_lease(cell, kind, waiter.since.elapsed());
             outbox.answers.push((waiter.answer, Ok(lease)));
         }
         Vec::new()
@@ -408,7 +413,7 @@ impl Leases {
 
     /// Records the queue of the previous instance. That instance starts no process, and reports with a
     /// delay of some milliseconds.
-    pub(crate) fn set_elsewhere(&self, elsewhere: Elsewhere) {
+    pub(crate) fn set_predecessor(&self, elsewhere: Elsewhere) {
         let mut state = lock(&self.state);
         let known = &state.elsewhere;
         // A request that comes at the moment when another one leaves is new, too.
@@ -426,7 +431,7 @@ impl Leases {
     }
 
     /// Marks the requests waiting there now as hopeless, so that they cause no start.
-    pub(crate) fn give_up_elsewhere(&self) {
+    pub(crate) fn give_up_predecessor(&self) {
         let mut state = lock(&self.state);
         state.elsewhere.hopeless = state.elsewhere.waiting;
     }
@@ -438,7 +443,7 @@ impl Leases {
     }
 
     /// Reason to refuse requests that wait in the previous instance: the same as for our own.
-    pub(crate) fn refusal_elsewhere(&self) -> Option<Denied> {
+    pub(crate) fn predecessor_refusal(&self) -> Option<Denied> {
         let state = lock(&self.state);
         let refused = state.elsewhere.waiting > 0 && !state.dispatch.any_open();
         let refusal = state.refusal.as_ref().filter(|refusal| refused && !refusal.is_final());
@@ -455,13 +460,13 @@ impl Leases {
     }
 
     /// True if a request waits, or is expected back, and no generation is open.
-    pub(crate) fn in_need(&self) -> bool {
+    pub(crate) fn needs_process(&self) -> bool {
         let state = lock(&self.state);
         (state.waiting() + state.elsewhere.needy() > 0 || state.expects()) && !state.dispatch.any_open()
     }
 
     /// True if no request waits and no lease is held.
-    pub(crate) fn is_still(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let state = lock(&self.state);
         state.waiting() == 0 && state.dispatch.in_flight_total() == 0
     }
@@ -526,7 +531,7 @@ impl State {
         self.dispatch.waiting() + self.admit.waiting()
     }
 
-    fn occupy(&mut self, generation: GenerationId, kind: LeaseKind) -> Option<Arc<Cell>> {
+    fn occupy_slot(&mut self, generation: GenerationId, kind: LeaseKind) -> Option<Arc<Cell>> {
         let entry = self.generations.get_mut(&generation)?;
         if kind == LeaseKind::Slot {
             // The expected request has come back, or another one was served.
@@ -563,7 +568,7 @@ impl State {
         }
     }
 
-    fn dismiss(&mut self, denied: &Denied) -> Answers {
+    fn dismiss(&mut self, denied: &Denied) -> LeaseAnswers {
         let mut tickets = self.dispatch.dismiss();
         tickets.extend(self.admit.dismiss());
         self.expects = None;
@@ -574,7 +579,7 @@ impl State {
 }
 
 /// Sends the answers. A request that has left gives its lease back by the drop.
-fn hand_over(answers: Answers) {
+fn hand_over(answers: LeaseAnswers) {
     for (sender, answer) in answers {
         drop(sender.send(answer));
     }

@@ -14,8 +14,8 @@ use crate::process::endpoint::Endpoint;
 
 const WAIT: Duration = Duration::from_secs(300);
 
-fn leases(depth: usize) -> Arc<Leases> {
-    Arc::new(Leases::new(ModelName::new("m"), Arc::new(Journal::new(10)), depth, WAIT))
+fn leases(depth: usize) -> Arc<LeaseQueue> {
+    Arc::new(LeaseQueue::new(ModelName::new("m"), Arc::new(Journal::new(10)), depth, WAIT))
 }
 
 fn cell(id: u64) -> Arc<Cell> {
@@ -28,13 +28,13 @@ fn failure() -> Failure {
 }
 
 /// Spawns a request that is in the queue when this returns.
-async fn queued(leases: &Arc<Leases>, kind: LeaseKind) -> AbortOnDropHandle<Result<Lease, Denied>> {
+async fn queued(leases: &Arc<LeaseQueue>, kind: LeaseKind) -> AbortOnDropHandle<Result<Lease, Denied>> {
     let ours = Arc::clone(leases);
     waits(leases, async move { ours.lease(kind, None).await }).await
 }
 
 async fn waits(
-    leases: &Leases,
+    leases: &LeaseQueue,
     asks: impl Future<Output = Result<Lease, Denied>> + Send + 'static,
 ) -> AbortOnDropHandle<Result<Lease, Denied>> {
     let before = leases.waiting();
@@ -119,7 +119,7 @@ async fn the_task_is_woken_for_the_first_idle_edge_and_then_not_until_it_has_loo
 async fn callers_wait_for_a_generation_to_open_and_wake_the_task() {
     let leases = leases(4);
     let waiting = queued(&leases, LeaseKind::Slot).await;
-    assert!(leases.in_need());
+    assert!(leases.needs_process());
     tokio::time::timeout(WAIT, leases.wake.notified()).await.unwrap();
     let opened = leases.open(&cell(1), 1);
     assert_eq!((opened.waiting, opened.gap), (1, None));
@@ -139,13 +139,13 @@ async fn who_would_wait_in_vain_is_told_at_once_and_is_expected_back() {
     let leases = leases(4);
     let (now, wait) = (Instant::now(), WAIT);
     let slow = Coming { took: Some(3 * wait), fastest: Some(2 * wait), ..Coming::default() };
-    leases.set_coming(slow);
+    leases.set_next_process(slow);
     let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
     assert_eq!(denied, Denied::TooSlow { left: 3 * wait, wait });
     tokio::time::timeout(WAIT, leases.wake.notified()).await.unwrap();
-    assert!(leases.in_need() && leases.seen().waiting == 1 && leases.waiting() == 0);
+    assert!(leases.needs_process() && leases.seen().waiting == 1 && leases.waiting() == 0);
     // During the start less time remains, so the fastest start would be in time.
-    leases.set_coming(Coming { since: now.checked_sub(wait), ..slow });
+    leases.set_next_process(Coming { since: now.checked_sub(wait), ..slow });
     let waiting = queued(&leases, LeaseKind::Slot).await;
     let cell = cell(1);
     leases.open(&cell, 1);
@@ -153,13 +153,13 @@ async fn who_would_wait_in_vain_is_told_at_once_and_is_expected_back() {
     assert_eq!(leases.seen().waiting, 0, "whoever was expected has been served");
     // A repeated request is not refused for that.
     leases.close(cell.id);
-    leases.set_coming(slow);
+    leases.set_next_process(slow);
     let again = leases.lease_again(LeaseKind::Slot, None).await.unwrap_err();
     assert!(matches!(again, Denied::Deadline { .. }), "{again:?}");
     let _told = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
-    assert!(leases.in_need() && leases.refuses());
+    assert!(leases.needs_process() && leases.refuses());
     tokio::time::sleep(4 * wait).await;
-    assert!(!leases.in_need() && leases.seen().waiting == 0, "nobody is expected for ever");
+    assert!(!leases.needs_process() && leases.seen().waiting == 0, "nobody is expected for ever");
 }
 
 #[tokio::test]
@@ -335,40 +335,40 @@ async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() 
         }
     }
     tokio::time::timeout(WAIT, callers.wait()).await.unwrap();
-    assert!(leases.is_still() && lock(&leases.state).waiters.is_empty());
+    assert!(leases.is_idle() && lock(&leases.state).waiters.is_empty());
 }
 
 #[tokio::test]
 async fn who_waits_in_another_instance_is_needed_for_but_has_no_place_here_and_may_be_given_up() {
     let leases = leases(1);
-    let elsewhere = |waiting, came| leases.set_elsewhere(Elsewhere::new(waiting, came, BTreeSet::new()));
-    assert!(!leases.in_need());
+    let elsewhere = |waiting, came| leases.set_predecessor(Elsewhere::new(waiting, came, BTreeSet::new()));
+    assert!(!leases.needs_process());
     elsewhere(2, 2);
     tokio::time::timeout(WAIT, leases.wake.notified()).await.expect("somebody came");
-    assert!(leases.in_need() && leases.waiting() == 2 && leases.seen().waiting == 2);
+    assert!(leases.needs_process() && leases.waiting() == 2 && leases.seen().waiting == 2);
     let _own = queued(&leases, LeaseKind::Slot).await;
     assert_eq!(leases.waiting(), 3, "the queue of one had room");
     // Hopeless requests cause no start until another one comes.
     leases.dismiss(&Denied::NeverLoaded("too large".to_owned()));
-    leases.give_up_elsewhere();
-    assert!(!leases.in_need() && leases.seen().waiting == 0);
+    leases.give_up_predecessor();
+    assert!(!leases.needs_process() && leases.seen().waiting == 0);
     elsewhere(1, 2);
-    assert!(!leases.in_need(), "one of them has left");
+    assert!(!leases.needs_process(), "one of them has left");
     elsewhere(2, 3);
-    assert!(leases.in_need(), "another one has come");
-    leases.give_up_elsewhere();
+    assert!(leases.needs_process(), "another one has come");
+    leases.give_up_predecessor();
     elsewhere(2, 3);
-    assert!(!leases.in_need(), "they are the same");
+    assert!(!leases.needs_process(), "they are the same");
     elsewhere(2, 4);
     assert!(
-        leases.in_need() && leases.came() == 5,
+        leases.needs_process() && leases.came() == 5,
         "one has come while another one left, and one of ours had to wait"
     );
-    leases.give_up_elsewhere();
+    leases.give_up_predecessor();
     elsewhere(1, 0);
-    assert!(!leases.in_need(), "it does not say how many came");
+    assert!(!leases.needs_process(), "it does not say how many came");
     elsewhere(0, 0);
-    assert!(!leases.in_need() && leases.seen().idle_for < WAIT);
+    assert!(!leases.needs_process() && leases.seen().idle_for < WAIT);
 }
 
 #[tokio::test]
@@ -380,14 +380,14 @@ async fn whoever_came_after_a_refusal_was_made_waits_on_and_so_do_all_where_some
         tokio::task::yield_now().await;
     }
     let late = queued(&leases, LeaseKind::Slot).await;
-    leases.dismiss_since(&Denied::Removed, made);
+    leases.refuse_waiting_since(&Denied::Removed, made);
     assert_eq!(early.await.unwrap().unwrap_err(), Denied::Removed);
     assert_eq!(leases.waiting(), 1);
     let cell = cell(1);
     leases.open(&cell, 1);
     let _served = late.await.unwrap().unwrap();
     let waits = queued(&leases, LeaseKind::Slot).await;
-    leases.dismiss_since(&Denied::Removed, Instant::now());
+    leases.refuse_waiting_since(&Denied::Removed, Instant::now());
     assert!(!waits.is_finished() && leases.waiting() == 1, "a slot will be free");
 }
 
@@ -397,7 +397,7 @@ async fn a_generation_is_open_elsewhere_until_that_is_said_to_be_over_and_what_r
     let cell = cell(1);
     leases.open(&cell, 1);
     let elsewhere = |open: &[u64]| {
-        leases.set_elsewhere(Elsewhere::new(0, 0, open.iter().copied().map(GenerationId).collect()));
+        leases.set_predecessor(Elsewhere::new(0, 0, open.iter().copied().map(GenerationId).collect()));
     };
     elsewhere(&[1, 2]);
     assert!(!leases.is_unused(cell.id), "it may be given to somebody there");

@@ -18,7 +18,7 @@ use warden_policies::GenerationId;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Death, Fingerprint, QuarantinePolicy, Standing};
 
-use super::{Leases, Outbox, State};
+use super::{LeaseQueue, Outbox, State};
 use crate::clock;
 use crate::lease::cell::Cell;
 use crate::sync::lock;
@@ -38,7 +38,7 @@ pub enum Alone {
     Refused(Duration),
 }
 
-enum Tried {
+enum SolitudeStep {
     /// Wait for a change, or for this long.
     Wait(Option<Duration>),
     Is(Alone),
@@ -55,7 +55,7 @@ pub(crate) enum Ending {
     Stopped,
 }
 
-impl Leases {
+impl LeaseQueue {
     fn now(&self) -> Duration {
         self.born.elapsed()
     }
@@ -101,7 +101,7 @@ impl Leases {
         drop(state);
         self.wake.notify_one();
         if suspect {
-            self.tell_suspects(generation, vec![request]);
+            self.log_suspects(generation, vec![request]);
         }
     }
 
@@ -120,7 +120,7 @@ impl Leases {
         if suspect {
             self.settled(&state);
             drop(state);
-            self.tell_suspects(generation, vec![request]);
+            self.log_suspects(generation, vec![request]);
         }
     }
 
@@ -129,7 +129,7 @@ impl Leases {
         lock(&self.state).dispatch.reads(generation, begins);
     }
 
-    fn tell_suspects(&self, generation: GenerationId, fingerprints: Vec<Fingerprint>) {
+    fn log_suspects(&self, generation: GenerationId, fingerprints: Vec<Fingerprint>) {
         self.journal.tell(Some(&self.name), Some(generation), EventKind::RequestsSuspected { fingerprints });
     }
 
@@ -169,7 +169,7 @@ impl Leases {
         let refuse_for = state.quarantine.policy().refuse_for;
         self.settled(state);
         if !found.suspects.is_empty() {
-            self.tell_suspects(cell.id, found.suspects);
+            self.log_suspects(cell.id, found.suspects);
         }
         if let Some(fingerprint) = found.refused {
             let seconds = refuse_for.as_secs();
@@ -247,8 +247,8 @@ impl Leases {
                 (self.try_alone(&mut state, generation, kind, request), wait)
             };
             let look = match tried {
-                Tried::Is(alone) => return alone,
-                Tried::Wait(look) => look,
+                SolitudeStep::Is(alone) => return alone,
+                SolitudeStep::Wait(look) => look,
             };
             let end = clock::after(since, wait);
             let until = look.map_or(end, |look| clock::after(Instant::now(), look).min(end));
@@ -264,33 +264,33 @@ impl Leases {
         generation: GenerationId,
         kind: LeaseKind,
         request: Fingerprint,
-    ) -> Tried {
+    ) -> SolitudeStep {
         if state.quarantine.has_ended(generation) || !state.generations.contains_key(&generation) {
-            return Tried::Is(Alone::Gone);
+            return SolitudeStep::Is(Alone::Gone);
         }
         // A generation with broken connections is probably dead, and a request sent there would be blamed
         // wrongly.
         if !state.quarantine.is_settled(generation) {
-            return Tried::Wait(None);
+            return SolitudeStep::Wait(None);
         }
         // A request whose client left a moment ago may still run, and could kill the process too.
         let lingers = state.quarantine.lingers(generation, request, self.now());
         match state.quarantine.standing(request, self.now()) {
-            Standing::Refused { left } => Tried::Is(Alone::Refused(left)),
+            Standing::Refused { left } => SolitudeStep::Is(Alone::Refused(left)),
             // Released meanwhile, so it may run like other requests.
-            Standing::Clear => Tried::Is(Alone::InCompany),
-            Standing::Suspect if lingers.is_some() => Tried::Wait(lingers),
+            Standing::Clear => SolitudeStep::Is(Alone::InCompany),
+            Standing::Suspect if lingers.is_some() => SolitudeStep::Wait(lingers),
             Standing::Suspect if state.dispatch.try_alone(generation, kind) => {
                 state.quarantine.begin_trial(generation, request);
-                Tried::Is(Alone::Granted)
+                SolitudeStep::Is(Alone::Granted)
             }
-            Standing::Suspect => Tried::Wait(None),
+            Standing::Suspect => SolitudeStep::Wait(None),
         }
     }
 
     /// Time for which the request may be alone.
     pub(crate) fn alone_for(&self, request: Fingerprint) -> Duration {
-        lock(&self.state).quarantine.solitude(request)
+        lock(&self.state).quarantine.alone_time(request)
     }
 
     /// View of the quarantine.

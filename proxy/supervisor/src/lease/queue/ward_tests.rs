@@ -33,14 +33,14 @@ impl Asked for Whole {
 }
 
 struct Ward {
-    leases: Arc<Leases>,
+    leases: Arc<LeaseQueue>,
     generations: u64,
 }
 
 impl Ward {
     fn new() -> Self {
         let journal = Arc::new(Journal::new(10));
-        Self { leases: Arc::new(Leases::new(ModelName::new("m"), journal, 4, WAIT)), generations: 0 }
+        Self { leases: Arc::new(LeaseQueue::new(ModelName::new("m"), journal, 4, WAIT)), generations: 0 }
     }
 
     fn open(&mut self) -> Arc<Cell> {

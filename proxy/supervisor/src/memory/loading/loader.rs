@@ -9,23 +9,23 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use warden_policies::loading::{Amounts, Lacks, Loading, Never, Order, Seen, Who};
+use warden_policies::loading::{Lacks, Loading, MemoryAmounts, Never, Order, Seen, Who};
 use warden_policies::{ByteSize, MemoryKind, ModelName};
 
 use super::{Listener, LoaderInbox, LoadingDesk, Told, Word};
 use crate::clock;
-use crate::lease::queue::Leases;
+use crate::lease::queue::LeaseQueue;
 use crate::process::{MachineMemory, World};
-use crate::spec::Common;
+use crate::spec::CommonConfig;
 use crate::sync::lock;
 use crate::view::event::{EventKind, Journal};
 
 /// Interval for looking for room while the models that need it have no waiting request.
-const IDLE_LOOK: Duration = Duration::from_secs(1);
+const IDLE_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A model known to the loader.
 struct Member {
-    leases: Arc<Leases>,
+    leases: Arc<LeaseQueue>,
     listener: Listener,
     /// Number of its last wish for room, and of its last question whether it may stay.
     asked: u64,
@@ -33,11 +33,11 @@ struct Member {
 }
 
 /// State of the loader's task.
-pub(crate) struct Loader {
+pub(crate) struct ModelLoader {
     world: Arc<dyn World>,
     journal: Arc<Journal>,
     desk: Arc<LoadingDesk>,
-    common: Arc<Mutex<Common>>,
+    common: Arc<Mutex<CommonConfig>>,
     inbox: LoaderInbox,
     members: BTreeMap<Who, Member>,
     loading: Loading,
@@ -48,7 +48,7 @@ pub(crate) struct Loader {
     /// Models for which that is logged.
     never_said: BTreeSet<Who>,
     /// Free memory at the last reading.
-    free: Option<Amounts>,
+    free: Option<MemoryAmounts>,
     /// The published room is out of date since the last event, and when it was published.
     stale: bool,
     shown: Instant,
@@ -59,12 +59,12 @@ pub(crate) struct Loader {
     epoch: Instant,
 }
 
-impl Loader {
+impl ModelLoader {
     pub(crate) fn new(
         world: Arc<dyn World>,
         journal: Arc<Journal>,
         desk: Arc<LoadingDesk>,
-        common: Arc<Mutex<Common>>,
+        common: Arc<Mutex<CommonConfig>>,
         inbox: LoaderInbox,
         limit: Duration,
     ) -> Self {
@@ -97,7 +97,7 @@ impl Loader {
             tracing::error!(
                 "the task that decides which models are loaded ended in an internal error: it begins again"
             );
-            tokio::time::sleep(IDLE_LOOK).await;
+            tokio::time::sleep(IDLE_LOOK_INTERVAL).await;
         }
     }
 
@@ -106,8 +106,8 @@ impl Loader {
             let numbers = lock(&self.common).loading.clone();
             let pause = if self.loading.is_hurried(seen(&self.members)) {
                 if self.loading.awaits_memory() { numbers.look_closely } else { numbers.look }
-            } else if self.loading.is_moving() {
-                IDLE_LOOK
+            } else if self.loading.has_waiters() {
+                IDLE_LOOK_INTERVAL
             } else {
                 numbers.noted
             };
@@ -135,7 +135,8 @@ impl Loader {
             }
             self.decide().await;
             *lock(&self.desk.promised) = self.loading.owed();
-            *lock(&self.desk.company) = self.loading.kept_company(seen(&self.members)).into_iter().collect();
+            *lock(&self.desk.company) =
+                self.loading.held_companions(seen(&self.members)).into_iter().collect();
             self.show_room().await;
         }
     }
@@ -143,10 +144,10 @@ impl Loader {
     /// Publishes which models have room, for names that mean several models: after each event, and once in
     /// a while.
     async fn show_room(&mut self) {
-        if !self.stale && self.shown.elapsed() < IDLE_LOOK {
+        if !self.stale && self.shown.elapsed() < IDLE_LOOK_INTERVAL {
             return;
         }
-        if !self.loading.is_moving() {
+        if !self.loading.has_waiters() {
             let capacity = capacity(&self.total, &lock(&self.common));
             self.free = Some(amounts(&self.world.free(self.limit).await, &capacity));
         }
@@ -190,7 +191,7 @@ impl Loader {
             Told::Loaded => loading.loaded(&who, now),
             Told::Read(reading) => loading.read(&who, reading),
             Told::Leaves => loading.leaves(&who),
-            Told::GaveBack => loading.gave_back(&who),
+            Told::GaveBack => loading.reclaim_ended(&who),
             Told::Short => loading.short(&who, now),
             Told::Gone => {
                 loading.gone(&who);
@@ -210,7 +211,7 @@ impl Loader {
         let now = self.epoch.elapsed();
         let members = &self.members;
         let seen = seen(members);
-        if !self.loading.is_moving() {
+        if !self.loading.has_waiters() {
             self.loading.note(now, |who| seen(who).asked);
             return;
         }
@@ -288,11 +289,11 @@ fn seen(members: &BTreeMap<Who, Member>) -> impl Fn(&Who) -> Seen + Copy + '_ {
 }
 
 /// Memory that models may use. A GPU without memory of its own has none.
-fn capacity(total: &MachineMemory, common: &Common) -> Amounts {
-    let Common { loading, shared, .. } = common;
+fn capacity(total: &MachineMemory, common: &CommonConfig) -> MemoryAmounts {
+    let CommonConfig { loading, shared, .. } = common;
     let host = total.host.map_or(u64::MAX, |total| loading.left_of_host(total));
     let host = shared.host_soft.map_or(host, |budget| host.min(budget.0));
-    let mut capacity = Amounts { host, gpus: Vec::new() };
+    let mut capacity = MemoryAmounts { host, gpus: Vec::new() };
     for (gpu, total) in &total.gpus {
         let budget = shared.vram_soft.and_then(|budget| budget.resolve(ByteSize(*total)));
         let left = loading.left_of_gpu(*total);
@@ -302,8 +303,8 @@ fn capacity(total: &MachineMemory, common: &Common) -> Amounts {
 }
 
 /// Free memory; unknown values count as all.
-fn amounts(free: &MachineMemory, capacity: &Amounts) -> Amounts {
-    let mut all = Amounts { host: free.host.unwrap_or(u64::MAX), gpus: Vec::new() };
+fn amounts(free: &MachineMemory, capacity: &MemoryAmounts) -> MemoryAmounts {
+    let mut all = MemoryAmounts { host: free.host.unwrap_or(u64::MAX), gpus: Vec::new() };
     for (index, most) in (0..).zip(&capacity.gpus) {
         let known = free.gpus.iter().find(|(gpu, _)| gpu.0 == index).map(|(_, bytes)| *bytes);
         all.gpus.push(known.unwrap_or(*most));
@@ -314,7 +315,7 @@ fn amounts(free: &MachineMemory, capacity: &Amounts) -> Amounts {
 /// Needs of a waiting model, and what is left, for people.
 fn words(lacks: &Lacks) -> String {
     let Lacks { needed, left, company } = lacks;
-    let is_short = |needed: &&Amounts| needed.exceeds(left) != (false, false);
+    let is_short = |needed: &&MemoryAmounts| needed.exceeds(left) != (false, false);
     if let Some(needed) = needed.as_ref().filter(is_short) {
         format!(
             "it needs {}; of what models may have, {} are left",
@@ -328,7 +329,7 @@ fn words(lacks: &Lacks) -> String {
     }
 }
 
-fn amounts_words(amounts: &Amounts) -> String {
+fn amounts_words(amounts: &MemoryAmounts) -> String {
     let gpus: Vec<String> = amounts.gpus.iter().map(|bytes| ByteSize(*bytes).to_string()).collect();
     match (amounts.host, gpus.is_empty()) {
         (u64::MAX, true) => "an unknown amount of the host".to_owned(),
@@ -376,28 +377,28 @@ mod tests {
     #[test]
     fn models_may_have_what_the_system_leaves_and_budgets_allow() {
         let total = MachineMemory { host: Some(64 * GIB), gpus: vec![(GpuIndex(1), 32 * GIB)] };
-        let mut rules = Common {
+        let mut rules = CommonConfig {
             shared: SharedBudgets::default(),
             loading: defaults().loading.clone(),
             growth: defaults().growth.clone(),
             health: defaults().health.clone(),
         };
         rules.loading.gpu_kept = 0.25;
-        assert_eq!(capacity(&total, &rules), Amounts { host: 60 * GIB, gpus: vec![0, 24 * GIB] });
+        assert_eq!(capacity(&total, &rules), MemoryAmounts { host: 60 * GIB, gpus: vec![0, 24 * GIB] });
         rules.shared.host_soft = Some(ByteSize(8 * GIB));
         rules.shared.vram_soft = Some(MemoryLimit::Percent(50.0));
         let less = capacity(&total, &rules);
-        assert_eq!(less, Amounts { host: 8 * GIB, gpus: vec![0, 16 * GIB] });
+        assert_eq!(less, MemoryAmounts { host: 8 * GIB, gpus: vec![0, 16 * GIB] });
         let free = MachineMemory { host: None, gpus: vec![(GpuIndex(1), 3 * GIB)] };
-        assert_eq!(amounts(&free, &less), Amounts { host: u64::MAX, gpus: vec![0, 3 * GIB] });
+        assert_eq!(amounts(&free, &less), MemoryAmounts { host: u64::MAX, gpus: vec![0, 3 * GIB] });
         assert_eq!(capacity(&MachineMemory::default(), &rules).host, 8 * GIB);
     }
 
     #[test]
     fn who_waits_is_told_with_numbers() {
-        let left = Amounts { host: GIB, gpus: vec![2 * GIB, 0] };
-        let needed = Amounts { host: 0, gpus: vec![20 * GIB] };
-        let lacks = |needed: Option<&Amounts>, company| Lacks {
+        let left = MemoryAmounts { host: GIB, gpus: vec![2 * GIB, 0] };
+        let needed = MemoryAmounts { host: 0, gpus: vec![20 * GIB] };
+        let lacks = |needed: Option<&MemoryAmounts>, company| Lacks {
             needed: needed.cloned(),
             left: left.clone(),
             company,
@@ -409,7 +410,7 @@ mod tests {
         );
         let excluded = "others are loaded that exclude it, or as many as may be (`loading.max_loaded`)";
         assert_eq!(words(&lacks(None, true)), excluded);
-        let little = Amounts { host: 0, gpus: vec![GIB] };
+        let little = MemoryAmounts { host: 0, gpus: vec![GIB] };
         assert_eq!(words(&lacks(Some(&little), true)), excluded, "memory is not what it waits for");
         assert!(words(&lacks(Some(&little), false)).starts_with("what is left"));
     }

@@ -14,20 +14,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{mpsc, oneshot};
-use warden_policies::loading::{Amounts, Reading, Spec, Who};
+use warden_policies::loading::{LoadSpec, MemoryAmounts, Reading, Who};
 use warden_policies::{MemoryKind, ModelName};
 
-use crate::lease::queue::Leases;
+use crate::lease::queue::LeaseQueue;
 use crate::sync::lock;
 
 /// Report of a model's task to the loader.
 pub(crate) enum Told {
     /// The model exists from now on. The loader answers through the listener.
-    Joins { leases: Arc<Leases>, listener: Listener },
+    Joins { leases: Arc<LeaseQueue>, listener: Listener },
     /// The model wants to be loaded. `urgent`: evict others even if no request waits. `number`: of the wish.
-    Wants { spec: Box<Spec>, urgent: bool, number: u64 },
+    Wants { spec: Box<LoadSpec>, urgent: bool, number: u64 },
     /// New settings.
-    Is(Box<Spec>),
+    Is(Box<LoadSpec>),
     /// The model's processes will be replaced for the settings, and it waits for permission to stay. The
     /// number is that of the question.
     Remade(u64),
@@ -88,7 +88,7 @@ pub(crate) struct LoadingDesk {
     sender: mpsc::UnboundedSender<(Who, Told)>,
     beats: mpsc::UnboundedSender<oneshot::Sender<()>>,
     lives: AtomicU64,
-    promised: Mutex<BTreeMap<Who, Amounts>>,
+    promised: Mutex<BTreeMap<Who, MemoryAmounts>>,
     roomy: Mutex<BTreeSet<Who>>,
     refused: Mutex<BTreeSet<Who>>,
     company: Mutex<BTreeSet<Who>>,

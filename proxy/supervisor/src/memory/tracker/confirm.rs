@@ -17,7 +17,7 @@ impl MemoryTracker {
         let baseline = self.growth(MemoryKind::Host).and_then(|growth| growth.baseline);
         let shown = match (reading.confirmed, charged, baseline) {
             (Some(exact), Some(charged), Some(baseline)) => {
-                shows(exact, baseline, charged.saturating_sub(baseline), share)
+                shows_growth(exact, baseline, charged.saturating_sub(baseline), share)
             }
             // Nothing contradicts the kernel's own counters.
             _ => true,
@@ -38,6 +38,6 @@ impl MemoryTracker {
 }
 
 /// True if the exact figure shows this share of the growth, too.
-fn shows(exact: u64, baseline: u64, growth: u64, share: f64) -> bool {
+fn shows_growth(exact: u64, baseline: u64, growth: u64, share: f64) -> bool {
     exact.saturating_sub(baseline) >= scale(growth, share.min(1.0))
 }

@@ -11,7 +11,7 @@ use super::MemoryTracker;
 
 /// Everything that cannot be read from the process again.
 #[derive(Serialize)]
-struct Written<'a> {
+struct WrittenMemory<'a> {
     begun: u64,
     taken: u64,
     host: Option<HostMemory>,
@@ -28,7 +28,7 @@ struct Written<'a> {
 }
 
 #[derive(Deserialize)]
-struct Read {
+struct ReadMemory {
     begun: u64,
     taken: u64,
     host: Option<HostMemory>,
@@ -47,7 +47,7 @@ struct Read {
 impl MemoryTracker {
     /// Serializes the tracker for the next instance.
     pub(crate) fn bequeath(&self) -> serde_json::Value {
-        let written = Written {
+        let written = WrittenMemory {
             begun: self.begun,
             taken: self.taken,
             host: self.host,
@@ -68,7 +68,7 @@ impl MemoryTracker {
     /// Restores a serialized tracker. Returns false if another version wrote it in an unknown form or
     /// judges differently; the history then starts here.
     pub(crate) fn inherit(&mut self, written: &serde_json::Value) -> bool {
-        let Ok(read) = Read::deserialize(written) else { return false };
+        let Ok(read) = ReadMemory::deserialize(written) else { return false };
         let resumed = self.monitor.resume(&read.monitor);
         self.begun = read.begun.max(read.taken);
         self.taken = read.taken;

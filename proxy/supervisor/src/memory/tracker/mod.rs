@@ -17,20 +17,20 @@ use warden_policies::GpuIndex;
 use warden_policies::admission::PromptCost;
 use warden_policies::book::held::{self, Held};
 use warden_policies::declared_memory::DeclaredMemory;
-use warden_policies::growth::{Growth, Monitor, Prior, Verdict, VerdictChange};
+use warden_policies::growth::{Growth, LeakPrior, Monitor, Verdict, VerdictChange};
 use warden_policies::health::Offload;
 use warden_policies::measured_needs::MeasuredNeeds;
 use warden_policies::reclaim::Parts;
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
-use warden_policies::sample::{Edge, HostMemory, MemoryKind, Sample, Vram, VramSource, Work};
+use warden_policies::sample::{HostMemory, MemoryKind, Sample, SampleEdge, Vram, VramSource, Work};
 use warden_sensors::{CgroupMemory, HostTotals, Report};
 
 use crate::lease::cell::Cell;
 use crate::memory::declared_memory;
 use crate::memory::recording::Recorder;
-use crate::process::gpus::Devices;
+use crate::process::gpus::GpuDevices;
 use crate::process::{self, NoVram, Props};
-use crate::spec::{Command, Common};
+use crate::spec::{Command, CommonConfig};
 
 /// Time and circumstances of a reading.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ pub(crate) struct Taken {
     pub(crate) number: u64,
     /// Time of completion.
     pub(crate) at: Instant,
-    pub(crate) edge: Edge,
+    pub(crate) edge: SampleEdge,
     pub(crate) in_flight: u32,
     pub(crate) work: Work,
     /// Host memory was also read page by page, and has to show this share of its growth.
@@ -50,7 +50,7 @@ pub(crate) struct Taken {
 
 /// Changes caused by a reading.
 #[derive(Debug)]
-pub(crate) struct Observed {
+pub(crate) struct ReadingResult {
     /// This is the first reading.
     pub(crate) first: bool,
     /// Changed verdicts; `None` if the reading is ignored for growth and health, because a later one was
@@ -89,7 +89,7 @@ pub(crate) struct MemoryTracker {
     tokens: (u64, u64),
     /// Why its server is not measured, if it is not.
     unmeasured: Option<String>,
-    pub(crate) devices: Option<Arc<Devices>>,
+    pub(crate) devices: Option<Arc<GpuDevices>>,
     pub(crate) totals: Option<HostTotals>,
     pub(crate) group: Option<CgroupMemory>,
     /// Measurements of an experiment with such a process.
@@ -112,7 +112,7 @@ pub(crate) struct MemoryTracker {
 }
 
 impl MemoryTracker {
-    pub(crate) fn new(common: &Common, priors: Vec<Prior>, key: String, command: &Command) -> Self {
+    pub(crate) fn new(common: &CommonConfig, priors: Vec<LeakPrior>, key: String, command: &Command) -> Self {
         let mut memory = Self {
             begun: 0,
             taken: 0,
@@ -224,7 +224,7 @@ impl MemoryTracker {
         reading: &process::Sample,
         spawned: Instant,
         cell: &Cell,
-    ) -> Option<Observed> {
+    ) -> Option<ReadingResult> {
         // Readings may overtake each other: one that began earlier is older, however late it comes.
         if taken.number < self.taken {
             return None;
@@ -243,7 +243,7 @@ impl MemoryTracker {
         if let Some(report) = &reading.report {
             self.report = Some(report.clone());
         }
-        Some(Observed { first, changes })
+        Some(ReadingResult { first, changes })
     }
 
     /// Changed verdicts; `None` if this reading began after the last one and was complete before it.
@@ -318,7 +318,7 @@ impl MemoryTracker {
     }
 
     /// Why VRAM is unknown, if that is worth logging and was not logged yet.
-    pub(crate) fn news_of_vram(&mut self) -> Option<String> {
+    pub(crate) fn vram_news(&mut self) -> Option<String> {
         let news = self.no_vram.clone().filter(|no_vram| !no_vram.is_normal);
         let news = news.filter(|no_vram| self.no_vram_told.as_ref() != Some(no_vram))?;
         self.no_vram_told = Some(news.clone());

@@ -267,7 +267,7 @@ async fn auto_overlaps_on_a_gpu_that_holds_two_and_not_where_that_is_unknown() {
 async fn each_task_gives_a_word_when_it_is_asked_and_nothing_changes_by_that() {
     let rig = two(|_| {}, |_| {}).await;
     let number = rig.fleet.view().number;
-    let asked = rig.fleet.ask_tasks();
+    let asked = rig.fleet.check_tasks();
     let names: Vec<&str> = asked.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["a", "b"]);
     for (name, answer) in asked {
@@ -275,7 +275,7 @@ async fn each_task_gives_a_word_when_it_is_asked_and_nothing_changes_by_that() {
     }
     assert_eq!(rig.fleet.view().number, number, "no new picture is published");
     rig.fleet.shutdown(Duration::ZERO).await;
-    for (name, answer) in rig.fleet.ask_tasks() {
+    for (name, answer) in rig.fleet.check_tasks() {
         assert!(answer.await.is_err(), "the task of {name} has ended");
     }
 }

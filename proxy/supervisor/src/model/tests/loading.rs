@@ -2,14 +2,14 @@
 
 use proptest::prelude::*;
 use warden_policies::book::{Needs, Part};
-use warden_policies::loading::Spec;
+use warden_policies::loading::LoadSpec;
 
 use warden_policies::Work;
 use warden_policies::reclaim::Outcome;
 
 use super::script::{Gives, Role};
 use super::*;
-use crate::spec::Fallback;
+use crate::spec::FallbackSpec;
 use crate::view::pin_entry::PinView;
 
 #[path = "roomless.rs"]
@@ -22,7 +22,7 @@ const GIB: u64 = 1 << 30;
 /// Sets the GPU memory that a model needs and uses, in GiB.
 fn needs(spec: &mut ModelSpec, gib: u64) {
     let needs = Needs { gpu: vec![(Part::Weights, gib * GIB)], ..Needs::default() };
-    spec.loading = Spec { needs: Some(needs), replicas: 1, ..Spec::default() };
+    spec.loading = LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() };
 }
 
 /// Models with these names and needs, on a machine with a GPU of 24 GiB.
@@ -515,7 +515,7 @@ fn is_reduced(rig: &Rig) -> bool {
 fn with_fallback(config: &mut FleetConfig, gib: u64) {
     let less = Needs { gpu: vec![(Part::Weights, gib * GIB)], ..Needs::default() };
     let spec = &mut config.models[0];
-    spec.fallback = Some(Fallback { args: vec!["--less".to_owned()], needs: Some(less) });
+    spec.fallback = Some(FallbackSpec { args: vec!["--less".to_owned()], needs: Some(less) });
 }
 
 #[tokio::test(start_paused = true)]

@@ -156,7 +156,7 @@ fn spec(name: &str) -> SharedSpec {
         queue: defaults.queue,
         max_in_flight: None,
         ttl: None,
-        loading: warden_policies::loading::Spec::default(),
+        loading: warden_policies::loading::LoadSpec::default(),
         fallback: None,
         start_switches: Vec::new(),
         choose_gpus: true,

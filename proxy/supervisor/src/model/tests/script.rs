@@ -14,20 +14,20 @@ use warden_policies::GpuIndex;
 use warden_policies::health::Slots;
 use warden_policies::reclaim::{Given, Outcome as ReclaimOutcome, Parts};
 use warden_policies::sample::{HostMemory, Vram, VramSource};
-use warden_policies::standstill::Effort;
+use warden_policies::standstill::ProcessActivity;
 use warden_sensors::gpu::{DeviceReading, Fault};
 use warden_sensors::{BackendMetrics, HostTotals, Report, Standing};
 
 use crate::error::{FailureKind, SpawnError};
 use crate::process::endpoint::Endpoint;
 use crate::process::failure::OutOfMemory;
-use crate::process::gpus::{Devices, SeenFault};
+use crate::process::gpus::{GpuDevices, NumberedFault};
 use crate::process::group::Exit;
-use crate::process::needs::Sight;
+use crate::process::needs::NeedsCheck;
 use crate::process::needs::missing::Missing;
 use crate::process::reclaim_file::Reclaimed;
 use crate::process::settings::Setting;
-use crate::process::{Ask, Health, MachineMemory, NoVram, Process, Props, Question, Sample, Sink, World};
+use crate::process::{Ask, Health, LineSink, MachineMemory, NoVram, Process, Props, Question, Sample, World};
 use crate::spec::Command;
 use crate::spec::SpawnRequest;
 use crate::sync::lock;
@@ -108,9 +108,9 @@ struct Inner {
     gpus: Mutex<Vec<u64>>,
     /// Bytes of the first GPU that no process holds.
     lost: AtomicU64,
-    faults: Mutex<Vec<SeenFault>>,
+    faults: Mutex<Vec<NumberedFault>>,
     vram_unknown: Mutex<Option<String>>,
-    sight: Mutex<Sight>,
+    sight: Mutex<NeedsCheck>,
 }
 
 impl Script {
@@ -161,7 +161,7 @@ impl Script {
     pub(super) fn fault(&self, fault: Fault) {
         let mut faults = lock(&self.inner.faults);
         let number = faults.len() as u64 + 1;
-        faults.push(SeenFault { number, gpu: GpuIndex(0), fault });
+        faults.push(NumberedFault { number, gpu: GpuIndex(0), fault });
     }
 
     /// Hides the VRAM of processes.
@@ -172,7 +172,7 @@ impl Script {
     /// Sets the state of the files that processes need.
     pub(super) fn set_files(&self, name: &str, missing: Option<&str>) {
         let missing = missing.map(|what| Missing { kind: FailureKind::BadModel, message: what.to_owned() });
-        *lock(&self.inner.sight) = Sight { stamps: vec![(name.into(), None)], missing, kin: None };
+        *lock(&self.inner.sight) = NeedsCheck { stamps: vec![(name.into(), None)], missing, kin: None };
     }
 
     /// Processes so far, in order.
@@ -197,7 +197,7 @@ impl Script {
 }
 
 impl Inner {
-    fn devices(&self) -> Devices {
+    fn devices(&self) -> GpuDevices {
         let children = lock(&self.children);
         let alive = children.iter().filter(|child| !child.is_dead());
         let held: u64 = alive.map(|child| child.vram.load(Ordering::SeqCst)).sum();
@@ -213,7 +213,7 @@ impl Inner {
             }
         };
         let readings = lock(&self.gpus).iter().enumerate().map(reading).collect();
-        Devices { known: Vec::new(), readings, faults: lock(&self.faults).clone() }
+        GpuDevices { known: Vec::new(), readings, faults: lock(&self.faults).clone() }
     }
 }
 
@@ -224,7 +224,7 @@ impl World for Script {
         socket: PathBuf,
         _endpoint: Endpoint,
         _longest: usize,
-        sink: Sink,
+        sink: LineSink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
         Box::pin(async move {
             let vram = (!lock(&self.inner.gpus).is_empty()).then_some(1 << 30);
@@ -251,7 +251,7 @@ impl World for Script {
         Box::pin(async {})
     }
 
-    fn look(&self, _command: Command, _running: Option<u32>) -> BoxFuture<'static, Sight> {
+    fn look(&self, _command: Command, _running: Option<u32>) -> BoxFuture<'static, NeedsCheck> {
         let sight = lock(&self.inner.sight).clone();
         Box::pin(async { sight })
     }
@@ -293,7 +293,7 @@ impl World for Script {
 /// A scripted process.
 pub(super) struct Actor {
     world: Arc<Inner>,
-    sink: Sink,
+    sink: LineSink,
     pub(super) vram: AtomicU64,
     /// Its own counter of decodes.
     decodes: Mutex<Option<u64>>,
@@ -348,7 +348,7 @@ impl Actor {
         role: Role,
         request: SpawnRequest,
         socket: PathBuf,
-        sink: Sink,
+        sink: LineSink,
         world: Arc<Inner>,
     ) -> Self {
         let born = Instant::now();
@@ -620,9 +620,9 @@ impl Process for Actor {
         })
     }
 
-    fn effort(&self) -> BoxFuture<'_, Option<Effort>> {
+    fn effort(&self) -> BoxFuture<'_, Option<ProcessActivity>> {
         let moved = self.born.elapsed().min(self.role.moves_for).as_secs();
-        Box::pin(async move { Some(Effort { said: moved, ..Effort::default() }) })
+        Box::pin(async move { Some(ProcessActivity { said: moved, ..ProcessActivity::default() }) })
     }
 
     fn reclaim(&self, wait: Duration) -> BoxFuture<'_, Reclaimed> {

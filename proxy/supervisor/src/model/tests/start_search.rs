@@ -4,7 +4,7 @@ use warden_policies::start_search::StartSwitch;
 
 use super::script::Role;
 use super::*;
-use crate::spec::Fallback;
+use crate::spec::FallbackSpec;
 use crate::{Exit, FailureKind};
 
 fn dies() -> Role {
@@ -91,7 +91,7 @@ async fn a_finding_is_remembered_by_the_next_instance() {
 async fn what_the_fallback_allows_is_used_by_itself() {
     let rig = Rig::new(|config, script| {
         searching(config);
-        config.models[0].fallback = Some(Fallback { args: vec!["--less".to_owned()], needs: None });
+        config.models[0].fallback = Some(FallbackSpec { args: vec!["--less".to_owned()], needs: None });
         script.all([dies(), dies(), Role::default(), dies(), Role::default()]);
     })
     .await;

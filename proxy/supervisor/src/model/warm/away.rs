@@ -14,13 +14,13 @@ use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::warmth::NoFile;
 
-use super::unpack::{Bag, Luggage};
+use super::unpack::{SharedWarmState, WarmState};
 use crate::clock;
 use crate::sync::lock;
 
 /// State left by the replicas of an unloaded model.
 #[derive(Debug, Default)]
-pub(in crate::model) struct Away(Vec<Left>);
+pub(in crate::model) struct UnloadedState(Vec<Left>);
 
 /// State left by one replica.
 #[derive(Debug)]
@@ -28,15 +28,20 @@ pub(in crate::model) struct Left {
     replica: u32,
     /// Generation that held the conversations.
     pub(in crate::model) from: GenerationId,
-    pub(in crate::model) luggage: Luggage,
+    pub(in crate::model) luggage: SharedWarmState,
     /// Why there are no slot files.
     pub(in crate::model) no_file: Option<NoFile>,
     until: Instant,
 }
 
-impl Away {
+impl UnloadedState {
     /// Stores the state of a process that ends without a successor.
-    pub(super) fn leave(&mut self, replica: u32, left: (GenerationId, Bag, Option<NoFile>), time: Duration) {
+    pub(super) fn leave(
+        &mut self,
+        replica: u32,
+        left: (GenerationId, WarmState, Option<NoFile>),
+        time: Duration,
+    ) {
         let (from, bag, no_file) = left;
         self.0.retain(|left| left.replica != replica);
         let until = clock::after(Instant::now(), time);
@@ -44,7 +49,7 @@ impl Away {
     }
 
     /// Adds the saved slots. Returns false if the generation left nothing.
-    pub(super) fn put(&self, from: GenerationId, bag: Bag) -> bool {
+    pub(super) fn put(&self, from: GenerationId, bag: WarmState) -> bool {
         let left = self.0.iter().find(|left| left.from == from);
         left.map(|left| *lock(&left.luggage) = Some(bag)).is_some()
     }
@@ -65,8 +70,8 @@ impl Away {
     pub(super) fn clear_files(&self) {
         for left in &self.0 {
             let mut bag = lock(&left.luggage);
-            if matches!(&*bag, Some(Bag::Parcel(Some(parcel))) if parcel.files.are_in_memory()) {
-                *bag = Some(Bag::Parcel(None));
+            if matches!(&*bag, Some(WarmState::Parcel(Some(parcel))) if parcel.files.are_in_memory()) {
+                *bag = Some(WarmState::Parcel(None));
             }
         }
     }
@@ -93,7 +98,7 @@ impl Away {
 }
 
 /// Slot files of unloaded models may take one part in this many of the available memory.
-pub(super) const SHARE: u64 = 4;
+pub(super) const MEMORY_SHARE_DIVISOR: u64 = 4;
 
 /// Time limit for saving the slots of a process that ends without a successor, because another model may
 /// wait for its room.

@@ -11,19 +11,19 @@ use warden_policies::GenerationId;
 use warden_policies::warmth::{Cold, Pieces, Warmth};
 
 use crate::clock;
-use crate::lease::queue::Leases;
+use crate::lease::queue::LeaseQueue;
 use crate::lease::turns::Kept;
 use crate::process::slot_talk::{self, Touched};
 use crate::process::{Process, touch};
 
 /// Interval for checking that nothing runs.
-const LOOK: Duration = Duration::from_millis(50);
+const QUIET_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Inputs for warming after the gate has opened.
 #[derive(Debug)]
 pub(in crate::model) struct Behind {
     pub(in crate::model) process: Arc<dyn Process>,
-    pub(in crate::model) leases: Arc<Leases>,
+    pub(in crate::model) leases: Arc<LeaseQueue>,
     /// Generation that held the conversations.
     pub(in crate::model) from: GenerationId,
     /// Generation to warm.
@@ -38,7 +38,7 @@ pub(in crate::model) struct Behind {
 }
 
 /// Result for one conversation.
-enum Done {
+enum WarmResult {
     Evaluated,
     Cold(Cold),
     /// A request of the conversation came by itself, or the process is gone.
@@ -54,7 +54,7 @@ impl Behind {
         let mut tried: Vec<Arc<Kept>> = Vec::new();
         // The task may run before the gate has opened, which must not look like a closed gate.
         while !self.leases.is_open(self.to) && self.process.is_running() && Instant::now() < until {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(QUIET_POLL_INTERVAL).await;
         }
         loop {
             let Some(kept) = self.next(&tried) else {
@@ -63,22 +63,22 @@ impl Behind {
                     && self.leases.is_open(self.to)
                     && Instant::now() < until
                 {
-                    tokio::time::sleep(LOOK).await;
+                    tokio::time::sleep(QUIET_POLL_INTERVAL).await;
                     continue;
                 }
                 break;
             };
             let done = match tokio::time::timeout_at(until, self.one(&kept)).await {
                 Ok(done) => done,
-                Err(_) => Done::Cold(Cold::Time),
+                Err(_) => WarmResult::Cold(Cold::Time),
             };
             match done {
-                Done::Evaluated => {
+                WarmResult::Evaluated => {
                     self.leases.turns.moved(&kept, self.to);
                     warmth.evaluated += 1;
                 }
-                Done::Cold(why) => warmth.chill(why, 1),
-                Done::Gone => {}
+                WarmResult::Cold(why) => warmth.count_cold(why, 1),
+                WarmResult::Gone => {}
             }
             tried.push(kept);
         }
@@ -100,25 +100,25 @@ impl Behind {
         self.leases.turns.of(self.from).iter().any(|known| Arc::ptr_eq(known, kept))
     }
 
-    async fn one(&mut self, kept: &Arc<Kept>) -> Done {
+    async fn one(&mut self, kept: &Arc<Kept>) -> WarmResult {
         if !self.quiet(kept).await {
-            return Done::Gone;
+            return WarmResult::Gone;
         }
-        let Some(tokens) = self.tokens(kept).await else { return Done::Cold(Cold::Refused) };
-        let Some(slot) = self.empty_slot().await else { return Done::Cold(Cold::Slots) };
+        let Some(tokens) = self.tokens(kept).await else { return WarmResult::Cold(Cold::Refused) };
+        let Some(slot) = self.empty_slot().await else { return WarmResult::Cold(Cold::Slots) };
         self.used.push(slot);
         let mut pieces = Pieces::new(warden_policies::defaults().warmth.piece);
         let mut done = 0;
         let mut requests = self.requests();
         while done < tokens.len() {
             if !self.quiet(kept).await {
-                return Done::Gone;
+                return WarmResult::Gone;
             }
             if requests != self.requests() {
                 requests = self.requests();
                 if !self.has(slot, done).await {
                     // A request uses the slot now.
-                    return Done::Cold(Cold::Slots);
+                    return WarmResult::Cold(Cold::Slots);
                 }
             }
             let size = usize::try_from(pieces.size()).unwrap_or(usize::MAX);
@@ -130,12 +130,12 @@ impl Behind {
             let body = body.to_string().into_bytes();
             match slot_talk::touch(self.process.as_ref(), "/completion", body, self.timeout).await {
                 Touched::Counted(_, evaluated) => pieces.took(evaluated.max(1), begun.elapsed()),
-                Touched::Refused => return Done::Cold(Cold::Refused),
-                Touched::Silent => return Done::Gone,
+                Touched::Refused => return WarmResult::Cold(Cold::Refused),
+                Touched::Silent => return WarmResult::Gone,
             }
             done = end;
         }
-        Done::Evaluated
+        WarmResult::Evaluated
     }
 
     /// Waits until nothing has run for a while. Returns false if the conversation needs no warming any more.
@@ -149,7 +149,7 @@ impl Behind {
             if idle && self.leases.waiting() == 0 {
                 return true;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(QUIET_POLL_INTERVAL).await;
         }
     }
 

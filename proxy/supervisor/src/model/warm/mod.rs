@@ -24,15 +24,15 @@ pub(super) mod unpack;
 use std::sync::{Arc, Mutex};
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::{Phase, Then, Timer};
-use warden_policies::modes::Warm;
+use warden_policies::lifecycle::{AfterStop, Phase, Timer};
+use warden_policies::modes::WarmMode;
 use warden_policies::warmth::{NoFile, Warmth};
 use warden_policies::{GenerationId, Reason};
 
-pub(super) use self::away::Away;
+pub(super) use self::away::UnloadedState;
 use self::behind::Behind;
-use self::pack::{Packing, Parcel};
-use self::unpack::{Bag, Luggage, Unpacked, Unpacking};
+use self::pack::{Parcel, SlotPacking};
+use self::unpack::{ProcessWarming, SharedWarmState, WarmState, WarmingResult};
 use super::recipe::recipe;
 use super::replacement::Replacement;
 use super::unit::{Generation, Role, UnitId};
@@ -77,8 +77,8 @@ impl Generation {
 
 impl Model {
     /// Starts or stops keeping conversations, by the configuration.
-    pub(super) fn keep_turns(&self) {
-        let keeps = self.spec.run.warm == Warm::Auto && hints::stays_cold(&self.spec.command).is_none();
+    pub(super) fn enable_conversations(&self) {
+        let keeps = self.spec.run.warm == WarmMode::Auto && hints::stays_cold(&self.spec.command).is_none();
         self.leases.turns.set(keeps);
     }
 
@@ -94,7 +94,7 @@ impl Model {
         let news = !self.experience.refuses_slot_files
             && self.no_file(&self.spec.command).is_none()
             && !slot_files::is_given(&self.spec.command)
-            && lines.iter().any(|line| line.contains(slot_files::FLAG));
+            && lines.iter().any(|line| line.contains(slot_files::SLOT_PATH_FLAG));
         self.experience.refuses_slot_files |= news;
         news
     }
@@ -103,14 +103,14 @@ impl Model {
     fn no_file(&self, command: &Command) -> Option<NoFile> {
         let can = self.spec.facts.slot_files == Some(true) && !self.experience.refuses_slot_files;
         match () {
-            () if self.spec.run.warm == Warm::Off || self.spec.run.warm_bytes.0 == 0 => Some(NoFile::Off),
+            () if self.spec.run.warm == WarmMode::Off || self.spec.run.warm_bytes.0 == 0 => Some(NoFile::Off),
             () if !can && !slot_files::is_given(command) => Some(NoFile::Build),
             () => hints::no_slot_files(command),
         }
     }
 
     /// Why a running process saves no slots for its successor.
-    fn no_file_of(&self, live: &Generation) -> Option<NoFile> {
+    fn process_no_file(&self, live: &Generation) -> Option<NoFile> {
         let Some(kin) = live.cell.kin.get() else { return Some(NoFile::Other) };
         if recipe(&self.spec).command() != live.made_of.command() {
             // The next process has another command.
@@ -128,15 +128,15 @@ impl Model {
     }
 
     /// Inputs for saving the slots of a process, or why they are not saved.
-    fn packing(&self, live: &Generation, alone: bool) -> Result<Packing, NoFile> {
-        if let Some(why) = self.no_file_of(live) {
+    fn packing(&self, live: &Generation, alone: bool) -> Result<SlotPacking, NoFile> {
+        if let Some(why) = self.process_no_file(live) {
             return Err(why);
         }
         let (Some(process), Some(files), Some(kin)) = (&live.process, &live.slot_files, live.cell.kin.get())
         else {
             return Err(NoFile::Other);
         };
-        Ok(Packing {
+        Ok(SlotPacking {
             process: Arc::clone(process),
             files: Arc::clone(files),
             kin: *kin,
@@ -156,13 +156,13 @@ impl Model {
         let Some(unit) = self.unit(id) else { return true };
         let Some(live) = &unit.live else { return true };
         let reason = self.replacements.of(live.id).map(Replacement::reason);
-        let goes = unit.machine.then() == Some(Then::Idle)
+        let goes = unit.machine.then() == Some(AfterStop::Idle)
             && reason.is_none()
             && unit.replica < self.spec.run.replicas
-            && self.spec.run.warm != Warm::Off
+            && self.spec.run.warm != WarmMode::Off
             && live.is_well()
             && !self.spec.run.warm_away.is_zero();
-        let follows = unit.machine.then() == Some(Then::Restart) && reason.is_some_and(is_planned);
+        let follows = unit.machine.then() == Some(AfterStop::Restart) && reason.is_some_and(is_planned);
         let planned = unit.role == Role::Current && (follows || goes);
         if !planned || live.hurried || live.crashed.is_some() || self.end.is_some() {
             return true;
@@ -181,12 +181,12 @@ impl Model {
             return true;
         }
         let mut packing = self.packing(live, true);
-        let bag = Bag::Parcel(None);
+        let bag = WarmState::Parcel(None);
         if goes {
             let no_file = packing.as_ref().err().copied();
             self.away.leave(replica, (generation, bag, no_file), self.spec.run.warm_away);
             if let Ok(packing) = &mut packing {
-                packing.available = packing.available.map(|bytes| bytes / away::SHARE);
+                packing.available = packing.available.map(|bytes| bytes / away::MEMORY_SHARE_DIVISOR);
                 packing.until = packing.until.min(clock::after(Instant::now(), away::PATIENCE));
             }
         } else {
@@ -198,7 +198,7 @@ impl Model {
             Ok(packing) => packing,
             Err(why) => {
                 live.packed = Packed::Done;
-                self.replacements.bring_no_file(generation, why);
+                self.replacements.set_no_file(generation, why);
                 return true;
             }
         };
@@ -222,7 +222,7 @@ impl Model {
         // A process that serves again is packed again at its next drain.
         live.packed = if drains { Packed::Done } else { Packed::NotYet };
         if drains {
-            let bag = Bag::Parcel(Some(Box::new(parcel)));
+            let bag = WarmState::Parcel(Some(Box::new(parcel)));
             if self.replacements.of(generation).is_some() {
                 self.replacements.bring(generation, Arc::new(Mutex::new(Some(bag))));
             } else {
@@ -233,7 +233,7 @@ impl Model {
     }
 
     /// Inputs for warming a process that replaces another one.
-    pub(super) fn unpacking(&mut self, id: UnitId) -> Option<Unpacking> {
+    pub(super) fn unpacking(&mut self, id: UnitId) -> Option<ProcessWarming> {
         let unit = self.unit(id)?;
         let live = unit.live.as_ref()?;
         let (replica, role) = (unit.replica, unit.role);
@@ -245,7 +245,7 @@ impl Model {
         if from == live.id {
             return None;
         }
-        if self.spec.run.warm == Warm::Off || self.leases.turns.of(from).is_empty() {
+        if self.spec.run.warm == WarmMode::Off || self.leases.turns.of(from).is_empty() {
             return None;
         }
         let mut no_file = replacement.no_file;
@@ -257,36 +257,36 @@ impl Model {
             let old = self.current(replica)?.live.as_ref().filter(|old| old.id == from)?;
             let packing = self.packing(old, false);
             no_file = packing.as_ref().err().copied();
-            let bag = Bag::Old(packing.ok().map(Box::new));
+            let bag = WarmState::Old(packing.ok().map(Box::new));
             self.replacements.bring(from, Arc::new(Mutex::new(Some(bag))));
             if let Some(why) = no_file {
-                self.replacements.bring_no_file(from, why);
+                self.replacements.set_no_file(from, why);
             }
         }
         let luggage = self.replacements.of_replica(replica)?.luggage.as_ref()?;
-        self.unpacking_of(id, from, (luggage, no_file), urgent)
+        self.make_unpacking(id, from, (luggage, no_file), urgent)
     }
 
     /// Inputs for warming a process after its model was unloaded.
-    fn returning(&self, id: UnitId) -> Option<Unpacking> {
+    fn returning(&self, id: UnitId) -> Option<ProcessWarming> {
         let left = self.away.of(self.unit(id)?.replica)?;
-        if self.spec.run.warm == Warm::Off || self.leases.turns.of(left.from).is_empty() {
+        if self.spec.run.warm == WarmMode::Off || self.leases.turns.of(left.from).is_empty() {
             return None;
         }
-        self.unpacking_of(id, left.from, (&left.luggage, left.no_file), false)
+        self.make_unpacking(id, left.from, (&left.luggage, left.no_file), false)
     }
 
     /// Inputs for warming a process with the conversations of another one.
-    fn unpacking_of(
+    fn make_unpacking(
         &self,
         id: UnitId,
         from: GenerationId,
-        (luggage, no_file): (&Luggage, Option<NoFile>),
+        (luggage, no_file): (&SharedWarmState, Option<NoFile>),
         urgent: bool,
-    ) -> Option<Unpacking> {
+    ) -> Option<ProcessWarming> {
         let unit = self.unit(id)?;
         let live = unit.live.as_ref()?;
-        Some(Unpacking {
+        Some(ProcessWarming {
             luggage: Arc::clone(luggage),
             leases: Arc::clone(&self.leases),
             from,
@@ -310,9 +310,9 @@ impl Model {
     }
 
     /// Drops kept state that new settings do not allow.
-    pub(super) fn apply_away(&mut self) {
+    pub(super) fn drop_disallowed_state(&mut self) {
         let run = &self.spec.run;
-        let allowed = run.warm != Warm::Off && !run.warm_away.is_zero();
+        let allowed = run.warm != WarmMode::Off && !run.warm_away.is_zero();
         for from in self.away.keep(if allowed { run.replicas } else { 0 }) {
             self.leases.turns.forget(from);
         }
@@ -320,12 +320,12 @@ impl Model {
 
     /// Removes slot files that are in memory, because memory is needed. The prompts stay and are evaluated
     /// again.
-    pub(super) fn clear_away_files(&self) {
+    pub(super) fn clear_kept_files(&self) {
         self.away.clear_files();
     }
 
     /// Drops expired state.
-    pub(super) fn sweep_away(&mut self, now: Instant) {
+    pub(super) fn drop_expired_state(&mut self, now: Instant) {
         for from in self.away.sweep(now) {
             self.leases.turns.forget(from);
         }
@@ -333,7 +333,7 @@ impl Model {
 
     /// Handles a process that ended before it was ready. If it was being warmed, a conversation may be the
     /// cause, so the next process gets none of them.
-    pub(super) fn died_of_warming(&mut self, replica: u32) {
+    pub(super) fn note_warming_death(&mut self, replica: u32) {
         let returns = self.away.of(replica).filter(|left| lock(&left.luggage).is_none());
         if let Some(from) = returns.map(|left| left.from) {
             self.away.take(from);
@@ -347,10 +347,10 @@ impl Model {
     }
 
     /// Records the result of warming a process that is ready.
-    pub(super) fn warmed(&mut self, id: UnitId, unpacked: Unpacked) {
+    pub(super) fn warmed(&mut self, id: UnitId, unpacked: WarmingResult) {
         let Some(live) = self.live(id) else { return };
         let (to, process, kin) = (live.id, live.process.clone(), live.cell.kin.get().copied());
-        let Unpacked { from, warmth, warm, restored, used, begun, .. } = unpacked;
+        let WarmingResult { from, warmth, warm, restored, used, begun, .. } = unpacked;
         for kept in warm {
             self.leases.turns.moved(&kept, to);
         }
@@ -377,7 +377,7 @@ impl Model {
     }
 
     /// Records the result of warming after the gate had opened.
-    pub(super) fn warmed_behind(&mut self, generation: GenerationId, warmth: Warmth) {
+    pub(super) fn note_gate_warmed(&mut self, generation: GenerationId, warmth: Warmth) {
         if warmth.conversations > 0 {
             if let Some(last) = &mut self.replacements.warm {
                 last.settle(&warmth);

@@ -17,7 +17,7 @@ use crate::process::{Process, touch};
 
 /// Inputs for saving slots.
 #[derive(Debug)]
-pub(in crate::model) struct Packing {
+pub(in crate::model) struct SlotPacking {
     pub(in crate::model) process: Arc<dyn Process>,
     pub(in crate::model) files: Arc<SlotFiles>,
     /// Identity of the process's answers.
@@ -61,14 +61,14 @@ pub(in crate::model) struct Packed {
 }
 
 /// Result for one slot.
-enum Saved {
+enum SaveResult {
     Packed,
     /// The slot holds too few tokens.
     Little,
     Not(NoFile),
 }
 
-impl Packing {
+impl SlotPacking {
     pub(in crate::model) async fn run(self) -> Parcel {
         let begun = Instant::now();
         let numbers = warden_policies::defaults().warmth;
@@ -110,9 +110,9 @@ impl Packing {
                 continue;
             }
             match self.save(id, id, tokens, None, &mut room, &mut parcel).await {
-                Saved::Packed => {}
-                Saved::Little => empty.push(id),
-                Saved::Not(why) => {
+                SaveResult::Packed => {}
+                SaveResult::Little => empty.push(id),
+                SaveResult::Not(why) => {
                     parcel.no_file = parcel.no_file.or(Some(why));
                     if matches!(why, NoFile::Time | NoFile::Failed | NoFile::Dearer) {
                         break;
@@ -121,7 +121,7 @@ impl Packing {
             }
         }
         if self.alone && !empty.is_empty() && parcel.no_file.is_none() {
-            self.recall(&empty, &mut room, &mut parcel).await;
+            self.recall_cached(&empty, &mut room, &mut parcel).await;
         }
         let packed = |kept: &Arc<Kept>| {
             parcel.slots.iter().any(|slot| slot.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, kept)))
@@ -156,17 +156,17 @@ impl Packing {
         of: Option<&Arc<Kept>>,
         room: &mut Room,
         parcel: &mut Parcel,
-    ) -> Saved {
+    ) -> SaveResult {
         if self.left().is_zero() {
-            return Saved::Not(NoFile::Time);
+            return SaveResult::Not(NoFile::Time);
         }
         if !room.has(self.expected(tokens)) {
-            return Saved::Not(NoFile::Room);
+            return SaveResult::Not(NoFile::Room);
         }
         let name = self.files.name(parcel.slots.len());
         if let Err(error) = self.files.make(&name) {
             tracing::warn!(%error, "cannot make a file for a slot");
-            return Saved::Not(NoFile::Failed);
+            return SaveResult::Not(NoFile::Failed);
         }
         let begun = Instant::now();
         let saved = slot_talk::save(self.process.as_ref(), slot, &name, self.left()).await;
@@ -174,21 +174,23 @@ impl Packing {
         let sealed = self.files.seal(&name);
         let outcome = match (saved, sealed) {
             // A slot that is busy by now is saved when it becomes free, and then the file is useless.
-            (Err(Refused::Silent), _) => Saved::Not(NoFile::Time),
-            (Err(Refused::Said), _) | (_, Err(_)) => Saved::Not(NoFile::Failed),
-            (Ok((tokens, _)), _) if tokens < warden_policies::defaults().warmth.least_tokens => Saved::Little,
+            (Err(Refused::Silent), _) => SaveResult::Not(NoFile::Time),
+            (Err(Refused::Said), _) | (_, Err(_)) => SaveResult::Not(NoFile::Failed),
+            (Ok((tokens, _)), _) if tokens < warden_policies::defaults().warmth.least_tokens => {
+                SaveResult::Little
+            }
             // A full disk shows only here, because the server reports success.
-            (Ok((_, written)), Ok(bytes)) if written != bytes || bytes == 0 => Saved::Not(NoFile::Room),
+            (Ok((_, written)), Ok(bytes)) if written != bytes || bytes == 0 => SaveResult::Not(NoFile::Room),
             (Ok((tokens, bytes)), Ok(_)) => {
                 if !room.take(tokens, bytes) {
-                    Saved::Not(NoFile::Room)
+                    SaveResult::Not(NoFile::Room)
                 } else if warmth::pays(tokens, took.as_secs_f64() * 1000.0, self.pace) {
                     let of = of.cloned().or_else(|| self.whose(tokens, parcel));
                     parcel.bytes += bytes;
                     parcel.slots.push(Packed { name: name.clone(), slot: place, tokens, of });
-                    return Saved::Packed;
+                    return SaveResult::Packed;
                 } else {
-                    Saved::Not(NoFile::Dearer)
+                    SaveResult::Not(NoFile::Dearer)
                 }
             }
         };
@@ -208,7 +210,7 @@ impl Packing {
 
     /// Brings conversations back from the prompt cache into empty slots and saves them. Stops at the first
     /// one that is not cached.
-    async fn recall(&self, empty: &[u32], room: &mut Room, parcel: &mut Parcel) {
+    async fn recall_cached(&self, empty: &[u32], room: &mut Room, parcel: &mut Parcel) {
         let packed: Vec<Arc<Kept>> = parcel.slots.iter().filter_map(|slot| slot.of.clone()).collect();
         let is_packed = |kept: &&Arc<Kept>| packed.iter().any(|known| Arc::ptr_eq(known, kept));
         let missing = self.conversations.iter().filter(|kept| !is_packed(kept));
@@ -228,7 +230,7 @@ impl Packing {
             }
             let Some(slot) = self.holder(cached + evaluated).await else { return };
             let tokens = Some(kept.tokens());
-            if let Saved::Not(why) = self.save(slot, *place, tokens, Some(kept), room, parcel).await {
+            if let SaveResult::Not(why) = self.save(slot, *place, tokens, Some(kept), room, parcel).await {
                 parcel.no_file = parcel.no_file.or(Some(why));
                 return;
             }

@@ -8,10 +8,10 @@ use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::warmth::{self, Cold, NoFile, Proof, Warmth};
 
-use super::pack::{Packed, Packing, Parcel};
+use super::pack::{Packed, Parcel, SlotPacking};
 use crate::clock;
 use crate::lease::cell::Cell;
-use crate::lease::queue::Leases;
+use crate::lease::queue::LeaseQueue;
 use crate::lease::turns::Kept;
 use crate::process::slot_files::SlotFiles;
 use crate::process::slot_talk::{self, Touched};
@@ -20,22 +20,22 @@ use crate::sync::lock;
 
 /// Warm state of a replacement. The first process that is ready takes it; if that process dies of it, later
 /// ones start cold.
-pub(in crate::model) type Luggage = Arc<Mutex<Option<Bag>>>;
+pub(in crate::model) type SharedWarmState = Arc<Mutex<Option<WarmState>>>;
 
 /// Warm state for the next process.
 #[derive(Debug)]
-pub(in crate::model) enum Bag {
+pub(in crate::model) enum WarmState {
     /// Saved slots of a process that has ended, or none.
     Parcel(Option<Box<Parcel>>),
     /// Inputs for saving the slots of the old process, which still serves.
-    Old(Option<Box<Packing>>),
+    Old(Option<Box<SlotPacking>>),
 }
 
 /// Inputs for warming a process.
 #[derive(Debug)]
-pub(in crate::model) struct Unpacking {
-    pub(in crate::model) luggage: Luggage,
-    pub(in crate::model) leases: Arc<Leases>,
+pub(in crate::model) struct ProcessWarming {
+    pub(in crate::model) luggage: SharedWarmState,
+    pub(in crate::model) leases: Arc<LeaseQueue>,
     /// Generation that held the conversations.
     pub(in crate::model) from: GenerationId,
     /// Cell of the new generation.
@@ -52,11 +52,11 @@ pub(in crate::model) struct Unpacking {
 }
 
 /// Part of the start's time limit that is left for steps after warming.
-const SPARE: Duration = Duration::from_secs(5);
+const START_RESERVE: Duration = Duration::from_secs(5);
 
 /// Result of warming.
 #[derive(Debug)]
-pub(crate) struct Unpacked {
+pub(crate) struct WarmingResult {
     pub(in crate::model) from: GenerationId,
     pub(in crate::model) warmth: Warmth,
     /// Conversations that the new process has.
@@ -70,35 +70,39 @@ pub(crate) struct Unpacked {
     pub(in crate::model) took: Duration,
 }
 
-impl Unpacking {
+impl ProcessWarming {
     /// Warms the process. `None` if there is nothing to do.
-    pub(in crate::model) async fn run(self, process: &dyn Process, slots: Option<u32>) -> Option<Unpacked> {
+    pub(in crate::model) async fn run(
+        self,
+        process: &dyn Process,
+        slots: Option<u32>,
+    ) -> Option<WarmingResult> {
         let bag = lock(&self.luggage).take()?;
         let begun = Instant::now();
         let numbers = warden_policies::defaults().warmth;
-        let beside = matches!(bag, Bag::Old(_));
+        let beside = matches!(bag, WarmState::Old(_));
         let patient = beside && !self.urgent;
         let until = clock::after(begun, if patient { numbers.beside } else { numbers.before_gate });
         let until = match self.start {
-            Some(start) => until.min(start.checked_sub(SPARE).unwrap_or(begun)).max(begun),
+            Some(start) => until.min(start.checked_sub(START_RESERVE).unwrap_or(begun)).max(begun),
             None => until,
         };
         let parcel = match bag {
-            Bag::Parcel(parcel) => parcel,
-            Bag::Old(Some(mut packing)) => {
+            WarmState::Parcel(parcel) => parcel,
+            WarmState::Old(Some(mut packing)) => {
                 // The deadline was set when the new process began to load.
                 packing.until = clock::after(begun, numbers.before_gate / 2);
                 packing.conversations = self.leases.turns.of(self.from);
                 Some(Box::new(packing.run().await))
             }
-            Bag::Old(None) => None,
+            WarmState::Old(None) => None,
         };
         // Use the present conversations, because some have continued meanwhile.
         let conversations = self.leases.turns.of(self.from);
         if conversations.is_empty() {
             return None;
         }
-        let mut done = Unpacked {
+        let mut done = WarmingResult {
             from: self.from,
             warmth: Warmth { conversations: conversations.len() as u64, ..Warmth::default() },
             warm: Vec::new(),
@@ -123,11 +127,11 @@ impl Unpacking {
                 continue;
             }
             let Some(request) = &kept.turn.body else {
-                done.warmth.chill(if kept.turn.has_media { Cold::Media } else { Cold::NotKept }, 1);
+                done.warmth.count_cold(if kept.turn.has_media { Cold::Media } else { Cold::NotKept }, 1);
                 continue;
             };
             let Some(slot) = free.pop() else {
-                done.warmth.chill(Cold::Slots, 1);
+                done.warmth.count_cold(Cold::Slots, 1);
                 continue;
             };
             if !beside {
@@ -145,7 +149,7 @@ impl Unpacking {
                     done.warm.push(Arc::clone(kept));
                     done.used.push(slot);
                 }
-                Touched::Refused => done.warmth.chill(Cold::Refused, 1),
+                Touched::Refused => done.warmth.count_cold(Cold::Refused, 1),
                 Touched::Silent => {
                     done.warmth.later += 1;
                     done.begun.push(slot);
@@ -172,7 +176,7 @@ impl Unpacking {
         mut parcel: Parcel,
         conversations: &[Arc<Kept>],
         (until, beside): (Instant, bool),
-        done: &mut Unpacked,
+        done: &mut WarmingResult,
     ) {
         (done.warmth.bytes, done.warmth.save_ms) = (parcel.bytes, clock::millis(parcel.took));
         if let Some(why) = parcel.no_file {
@@ -211,19 +215,19 @@ impl Unpacking {
         }
         // After all restores: only sizes tell which slot holds which conversation.
         let mut unseen = restored.into_iter();
-        let mut use_of = Use::Shown;
-        while use_of == Use::Shown
+        let mut use_of = RestoreUse::Shown;
+        while use_of == RestoreUse::Shown
             && let Some(packed) = unseen.next()
         {
             let left = self.left(until, beside);
             use_of = if left.is_zero() {
                 done.unseen(packed, conversations);
-                Use::Unknown
+                RestoreUse::Unknown
             } else {
                 self.prove(process, packed, conversations, (left, beside), done).await
             };
         }
-        if use_of == Use::Unknown {
+        if use_of == RestoreUse::Unknown {
             // The slots are restored, and their first request will show if they are used.
             unseen.for_each(|packed| done.unseen(packed, conversations));
         }
@@ -236,15 +240,15 @@ impl Unpacking {
         packed: Packed,
         conversations: &[Arc<Kept>],
         (left, beside): (Duration, bool),
-        done: &mut Unpacked,
-    ) -> Use {
+        done: &mut WarmingResult,
+    ) -> RestoreUse {
         let Some(kept) = packed.of.clone().filter(|kept| is_known(conversations, kept)) else {
             done.unseen(packed, conversations);
-            return Use::Shown;
+            return RestoreUse::Shown;
         };
         let Some(request) = kept.turn.body.clone() else {
             done.unproven(Some(kept));
-            return Use::Shown;
+            return RestoreUse::Shown;
         };
         let nobody_waits = beside && !self.urgent;
         let pace = self.leases.turns.pace();
@@ -255,7 +259,7 @@ impl Unpacking {
             Touched::Counted(cached, evaluated) if warmth::proof(cached, evaluated) == Proof::Reused => {
                 done.warmth.carried += 1;
                 done.warm.push(kept);
-                Use::Shown
+                RestoreUse::Shown
             }
             Touched::Counted(cached, evaluated) => {
                 // The proof itself has evaluated the prompt.
@@ -265,17 +269,17 @@ impl Unpacking {
                 let all = cached + evaluated;
                 let holder =
                     told.iter().find(|slot| slot.facts.tokens == Some(all)).map(|slot| slot.facts.id);
-                done.not_used(none_before, holder.as_slice());
-                if none_before { Use::None } else { Use::Shown }
+                done.note_unused(none_before, holder.as_slice());
+                if none_before { RestoreUse::None } else { RestoreUse::Shown }
             }
             // No time for a proof; the contents may still be useful.
             Touched::Silent => {
                 done.unproven(Some(kept));
-                Use::Unknown
+                RestoreUse::Unknown
             }
             Touched::Refused => {
                 done.unproven(Some(kept));
-                Use::Shown
+                RestoreUse::Shown
             }
         }
     }
@@ -283,7 +287,7 @@ impl Unpacking {
 
 /// Evidence about the use of restored slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum RestoreUse {
     /// Used; the next slot is checked too.
     Shown,
     /// Not used, and later slots will not be either.
@@ -296,7 +300,7 @@ fn is_known(conversations: &[Arc<Kept>], kept: &Arc<Kept>) -> bool {
     conversations.iter().any(|known| Arc::ptr_eq(known, kept))
 }
 
-impl Unpacked {
+impl WarmingResult {
     /// Records a restored slot without a proof. An unknown one counts as a conversation; one that has
     /// continued meanwhile is counted as that conversation.
     fn unseen(&mut self, packed: Packed, conversations: &[Arc<Kept>]) {
@@ -318,7 +322,7 @@ impl Unpacked {
 
     /// Records that restored slots are not used. `is_way`: the model never uses them. `holds`: slots that
     /// hold something anyway.
-    fn not_used(&mut self, is_way: bool, holds: &[u32]) {
+    fn note_unused(&mut self, is_way: bool, holds: &[u32]) {
         if is_way {
             self.warmth.without(NoFile::NotReused);
             self.used = holds.to_vec();

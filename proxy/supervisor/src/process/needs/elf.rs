@@ -10,13 +10,13 @@ use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
 use object::{Endianness, ReadCache, ReadRef};
 
 /// Maximum size of a table that is read; a loader has no larger ones.
-const LARGEST: u64 = 1 << 20;
+const MAX_TABLE_BYTES: u64 = 1 << 20;
 /// Maximum number of entries read from a program or library table.
-const MOST: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 
 /// Contents of an ELF file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Elf {
+pub(crate) struct ElfFile {
     /// Path of the loader.
     pub(crate) interpreter: Option<PathBuf>,
     /// Names of needed libraries.
@@ -35,7 +35,7 @@ impl<'a> ReadRef<'a> for Pieces<'a> {
     }
 
     fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
-        if size > LARGEST { Err(()) } else { self.0.read_bytes_at(offset, size) }
+        if size > MAX_TABLE_BYTES { Err(()) } else { self.0.read_bytes_at(offset, size) }
     }
 
     fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
@@ -44,7 +44,7 @@ impl<'a> ReadRef<'a> for Pieces<'a> {
 }
 
 /// Reads a file. `None` if it is no understandable 64-bit ELF file.
-pub(crate) fn read(path: &Path) -> Option<Elf> {
+pub(crate) fn read(path: &Path) -> Option<ElfFile> {
     // Opening a pipe could block.
     fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     let cache = ReadCache::new(File::open(path).ok()?);
@@ -52,24 +52,24 @@ pub(crate) fn read(path: &Path) -> Option<Elf> {
     let header = FileHeader64::<Endianness>::parse(data).ok()?;
     let endian = header.endian().ok()?;
     let segments = header.program_headers(endian, data).ok()?;
-    let mut elf = Elf::default();
-    for segment in segments.iter().take(MOST) {
+    let mut elf = ElfFile::default();
+    for segment in segments.iter().take(MAX_ENTRIES) {
         if let Some(interpreter) = segment.interpreter(endian, data).ok()? {
             elf.interpreter = Some(PathBuf::from(std::str::from_utf8(interpreter).ok()?));
         }
     }
     let mut table = None;
-    for segment in segments.iter().take(MOST) {
+    for segment in segments.iter().take(MAX_ENTRIES) {
         table = table.or(segment.dynamic(endian, data).ok()?);
     }
     let Some(table) = table else { return Some(elf) };
     let entries = || {
-        let all = table.iter().take(MOST).map(|entry| (entry.d_tag(endian), entry.d_val(endian)));
+        let all = table.iter().take(MAX_ENTRIES).map(|entry| (entry.d_tag(endian), entry.d_val(endian)));
         all.take_while(|(tag, _)| *tag != u64::from(DT_NULL))
     };
     let value = |wanted: u32| entries().find(|(tag, _)| *tag == u64::from(wanted)).map(|(_, value)| value);
     let (Some(address), Some(size)) = (value(DT_STRTAB), value(DT_STRSZ)) else { return Some(elf) };
-    let start = segments.iter().take(MOST).find_map(|segment| {
+    let start = segments.iter().take(MAX_ENTRIES).find_map(|segment| {
         let inside = address.checked_sub(segment.p_vaddr(endian))?;
         let is_there = segment.p_type(endian) == PT_LOAD && inside < segment.p_filesz(endian);
         is_there.then(|| segment.p_offset(endian).checked_add(inside)).flatten()
@@ -139,7 +139,7 @@ pub(crate) mod tests {
         file
     }
 
-    fn of(bytes: &[u8]) -> Option<Elf> {
+    fn of(bytes: &[u8]) -> Option<ElfFile> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("program");
         fs::write(&path, bytes).unwrap();

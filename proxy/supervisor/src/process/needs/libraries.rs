@@ -13,20 +13,20 @@ use crate::process::needs::missing::Missing;
 use crate::spec::Command;
 
 /// Default directories of the loader.
-const USUAL: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
+const DEFAULT_DIRECTORIES: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 /// Index of libraries in all other directories.
-pub(crate) const CACHE: &str = "/etc/ld.so.cache";
+pub(crate) const LD_CACHE: &str = "/etc/ld.so.cache";
 /// Maximum size of the cache that is read; usual ones have some hundred kilobytes.
-const LARGEST_CACHE: u64 = 64 << 20;
+const MAX_CACHE_BYTES: u64 = 64 << 20;
 /// Maximum number of library names that are checked.
-const MOST: usize = 256;
+const MAX_LIBRARIES: usize = 256;
 
 /// First library that the binary of a command, or one of its libraries, names and that does not exist.
 /// Existing ones are added to `used`.
 pub(crate) fn missing(command: &Command, used: &mut Vec<PathBuf>) -> Option<Missing> {
     let binary = command.binary.is_absolute().then_some(command.binary.as_path())?;
-    let cache = fs::metadata(CACHE).ok().filter(|data| data.len() <= LARGEST_CACHE);
-    let cache = cache.and_then(|_| fs::read(CACHE).ok());
+    let cache = fs::metadata(LD_CACHE).ok().filter(|data| data.len() <= MAX_CACHE_BYTES);
+    let cache = cache.and_then(|_| fs::read(LD_CACHE).ok());
     look(binary, &listed(command), cache.as_deref(), used)
 }
 
@@ -52,7 +52,7 @@ fn look(binary: &Path, listed: &[PathBuf], cache: Option<&[u8]>, used: &mut Vec<
             places.push(expanded(place, &path)?);
         }
         for name in elf.needed {
-            if seen.len() >= MOST || !seen.insert(name.clone()) {
+            if seen.len() >= MAX_LIBRARIES || !seen.insert(name.clone()) {
                 continue;
             }
             let Some(found) = find(&name, &places, cache) else {
@@ -82,15 +82,20 @@ fn find(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf> {
         let path = path.get(path.find('/')?..)?;
         (path.rsplit('/').next() == Some(name)).then(|| PathBuf::from(path))
     });
-    let beside = places.iter().cloned().chain(USUAL.map(PathBuf::from)).map(|place| place.join(name));
+    let beside =
+        places.iter().cloned().chain(DEFAULT_DIRECTORIES.map(PathBuf::from)).map(|place| place.join(name));
     beside.chain(cached).find(|path| path.exists())
 }
 
 /// Directories in the `LD_LIBRARY_PATH` of the process.
 fn listed(command: &Command) -> Vec<PathBuf> {
-    const NAME: &str = "LD_LIBRARY_PATH";
-    let own = command.env.iter().rfind(|(name, _)| name == NAME).map(|(_, value)| value.into());
-    let inherited = || std::env::var_os(NAME).filter(|_| !command.env_remove.iter().any(|name| name == NAME));
+    const LIBRARY_PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
+    let own =
+        command.env.iter().rfind(|(name, _)| name == LIBRARY_PATH_VARIABLE).map(|(_, value)| value.into());
+    let inherited = || {
+        std::env::var_os(LIBRARY_PATH_VARIABLE)
+            .filter(|_| !command.env_remove.iter().any(|name| name == LIBRARY_PATH_VARIABLE))
+    };
     let value: std::ffi::OsString = own.or_else(inherited).unwrap_or_default();
     std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect()
 }
@@ -182,7 +187,7 @@ mod tests {
 
     #[test]
     fn programs_of_this_machine_miss_nothing() {
-        let cache = fs::read(CACHE).unwrap_or_default();
+        let cache = fs::read(LD_CACHE).unwrap_or_default();
         for program in ["/bin/sh", "/usr/bin/env", "/usr/bin/c++"] {
             assert_eq!(message(Path::new(program), &[], &cache), None, "{program}");
         }

@@ -26,7 +26,7 @@ use crate::process::needs::missing::Missing;
 use crate::spec::Command;
 
 /// Flags of llama-server whose value is a GGUF file that has to exist.
-const MODELS: &[&str] = &[
+const MODEL_FLAGS: &[&str] = &[
     "-m",
     "--model",
     "-md",
@@ -38,7 +38,7 @@ const MODELS: &[&str] = &[
     "--model-vocoder",
 ];
 /// Flags whose value is another file that has to exist.
-const OTHER_FILES: &[&str] = &[
+const OTHER_FILE_FLAGS: &[&str] = &[
     "--lora",
     "--control-vector",
     "--grammar-file",
@@ -50,14 +50,14 @@ const OTHER_FILES: &[&str] = &[
     "--ssl-cert-file",
 ];
 /// With one of these flags, `--model` names the target of a download.
-const DOWNLOADS: &[&str] =
+const DOWNLOAD_FLAGS: &[&str] =
     &["-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url", "-dr", "--docker-repo"];
 /// Variables of llama-server that name model files.
-const VARIABLES: &[&str] = &["LLAMA_ARG_MODEL", "LLAMA_ARG_MMPROJ", "LLAMA_ARG_MODEL_DRAFT"];
+const MODEL_VARIABLES: &[&str] = &["LLAMA_ARG_MODEL", "LLAMA_ARG_MMPROJ", "LLAMA_ARG_MODEL_DRAFT"];
 
 /// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sight {
+pub(crate) struct NeedsCheck {
     /// State of each file and directory. A difference means that a start may behave differently.
     pub(crate) stamps: Vec<(PathBuf, Option<Stamp>)>,
     /// First missing requirement, without which no start can succeed.
@@ -89,14 +89,14 @@ pub(crate) struct Stamp {
 
 /// Checks the files. File system calls may hang with a network disk: not for a runtime thread. `running` is
 /// a process with the same binary, whose libraries the next one needs, too.
-pub(crate) fn look(command: &Command, running: Option<u32>) -> Sight {
+pub(crate) fn look(command: &Command, running: Option<u32>) -> NeedsCheck {
     let files = files(command);
     let directories = directories(command);
     let mut paths: Vec<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
     paths.extend(binary(command));
     paths.extend(directories);
     // Installing a library updates the cache.
-    paths.push(libraries::CACHE.into());
+    paths.push(libraries::LD_CACHE.into());
     let stamps =
         paths.into_iter().map(|path| (stamp(&path), path)).map(|(stamp, path)| (path, stamp)).collect();
     let mut libraries = Vec::new();
@@ -106,7 +106,7 @@ pub(crate) fn look(command: &Command, running: Option<u32>) -> Sight {
         .or_else(|| missing_library(running?));
     // A download may be another file the next time.
     let kin = files.iter().any(|need| need.model).then(|| kin(command, &files, libraries)).flatten();
-    Sight { stamps, missing, kin }
+    NeedsCheck { stamps, missing, kin }
 }
 
 /// Computes the [`Kin`]. `None` if some of the files it depends on cannot be found.
@@ -191,7 +191,7 @@ fn is_model_or_library(path: &Path) -> bool {
 
 /// Maximum number of files in a folder that is searched for libraries, which a build may open without
 /// naming them.
-const MOST_FILES: usize = 4096;
+const MAX_LIBRARY_FILES: usize = 4096;
 
 /// Libraries in a folder; `None` if it has too many files. An unreadable folder counts as empty, because
 /// nothing in it can be opened.
@@ -199,7 +199,7 @@ fn libraries_in(folder: &Path) -> Option<Vec<PathBuf>> {
     let Ok(entries) = fs::read_dir(folder) else { return Some(Vec::new()) };
     let mut found = Vec::new();
     for (count, entry) in entries.flatten().enumerate() {
-        if count >= MOST_FILES {
+        if count >= MAX_LIBRARY_FILES {
             return None;
         }
         let name = entry.file_name();
@@ -236,12 +236,12 @@ fn files(command: &Command) -> Vec<Need> {
     // llama-server accepts `_` for `-` in its long flags.
     let flag = |arg: &String| if arg.starts_with("--") { arg.replace('_', "-") } else { arg.clone() };
     let args: Vec<String> = command.args.iter().map(flag).collect();
-    let downloads = args.iter().any(|arg| DOWNLOADS.contains(&arg.as_str()));
+    let downloads = args.iter().any(|arg| DOWNLOAD_FLAGS.contains(&arg.as_str()));
     let mut needs = Vec::new();
     for (index, arg) in args.iter().enumerate() {
-        let is_model = MODELS.contains(&arg.as_str());
+        let is_model = MODEL_FLAGS.contains(&arg.as_str());
         let Some(value) =
-            command.args.get(index + 1).filter(|_| is_model || OTHER_FILES.contains(&arg.as_str()))
+            command.args.get(index + 1).filter(|_| is_model || OTHER_FILE_FLAGS.contains(&arg.as_str()))
         else {
             continue;
         };
@@ -254,9 +254,9 @@ fn files(command: &Command) -> Vec<Need> {
         }
         needs.extend(parts(value).iter().map(|value| Need { path: place(value), model: is_model }));
     }
-    for name in VARIABLES {
+    for name in MODEL_VARIABLES {
         let given = command.env.iter().rfind(|(key, _)| key == name).map(|(_, value)| value);
-        let stands = !downloads && !args.iter().any(|arg| DOWNLOADS.contains(&arg.as_str()));
+        let stands = !downloads && !args.iter().any(|arg| DOWNLOAD_FLAGS.contains(&arg.as_str()));
         if let Some(value) = given.filter(|value| !value.is_empty() && stands) {
             needs.push(Need { path: place(value), model: true });
         }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::spec::Command;
 
 /// Bytes checked and read at once: the size of the kernel's own read-ahead.
-const PIECE: usize = 128 * 1024;
+const PIECE_BYTES: usize = 128 * 1024;
 
 /// Result of reading ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,9 +35,9 @@ pub(crate) fn read_ahead(command: &Command, available: Option<u64>, limit: Durat
     if available.is_none_or(|available| all > available) {
         return ahead;
     }
-    let mut room = vec![0; PIECE];
+    let mut room = vec![0; PIECE_BYTES];
     for (file, bytes) in &files {
-        for at in (0..*bytes).step_by(PIECE) {
+        for at in (0..*bytes).step_by(PIECE_BYTES) {
             if is_cached(file, at) {
                 continue;
             }
@@ -90,7 +90,7 @@ mod tests {
     }
 
     fn cached(file: &File) -> u64 {
-        (0..BYTES).step_by(PIECE).filter(|at| is_cached(file, *at)).count() as u64 * PIECE as u64
+        (0..BYTES).step_by(PIECE_BYTES).filter(|at| is_cached(file, *at)).count() as u64 * PIECE_BYTES as u64
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(super) const FILE: usize = BLOCK * (2 + 2 * BLOCKS);
 const MAGIC: [u8; 8] = *b"LWRECL1\0";
 const VERSION: u32 = 1;
 /// Bytes of a block before its checksum.
-const CHECKED: usize = BLOCK - 8;
+const CHECKED_BYTES: usize = BLOCK - 8;
 
 pub(super) const GRAPHS: u32 = 1;
 pub(super) const POOLS: u32 = 2;
@@ -72,7 +72,7 @@ pub(super) fn request(seq: u64, what: u32, deadline_ms: u32) -> Vec<u8> {
     let mut block = seq.to_ne_bytes().to_vec();
     block.extend(what.to_ne_bytes());
     block.extend(deadline_ms.to_ne_bytes());
-    block.resize(CHECKED, 0);
+    block.resize(CHECKED_BYTES, 0);
     block.extend(check(&block).to_ne_bytes());
     block
 }
@@ -113,8 +113,8 @@ fn u64_at(block: &[u8], at: usize) -> Option<u64> {
 }
 
 fn is_whole(block: &[u8]) -> bool {
-    let told = u64_at(block, CHECKED);
-    block.get(..CHECKED).is_some_and(|bytes| told == Some(check(bytes)))
+    let told = u64_at(block, CHECKED_BYTES);
+    block.get(..CHECKED_BYTES).is_some_and(|bytes| told == Some(check(bytes)))
 }
 
 /// FNV-1a.

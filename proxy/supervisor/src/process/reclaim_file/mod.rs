@@ -35,10 +35,10 @@ use crate::spec::Command;
 pub(crate) const VARIABLE: &str = "LLAMA_WARDEN_RECLAIM";
 
 /// Interval for reading answers. The process itself looks four times a second.
-const LOOK: Duration = Duration::from_millis(50);
+const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Extra time for the process to see the request and to report that its time is up.
-const GRACE: Duration = Duration::from_secs(2);
+const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
 /// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,9 +155,9 @@ impl Desk {
     async fn ask(&self, part: Part, wait: Duration) -> (Outcome, Given, u64) {
         let nothing = (Outcome::NoAnswer, Given::default(), 0);
         let Some(seq) = self.put(part, wait) else { return nothing };
-        let until = clock::after(Instant::now(), wait.saturating_add(GRACE));
+        let until = clock::after(Instant::now(), wait.saturating_add(ANSWER_GRACE));
         loop {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(ANSWER_POLL_INTERVAL).await;
             let there = self.answers(part);
             // A process that came after the request does not answer, and one that has ended cannot.
             let mut open = there.iter().filter(|answer| answer.seq < seq);

@@ -21,7 +21,7 @@ use crate::process::kinship;
 use crate::spec::SpawnRequest;
 use crate::sync::lock;
 
-type Waiting = HashMap<u64, oneshot::Sender<(Answer, Vec<OwnedFd>)>>;
+type PendingAnswers = HashMap<u64, oneshot::Sender<(Answer, Vec<OwnedFd>)>>;
 
 /// A connection to the root.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Client {
     stream: UnixStream,
     writing: Mutex<()>,
     next: AtomicU64,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<PendingAnswers>,
 }
 
 impl Client {

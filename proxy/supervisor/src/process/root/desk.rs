@@ -20,12 +20,17 @@ use crate::sync::lock;
 
 /// Starts to answer, until the other side is gone.
 pub(crate) fn open(stream: UnixStream, nursery: NurseryHandle, runtime: Handle) -> io::Result<()> {
-    let desk =
-        Arc::new(Desk { stream, writing: Mutex::default(), nursery, runtime, tasks: TaskTracker::new() });
+    let desk = Arc::new(RootServer {
+        stream,
+        writing: Mutex::default(),
+        nursery,
+        runtime,
+        tasks: TaskTracker::new(),
+    });
     thread::Builder::new().name("desk".to_owned()).spawn(move || desk.run()).map(drop)
 }
 
-struct Desk {
+struct RootServer {
     stream: UnixStream,
     /// Serializes the writing of answers.
     writing: Mutex<()>,
@@ -34,7 +39,7 @@ struct Desk {
     tasks: TaskTracker,
 }
 
-impl Desk {
+impl RootServer {
     fn run(self: Arc<Self>) {
         loop {
             match wire::receive::<Ask>(&self.stream) {

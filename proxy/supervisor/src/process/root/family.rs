@@ -84,7 +84,7 @@ impl Family {
     pub(crate) async fn retired_ended(&self) {
         let mut instances = self.instances.subscribe();
         // Fails only without a sender, and we hold one.
-        drop(instances.wait_for(Orders::nobody_is_retired).await);
+        drop(instances.wait_for(Orders::has_no_retired).await);
     }
 
     /// Waits for the end of the serving instance, if it is not this process.

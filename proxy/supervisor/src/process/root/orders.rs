@@ -46,7 +46,7 @@ impl Orders {
         self.serving
     }
 
-    pub(super) fn nobody_is_retired(&self) -> bool {
+    pub(super) fn has_no_retired(&self) -> bool {
         self.retired.is_empty()
     }
 
@@ -120,9 +120,9 @@ mod tests {
         assert_eq!(orders.told(Reload), [3, 1, 2]);
         orders.ended(1);
         assert_eq!(orders.told(End), [3, 2]);
-        assert!(!orders.nobody_is_retired());
+        assert!(!orders.has_no_retired());
         orders.ended(2);
-        assert!(orders.nobody_is_retired());
+        assert!(orders.has_no_retired());
         assert_eq!((orders.told(End), orders.serving()), (vec![3], Some(3)));
     }
 }

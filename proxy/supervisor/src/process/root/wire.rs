@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 /// Maximum number of files per message. The kernel allows 253.
 pub const MOST_FILES: usize = 64;
 /// Maximum size of a message in bytes: a detector's state of one process takes some 100 KB.
-const LONGEST: usize = 64 << 20;
+const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
 /// Sends a message with these files, which the receiver gets as duplicates.
 ///
@@ -25,8 +25,9 @@ const LONGEST: usize = 64 << 20;
 /// The other side is gone, takes nothing within the socket's timeout, or the message is too large.
 pub fn send(mut to: &UnixStream, message: &impl Serialize, files: &[BorrowedFd<'_>]) -> io::Result<()> {
     let text = serde_json::to_vec(message)?;
-    let length =
-        u32::try_from(text.len()).ok().filter(|_| text.len() <= LONGEST && files.len() <= MOST_FILES);
+    let length = u32::try_from(text.len())
+        .ok()
+        .filter(|_| text.len() <= MAX_MESSAGE_BYTES && files.len() <= MOST_FILES);
     let length = length.ok_or_else(|| io::Error::other("the message is too large"))?.to_be_bytes();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -67,7 +68,7 @@ pub fn receive<T: DeserializeOwned>(mut from: &UnixStream) -> io::Result<(T, Vec
         got += received.bytes;
     }
     let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
-    if length > LONGEST {
+    if length > MAX_MESSAGE_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a message is too large"));
     }
     let mut text = vec![0; length];

@@ -8,21 +8,21 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::rate::{Nanos, nanos};
+use warden_policies::rate::{RateNanos, nanos};
 use warden_policies::{Rate, client_network};
 
 use crate::sync::lock;
 
-/// Wrong keys allowed in [`PER`] from one address: enough for a person who pastes a wrong key a few times.
-const MOST: u64 = 10;
-const PER: Duration = Duration::from_secs(60);
+/// Wrong keys allowed in [`ATTEMPT_PERIOD`] from one address: enough for a person who pastes a wrong key a few times.
+const MAX_WRONG_KEYS: u64 = 10;
+const ATTEMPT_PERIOD: Duration = Duration::from_secs(60);
 /// Addresses with their own count; all others share one.
-const ADDRESSES: usize = 1024;
+const MAX_ADDRESSES: usize = 1024;
 
 #[derive(Debug)]
 pub(super) struct Attempts {
     base: Instant,
-    used: Mutex<HashMap<Option<IpAddr>, Nanos>>,
+    used: Mutex<HashMap<Option<IpAddr>, RateNanos>>,
 }
 
 impl Default for Attempts {
@@ -40,8 +40,8 @@ impl Attempts {
         let (used, now) = (lock(&self.used), self.since(now));
         let known = used.get(&Some(client_network(from)));
         // An address without its own count uses the shared one.
-        let known = known.or_else(|| used.get(&None).filter(|_| used.len() >= ADDRESSES));
-        let Some(rate) = Rate::new(MOST, PER) else { return Ok(()) };
+        let known = known.or_else(|| used.get(&None).filter(|_| used.len() >= MAX_ADDRESSES));
+        let Some(rate) = Rate::new(MAX_WRONG_KEYS, ATTEMPT_PERIOD) else { return Ok(()) };
         rate.check(known.copied().unwrap_or_default(), now)
     }
 
@@ -49,20 +49,20 @@ impl Attempts {
     pub(super) fn wrong(&self, from: IpAddr, now: Instant) {
         let (mut used, now) = (lock(&self.used), self.since(now));
         let mut place = Some(client_network(from));
-        if !used.contains_key(&place) && used.len() >= ADDRESSES {
+        if !used.contains_key(&place) && used.len() >= MAX_ADDRESSES {
             used.retain(|_, until| *until > now);
-            if used.len() >= ADDRESSES {
+            if used.len() >= MAX_ADDRESSES {
                 place = None;
             }
         }
         let until = used.entry(place).or_default();
-        if let Some(rate) = Rate::new(MOST, PER) {
+        if let Some(rate) = Rate::new(MAX_WRONG_KEYS, ATTEMPT_PERIOD) {
             // Beyond the limit the count stays as it is.
             *until = rate.take(*until, now).unwrap_or(*until);
         }
     }
 
-    fn since(&self, now: Instant) -> Nanos {
+    fn since(&self, now: Instant) -> RateNanos {
         nanos(now.saturating_duration_since(self.base))
     }
 }
@@ -76,7 +76,7 @@ mod tests {
         let attempts = Attempts::default();
         let mut now = attempts.base;
         let (one, other): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
-        for _ in 0..MOST {
+        for _ in 0..MAX_WRONG_KEYS {
             assert_eq!(attempts.check(one, now), Ok(()));
             attempts.wrong(one, now);
         }
@@ -85,9 +85,9 @@ mod tests {
                 && attempts.check("::ffff:10.0.0.1".parse().unwrap(), now).is_err()
         );
         assert_eq!(attempts.check(other, now), Ok(()));
-        now += PER / 2;
+        now += ATTEMPT_PERIOD / 2;
         assert_eq!(attempts.check(one, now), Ok(()));
-        for last in 0..2 * MOST {
+        for last in 0..2 * MAX_WRONG_KEYS {
             attempts.wrong(format!("2001:db8::{last:x}").parse().unwrap(), now);
         }
         assert!(attempts.check("2001:db8::ffff".parse().unwrap(), now).is_err(), "one network");
@@ -100,9 +100,9 @@ mod tests {
         for n in 0..u16::MAX {
             attempts.wrong(IpAddr::from([10, 1, n.to_be_bytes()[0], n.to_be_bytes()[1]]), now);
         }
-        assert!(lock(&attempts.used).len() <= ADDRESSES + 1);
+        assert!(lock(&attempts.used).len() <= MAX_ADDRESSES + 1);
         assert!(attempts.check("10.9.9.9".parse().unwrap(), now).is_err());
-        now += 2 * PER;
+        now += 2 * ATTEMPT_PERIOD;
         assert_eq!(attempts.check("10.9.9.9".parse().unwrap(), now), Ok(()));
     }
 }

@@ -6,7 +6,7 @@ use super::super::frame::head;
 
 /// The sign-in page. `why`: the error of the last attempt.
 pub(super) fn sign_in(back: &str, why: Option<&str>) -> String {
-    document("Sign in", None, |main| {
+    bare_document("Sign in", None, |main| {
         main.element("h1", &[], "llama-warden");
         if let Some(why) = why {
             main.element("p", &[("class", &"bad"), ("role", &"alert")], why);
@@ -42,14 +42,14 @@ pub(super) fn sign_in(back: &str, why: Option<&str>) -> String {
 /// A page that redirects by itself. A navigation from another site carries no cookie of ours; a navigation
 /// from this page does.
 pub(super) fn onward(to: &str) -> String {
-    document("llama-warden", Some(to), |main| {
+    bare_document("llama-warden", Some(to), |main| {
         main.within("p", &[], |p| {
             p.element("a", &[("href", &to)], "Go on to the page");
         });
     })
 }
 
-fn document(title: &str, onward: Option<&str>, content: impl FnOnce(&mut Html)) -> String {
+fn bare_document(title: &str, onward: Option<&str>, content: impl FnOnce(&mut Html)) -> String {
     let mut html = Html::new();
     html.raw("<!doctype html>").within("html", &[("lang", &"en")], |html| {
         html.within("head", &[], |all| {

@@ -28,21 +28,21 @@ use tokio::time::Instant;
 use warden_gateway::{Answering, Asker, Control, KeyHash, Keys, Page};
 
 use self::attempts::Attempts;
-use self::sessions::{LASTS, Sessions};
+use self::sessions::{LASTS, PageSessions};
 use super::answer::{Kind, lead, plain, refuse};
 use super::guard;
 use super::view::{Way, is_here, way};
 use super::{Visitor, go, read_form};
 use crate::admin::answer::{Admin, Body};
-use crate::admin::query::{Query, address};
+use crate::admin::query::{QueryPairs, address};
 
 /// Serves the page on the public listener.
-pub(crate) struct Doorkeeper {
+pub(crate) struct SignInGuard {
     /// Runtime in which pages are made: not the threads that pass answers on.
     runtime: Handle,
     /// Its `stop` ends streams when the listener ends, before the fleet does.
     admin: Admin,
-    sessions: Sessions,
+    sessions: PageSessions,
     attempts: Attempts,
 }
 
@@ -65,7 +65,7 @@ enum Outside {
     TooMany(u64),
 }
 
-impl Page for Doorkeeper {
+impl Page for SignInGuard {
     fn answer(self: Arc<Self>, request: Request<Incoming>, asker: Asker) -> Answering {
         let answered = self.runtime.clone().spawn(async move { self.answer_one(request, &asker).await });
         Box::pin(async move {
@@ -76,13 +76,13 @@ impl Page for Doorkeeper {
     }
 }
 
-impl Doorkeeper {
+impl SignInGuard {
     /// Call it in the runtime in which pages are made.
     pub(crate) fn new(admin: Admin) -> Self {
         Self {
             runtime: Handle::current(),
             admin,
-            sessions: Sessions::default(),
+            sessions: PageSessions::default(),
             attempts: Attempts::default(),
         }
     }
@@ -95,8 +95,13 @@ impl Doorkeeper {
             _ => None,
         };
         let way = way(uri.path()).unwrap_or(Way::Nothing);
-        let judged =
-            guard::judge_outside(&method, request.headers(), way.is_document(), &asker.host, asker.tls);
+        let judged = guard::check_public_request(
+            &method,
+            request.headers(),
+            way.is_document(),
+            &asker.host,
+            asker.tls,
+        );
         if let Err(refused) = judged {
             return refuse(StatusCode::FORBIDDEN, &refused);
         }
@@ -109,7 +114,7 @@ impl Doorkeeper {
         }
         let known = match known {
             Ok(known) => known,
-            Err(why) => return turned_away(&why, &request, way),
+            Err(why) => return refusal(&why, &request, way),
         };
         if signs == Some(false) {
             return self.sign_out(request, known).await;
@@ -123,7 +128,7 @@ impl Doorkeeper {
                 // A stream opened by a key in its own header ends with its connection.
                 let Some(secret) = &session else { return true };
                 let key = sessions.upgrade().and_then(|door| door.sessions.key(secret, Instant::now()));
-                key.is_some_and(|key| has_right(&control, &key).is_ok())
+                key.is_some_and(|key| key_name_with_right(&control, &key).is_ok())
             })),
         };
         go(&self.admin, way, request, visitor).await
@@ -134,7 +139,7 @@ impl Doorkeeper {
         let control = &self.admin.gateway;
         for secret in cookies(headers, &cookie_name(&asker.host)) {
             if let Some(key) = self.sessions.key(secret, Instant::now())
-                && let Ok(name) = has_right(control, &key)
+                && let Ok(name) = key_name_with_right(control, &key)
             {
                 return Ok(Known { name, session: Some(secret.to_owned()) });
             }
@@ -151,7 +156,7 @@ impl Doorkeeper {
     fn by_key(&self, keys: &[KeyHash], asker: &Asker) -> Result<(Arc<str>, KeyHash), Outside> {
         let mut why = Outside::WrongKey;
         for key in keys {
-            match has_right(&self.admin.gateway, key) {
+            match key_name_with_right(&self.admin.gateway, key) {
                 Ok(name) => return Ok((name, *key)),
                 Err(Outside::WrongKey) => {}
                 Err(other) => why = other,
@@ -169,9 +174,9 @@ impl Doorkeeper {
 
     async fn sign_in(&self, request: Request<Incoming>, asker: &Asker, is_in: bool) -> Response<Body> {
         if request.method() != Method::POST {
-            let query = Query::of(request.uri().query());
+            let query = QueryPairs::of(request.uri().query());
             let back = back(&query);
-            return if is_in { lead(back) } else { shown(StatusCode::OK, form::sign_in(back, None)) };
+            return if is_in { lead(back) } else { html_response(StatusCode::OK, form::sign_in(back, None)) };
         }
         let secure = asker.tls
             || request
@@ -184,7 +189,7 @@ impl Doorkeeper {
         };
         let back = back(&form);
         let Some(key) = form.get("key").map(str::trim).filter(|key| !key.is_empty()) else {
-            return shown(StatusCode::UNAUTHORIZED, form::sign_in(back, Some("A key is needed.")));
+            return html_response(StatusCode::UNAUTHORIZED, form::sign_in(back, Some("A key is needed.")));
         };
         match self.by_key(&[KeyHash::of(key.as_bytes())], asker) {
             Ok((name, key)) => {
@@ -194,7 +199,7 @@ impl Doorkeeper {
             }
             Err(why) => {
                 let text = form::sign_in(back, Some(&format!("{why}.")));
-                told(&why, shown(status(&why), text))
+                told(&why, html_response(status(&why), text))
             }
         }
     }
@@ -225,23 +230,23 @@ impl Doorkeeper {
 }
 
 /// The answer to a refused visitor: the form for a person, a sentence for a script.
-fn turned_away(why: &Outside, request: &Request<Incoming>, way: Way<'_>) -> Response<Body> {
+fn refusal(why: &Outside, request: &Request<Incoming>, way: Way<'_>) -> Response<Body> {
     let headers = request.headers();
     let opens = request.method() == Method::GET && way.is_document();
-    let fragment = Query::of(request.uri().query()).get("fragment").is_some();
+    let fragment = QueryPairs::of(request.uri().query()).get("fragment").is_some();
     if !opens || fragment || !matches!(why, Outside::NoKey) {
         return told(why, refuse(status(why), why));
     }
     let here = request.uri().path_and_query().map_or("/page/", http::uri::PathAndQuery::as_str);
     let here = if is_here(here) { here } else { "/page/" };
-    if headers.get(guard::SITE).is_some_and(|site| site != "same-origin" && site != "none") {
-        return shown(StatusCode::OK, form::onward(here));
+    if headers.get(guard::FETCH_SITE).is_some_and(|site| site != "same-origin" && site != "none") {
+        return html_response(StatusCode::OK, form::onward(here));
     }
     lead(&address("/page/sign-in", &[("back", here)]))
 }
 
 /// The name of a key, if it opens the page now.
-fn has_right(control: &Control, key: &KeyHash) -> Result<Arc<str>, Outside> {
+fn key_name_with_right(control: &Control, key: &KeyHash) -> Result<Arc<str>, Outside> {
     match control.known_key(key) {
         Some((name, true)) => Ok(name),
         Some((name, false)) => Err(Outside::NoRight(name)),
@@ -265,11 +270,11 @@ fn told(why: &Outside, mut answer: Response<Body>) -> Response<Body> {
     answer
 }
 
-fn shown(status: StatusCode, text: String) -> Response<Body> {
+fn html_response(status: StatusCode, text: String) -> Response<Body> {
     plain(status, Kind::Page, text.into(), None)
 }
 
-fn back(asked: &Query) -> &str {
+fn back(asked: &QueryPairs) -> &str {
     asked.get("back").filter(|back| is_here(back) && !back.starts_with("/page/sign-")).unwrap_or("/page/")
 }
 
@@ -330,9 +335,9 @@ mod tests {
             "/page/sign-out",
             "/page/sign-in?back=x",
         ] {
-            assert_eq!(back(&Query::of(Some(&address("", &[("back", to)])[1..]))), "/page/", "{to}");
+            assert_eq!(back(&QueryPairs::of(Some(&address("", &[("back", to)])[1..]))), "/page/", "{to}");
         }
-        let far = Query::of(Some("back=/page/memory%3Fmodel%3Da"));
+        let far = QueryPairs::of(Some("back=/page/memory%3Fmodel%3Da"));
         assert_eq!(back(&far), "/page/memory?model=a");
         assert!(!form::sign_in("\"><script>", Some("<b>")).contains("<script>"));
     }

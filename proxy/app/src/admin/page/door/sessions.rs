@@ -12,14 +12,14 @@ use warden_gateway::KeyHash;
 use crate::sync::lock;
 
 /// Limit of sessions. A further sign-in ends the oldest: only holders of a key get so far.
-const MOST: usize = 64;
+const MAX_SESSIONS: usize = 64;
 /// Life of a session, even of an active one: somewhat more than a working day.
 pub(super) const LASTS: Duration = Duration::from_secs(12 * 3600);
 /// Length of the cookie: 256 bits cannot be guessed.
-const BYTES: usize = 32;
+const COOKIE_BYTES: usize = 32;
 
 #[derive(Debug)]
-struct Session {
+struct PageSession {
     /// Hash of the cookie.
     hash: KeyHash,
     /// The key that opened the session. Each request checks that it still has the right.
@@ -29,18 +29,18 @@ struct Session {
 
 /// The sessions, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Sessions(Mutex<VecDeque<Session>>);
+pub(super) struct PageSessions(Mutex<VecDeque<PageSession>>);
 
-impl Sessions {
+impl PageSessions {
     /// Opens a session for a key that has the right. Returns the cookie.
     pub(super) fn open(&self, key: KeyHash, now: Instant) -> String {
-        let secret = hex::encode(rand::random::<[u8; BYTES]>());
+        let secret = hex::encode(rand::random::<[u8; COOKIE_BYTES]>());
         let mut all = lock(&self.0);
         all.retain(|session| session.until > now);
-        while all.len() >= MOST {
+        while all.len() >= MAX_SESSIONS {
             all.pop_front();
         }
-        all.push_back(Session { hash: KeyHash::of(secret.as_bytes()), key, until: now + LASTS });
+        all.push_back(PageSession { hash: KeyHash::of(secret.as_bytes()), key, until: now + LASTS });
         secret
     }
 
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn a_session_is_known_until_it_is_closed_or_old_and_there_are_few() {
-        let (sessions, key) = (Sessions::default(), KeyHash::of(b"key"));
+        let (sessions, key) = (PageSessions::default(), KeyHash::of(b"key"));
         let now = Instant::now();
         let (one, two) = (sessions.open(key, now), sessions.open(key, now));
         assert!(one != two && sessions.key(&one, now) == Some(key));
@@ -74,10 +74,10 @@ mod tests {
         sessions.close(&one);
         assert_eq!((sessions.key(&one, now), sessions.key(&two, now)), (None, Some(key)));
         assert_eq!(sessions.key(&two, now + LASTS), None);
-        for _ in 0..MOST {
+        for _ in 0..MAX_SESSIONS {
             sessions.open(key, now);
         }
-        assert_eq!((sessions.key(&two, now), lock(&sessions.0).len()), (None, MOST));
+        assert_eq!((sessions.key(&two, now), lock(&sessions.0).len()), (None, MAX_SESSIONS));
         let last = sessions.open(key, now + LASTS);
         assert_eq!((sessions.key(&last, now + LASTS), lock(&sessions.0).len()), (Some(key), 1));
     }

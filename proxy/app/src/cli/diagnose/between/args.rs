@@ -5,7 +5,7 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use warden_builder::BackendWish;
 use warden_experiment::Workload;
-use warden_experiment::between::Aim;
+use warden_experiment::between::RevisionAim;
 
 use crate::cli::build;
 use crate::cli::diagnose::DiagnoseArgs;
@@ -26,7 +26,7 @@ pub(crate) struct BetweenArgs {
     pub(super) between: Option<Range>,
     /// Change to look for.
     #[arg(long = "for", value_name = "WHAT", value_enum, default_value_t, requires = "between")]
-    pub(super) aim: For,
+    pub(super) aim: SearchAim,
     /// Repository of the commits: a URL, a folder, or a name from `[build.sources]`.
     #[arg(long, value_name = "URL|PATH|NAME", requires = "between")]
     pub(super) git: Option<String>,
@@ -39,7 +39,7 @@ pub(crate) struct BetweenArgs {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum For {
+pub(crate) enum SearchAim {
     /// Growing memory or a crash under the workloads.
     #[default]
     Growth,
@@ -49,12 +49,12 @@ pub(crate) enum For {
     Answers,
 }
 
-impl For {
-    const fn aim(self) -> Aim {
+impl SearchAim {
+    const fn aim(self) -> RevisionAim {
         match self {
-            Self::Growth => Aim::Growth,
-            Self::Slowdown => Aim::Slowdown,
-            Self::Answers => Aim::Answers,
+            Self::Growth => RevisionAim::Growth,
+            Self::Slowdown => RevisionAim::Slowdown,
+            Self::Answers => RevisionAim::Answers,
         }
     }
 }
@@ -85,7 +85,7 @@ impl DiagnoseArgs {
         self.between.between.is_some()
     }
 
-    pub(super) const fn aim(&self) -> Aim {
+    pub(super) const fn aim(&self) -> RevisionAim {
         self.between.aim.aim()
     }
 

@@ -102,10 +102,10 @@ mod tests {
 
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
-    use warden_experiment::between::{Aim, Ask, Seen};
+    use warden_experiment::between::{Ask, RevisionAim, Seen};
 
     fn record(revision: usize) -> ProcessRecord {
-        let aim = Aim::Growth;
+        let aim = RevisionAim::Growth;
         let ask = Ask { revision, is_end: false, whole: false, control: false, workload: None, aim };
         ProcessRecord { ask, seen: Seen::Cannot("why\nnot".to_owned()), lengths: None }
     }

@@ -38,7 +38,7 @@ use super::{DiagnoseArgs, interruptible, outputs};
 use crate::admin::instance;
 use crate::cli::{build, builds_between};
 use crate::config::machine::Machine;
-use crate::config::resolve::Resolved;
+use crate::config::resolve::ResolvedConfig;
 use crate::exit::Failure;
 use crate::out;
 use crate::serve::Signals;
@@ -54,7 +54,7 @@ struct Between<'a> {
     shown: String,
     line: Vec<RevisionInfo>,
     /// Configuration at the start of the search; `index` is the model's place in it.
-    configured: Resolved,
+    configured: ResolvedConfig,
     index: usize,
     /// Text of the configuration file at the start of the search.
     file: Option<String>,
@@ -208,7 +208,7 @@ impl Between<'_> {
             }
         };
         drop(sockets);
-        self.tidy(&report.conclusion, &others, &in_use);
+        self.remove_builds(&report.conclusion, &others, &in_use);
         written?;
         if stop.is_cancelled() {
             return Err(Failure::INTERRUPTED);
@@ -255,7 +255,7 @@ fn end(conclusion: &Conclusion) -> Result<(), Failure> {
     let code = match conclusion.outcome {
         Ended::Found { .. } => return Ok(()),
         Ended::Interrupted => crate::exit::INTERRUPTED,
-        Ended::EndFailed { .. } | Ended::IllFailed { .. } => crate::exit::FAILURE,
+        Ended::EndFailed { .. } | Ended::IllFailed { .. } => crate::exit::FAILURE_CODE,
         Ended::Among { .. }
         | Ended::Unsteady { .. }
         | Ended::BothIll

@@ -58,7 +58,7 @@ impl Between<'_> {
     /// Removes the builds of all judged commits but the two neighbours, once there is an answer. Keeps
     /// builds of earlier searches (`others`). Keeps all builds if the search can continue with more
     /// readings, or while another search runs.
-    pub(super) fn tidy(&self, conclusion: &Conclusion, others: &[Provenance], in_use: &File) {
+    pub(super) fn remove_builds(&self, conclusion: &Conclusion, others: &[Provenance], in_use: &File) {
         let is_told =
             matches!(conclusion.outcome, Ended::Found { .. } | Ended::Among { .. } | Ended::Unsteady { .. });
         if !is_told || rustix::fs::flock(in_use, FlockOperation::NonBlockingLockExclusive).is_err() {

@@ -9,7 +9,7 @@ use super::Between;
 use crate::exit::Failure;
 
 /// Prefixes of the variables that llama.cpp and its libraries read.
-const OWN: [&str; 7] = ["LLAMA_", "GGML_", "CUDA_", "HIP_", "ROCR_", "OMP_", "MALLOC_"];
+const LLAMA_VARIABLE_PREFIXES: [&str; 7] = ["LLAMA_", "GGML_", "CUDA_", "HIP_", "ROCR_", "OMP_", "MALLOC_"];
 
 impl Between<'_> {
     /// The name of the search's file of results. Contains only a hash of the command and its variables,
@@ -19,14 +19,15 @@ impl Between<'_> {
         let command = &model.command;
         // Leave out files named by variables, and the log: a server writes to them, so each start would
         // begin another search.
-        let named = read_words(&command.args).map(PathBuf::from).chain(self.args.replay.clone());
+        let named = input_file_words(&command.args).map(PathBuf::from).chain(self.args.replay.clone());
         let facts = |path: PathBuf| {
             let facts = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file)?;
             Some((path, facts.len(), facts.modified().ok()))
         };
         let files: Vec<_> = named.filter_map(facts).collect();
         let is_own = |name: &str| {
-            OWN.iter().any(|prefix| name.starts_with(prefix)) && !name.starts_with("LLAMA_WARDEN_")
+            LLAMA_VARIABLE_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+                && !name.starts_with("LLAMA_WARDEN_")
         };
         let mut inherited: Vec<(String, String)> = self.machine.text_vars();
         inherited.retain(|(name, _)| is_own(name));
@@ -52,7 +53,7 @@ impl Between<'_> {
 }
 
 /// Returns the words of a server's command line that may name a file to read.
-fn read_words(args: &[String]) -> impl Iterator<Item = &String> {
+fn input_file_words(args: &[String]) -> impl Iterator<Item = &String> {
     let before = std::iter::once(None).chain(args.iter().map(Some));
     let read =
         args.iter().zip(before).filter(|(_, before)| before.is_none_or(|before| before != "--log-file"));
@@ -66,6 +67,9 @@ mod tests {
     #[test]
     fn what_a_server_writes_makes_no_other_search() {
         let args = ["-m", "model.gguf", "--log-file", "out.log", "-ngl", "9"].map(str::to_owned);
-        assert_eq!(read_words(&args).collect::<Vec<_>>(), ["-m", "model.gguf", "--log-file", "-ngl", "9"]);
+        assert_eq!(
+            input_file_words(&args).collect::<Vec<_>>(),
+            ["-m", "model.gguf", "--log-file", "-ngl", "9"]
+        );
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::between::NoServer;
-use warden_diagnose::proof::{self, Lengths, Sent};
+use warden_diagnose::proof::{self, Sent, TextLengths};
 use warden_diagnose::report::BetweenReport;
 use warden_diagnose::{Experiment, Lab, Outcome, Report, without_prompt_cache};
 use warden_experiment::between::Symptom;
@@ -19,7 +19,7 @@ use crate::exit::Failure;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked<'a> {
     /// Lengths of the timed and compared requests.
-    pub(super) lengths: Option<Lengths>,
+    pub(super) lengths: Option<TextLengths>,
     pub(super) base: &'a Experiment,
 }
 
@@ -70,7 +70,7 @@ impl Between<'_> {
         &self,
         symptom: &Symptom,
         spec: &SoloSpec,
-        lengths: Option<Lengths>,
+        lengths: Option<TextLengths>,
         lab: &Lab,
         stop: &CancellationToken,
     ) -> Result<Vec<Sent>, Failure> {

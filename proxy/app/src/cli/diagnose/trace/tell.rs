@@ -1,13 +1,13 @@
 //! Describes the call sites of a leg in words.
 
 use warden_experiment::Attribution;
-use warden_policies::units::{Amount, exact};
+use warden_policies::units::{ByteAmount, exact};
 use warden_tracer_reader::{Kind, Memory, Place};
 
-use super::{HANDLES, LegTrace, Traced};
+use super::{HANDLE_KINDS, LegTrace, Traced};
 
 /// Blocks below this many intervals are sampled, larger ones are all counted. The tracer uses the same rule.
-const SAMPLED: f64 = 4.0;
+const SAMPLED_INTERVALS: f64 = 4.0;
 
 /// Limits of the report, justified in `defaults.toml`, section `[diagnose.trace]`.
 fn numbers() -> &'static warden_policies::defaults::Trace {
@@ -23,8 +23,8 @@ impl LegTrace {
                 self.workload,
                 if self.control { ", without the prompt cache" } else { "" },
                 name(traced.memory),
-                Amount(found.measured),
-                part(found)
+                ByteAmount(found.measured),
+                explained_part(found)
             ));
             for place in self.named(traced) {
                 lines.push(self.line(place));
@@ -35,12 +35,12 @@ impl LegTrace {
             }
             match found.follows {
                 Some(follows) => {
-                    let what = HANDLES[follows.kind];
+                    let what = HANDLE_KINDS[follows.kind];
                     lines.push(format!(
                         "  the rest is in no allocation that is counted: it follows {}, {:.2} more a request, {} each (correlation {:.2})",
                         what.1,
                         follows.per_request,
-                        Amount(follows.bytes_each),
+                        ByteAmount(follows.bytes_each),
                         follows.correlation
                     ));
                     for place in self.handles(what.0) {
@@ -58,7 +58,7 @@ impl LegTrace {
             return;
         }
         if self.own_heap {
-            lines.push(OWN_HEAP.to_owned());
+            lines.push(OWN_HEAP_NOTE.to_owned());
         }
         if self.unfollowed > 0 {
             lines.push(format!(
@@ -86,8 +86,8 @@ impl LegTrace {
     /// Error of a call site's growth, in bytes per request: two standard errors if its blocks are sampled.
     fn error(&self, place: &Place) -> f64 {
         let (bytes, interval) = (exact(place.more_bytes.unsigned_abs()), exact(self.interval));
-        let sampled =
-            place.memory == Memory::Host && bytes < place.more_count.abs().max(1.0) * interval * SAMPLED;
+        let sampled = place.memory == Memory::Host
+            && bytes < place.more_count.abs().max(1.0) * interval * SAMPLED_INTERVALS;
         if sampled { 2.0 * (bytes * interval).sqrt() / exact(self.requests.max(1)) } else { 0.0 }
     }
 
@@ -112,8 +112,8 @@ impl LegTrace {
             Memory::Handles => format!("{count} × {} a request", place.function),
             Memory::Host | Memory::Device => {
                 let error = self.error(place);
-                let error = if error > 0.0 { format!(" ± {}", Amount(error)) } else { String::new() };
-                let each = Amount(self.each(place.more_bytes));
+                let error = if error > 0.0 { format!(" ± {}", ByteAmount(error)) } else { String::new() };
+                let each = ByteAmount(self.each(place.more_bytes));
                 format!("{each}{error} a request, {count} × {}{within}", place.function)
             }
         };
@@ -124,13 +124,13 @@ impl LegTrace {
     }
 }
 
-const OWN_HEAP: &str = "  the program has an allocator of its own (jemalloc, mimalloc, tcmalloc, …) linked into it, so its blocks are not \
+const OWN_HEAP_NOTE: &str = "  the program has an allocator of its own (jemalloc, mimalloc, tcmalloc, …) linked into it, so its blocks are not \
 counted, only the mappings that it takes; build it without, or preload that allocator as a library";
 
 /// Says which share of the growth is explained. Allocated bytes that were never touched use no memory, so
 /// the counts may exceed the growth.
-fn part(found: &Attribution) -> String {
-    let counted = Amount(found.counted.max(0.0));
+fn explained_part(found: &Attribution) -> String {
+    let counted = ByteAmount(found.counted.max(0.0));
     if found.counted > found.measured * (1.0 + numbers().untouched) {
         return format!("and counted allocations by {counted}, of which not all was touched");
     }
@@ -240,7 +240,13 @@ mod tests {
     #[test]
     fn a_sentence_never_says_that_a_part_is_more_than_the_whole() {
         let told = |counted: f64| {
-            part(&Attribution { measured: 1_048_576.0, counted, follows: None, along: None, retained: false })
+            explained_part(&Attribution {
+                measured: 1_048_576.0,
+                counted,
+                follows: None,
+                along: None,
+                retained: false,
+            })
         };
         assert_eq!(told(524_288.0), "of which counted allocations make up 512.0 KiB (50 %)");
         assert_eq!(told(-100.0), "of which counted allocations make up 0 B (0 %)");
