@@ -1,14 +1,14 @@
-//! The wall clock enters here and nowhere else: dates in records, ages of files.
+//! The crate's only access to the wall clock: dates in records, ages of files.
 
 use jiff::Timestamp;
 
-/// Now, as RFC 3339 in UTC to the second.
+/// The current time as RFC 3339 in UTC, to the second.
 pub(crate) fn now() -> String {
     let now = Timestamp::now();
     now.round(jiff::Unit::Second).unwrap_or(now).to_string()
 }
 
-/// Now, in seconds since 1970.
+/// The current time in seconds since 1970.
 pub(crate) fn unix_seconds() -> i64 {
     Timestamp::now().as_second()
 }

@@ -1,7 +1,7 @@
-//! The one place that reads environment variables, and the search for programs.
+//! The only place that reads environment variables, and the search for programs.
 //!
-//! Variables that would change what a compiler makes (`CFLAGS` and its like) are kept from the children: a plan's
-//! hash covers the cmake options, so flags come in as those or not at all.
+//! Variables that change a compiler's output (`CFLAGS` and its like) are removed from child processes: a
+//! plan's hash covers the cmake options, so flags have to be given as cmake options.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Access;
 use tokio::process::Command;
 
-/// Removed from every child of a build, because they shape the result without being in its plan.
+/// Variables removed from every child of a build: they change the result and are not part of its plan.
 const SHAPING: [&str; 23] = [
     "CFLAGS",
     "CXXFLAGS",
@@ -37,8 +37,8 @@ const SHAPING: [&str; 23] = [
     "HIPFLAGS",
 ];
 
-/// Where compilers and linkers search without being told. Package managers such as Nix and conda work by these, so they
-/// are kept, and they are part of a plan: a build with others is another build.
+/// Default search paths of compilers and linkers. Nix and conda depend on these variables, so they are
+/// kept, and they are part of a plan: a build with other values is another build.
 const SEARCHED: [&str; 8] = [
     "CPATH",
     "C_INCLUDE_PATH",
@@ -50,23 +50,23 @@ const SEARCHED: [&str; 8] = [
     "SDKROOT",
 ];
 
-/// The settings of git that the environment brings, in the way in which git hands them on.
+/// git settings from the environment, in git's own format for child processes.
 pub(crate) fn git_settings() -> OsString {
     std::env::var_os("GIT_CONFIG_PARAMETERS").unwrap_or_default()
 }
 
-/// Where programs are searched, and which compilers the user asked for.
+/// Search paths for programs, and the compilers chosen by the user.
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
     /// `PATH`: folders separated by colons.
     pub path: OsString,
-    /// `CPATH`, `LIBRARY_PATH` and the like: where compilers search without being told.
+    /// `CPATH`, `LIBRARY_PATH` and the like: default search paths of compilers.
     pub searched: BTreeMap<String, OsString>,
     /// `CC`, if set and not empty.
     pub cc: Option<OsString>,
     /// `CXX`, if set and not empty.
     pub cxx: Option<OsString>,
-    /// `CUDACXX`, if set and not empty: the nvcc to take.
+    /// `CUDACXX`, if set and not empty: the nvcc to use.
     pub cudacxx: Option<OsString>,
     /// `CUDA_HOME` and `CUDA_PATH`: folders of CUDA toolkits.
     pub cuda_homes: Vec<PathBuf>,
@@ -74,12 +74,12 @@ pub struct Environment {
     pub rocm_homes: Vec<PathBuf>,
     /// `VULKAN_SDK`.
     pub vulkan_sdk: Option<PathBuf>,
-    /// Where toolkits and devices are looked for besides: `/`. `None`: nowhere.
+    /// Root under which toolkits and devices are searched, too: `/`. `None`: no such search.
     pub system: Option<PathBuf>,
 }
 
 impl Environment {
-    /// That of this process.
+    /// Reads the environment of this process.
     pub fn from_process() -> Self {
         let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let folders = |names: [&str; 2]| {
@@ -101,7 +101,7 @@ impl Environment {
         }
     }
 
-    /// The absolute path of a program, searched as a shell does; a name with a slash is taken as a path.
+    /// The absolute path of a program, searched like in a shell; a name with a slash is a path already.
     pub fn find(&self, program: impl AsRef<Path>) -> Option<PathBuf> {
         let program = program.as_ref();
         let runs = |path: &Path| path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok();
@@ -114,12 +114,11 @@ impl Environment {
             .find(|path| runs(path))
     }
 
-    /// A command that finds its own helpers where we do, and that nothing outside of a plan shapes.
+    /// A command with our `PATH` and without the variables that are not part of a plan.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.env("PATH", &self.path);
-        // Messages are parsed: they must not be translated. Not by LC_ALL, which ccache takes for a reason to
-        // compile anew.
+        // Messages are parsed, so they must not be translated. LC_ALL would make ccache compile again.
         command.env("LANGUAGE", "C");
         for name in SHAPING {
             command.env_remove(name);
@@ -134,7 +133,7 @@ impl Environment {
     }
 }
 
-/// Where short-lived files go whose paths must be short: a socket's may have 107 bytes.
+/// Folder for short-lived files with short paths: a socket's path is limited to 107 bytes.
 pub(crate) fn short_temporary_folder() -> PathBuf {
     const LONGEST: usize = 50;
     Some(std::env::temp_dir())
@@ -142,7 +141,7 @@ pub(crate) fn short_temporary_folder() -> PathBuf {
         .unwrap_or_else(|| "/tmp".into())
 }
 
-/// Keeps from a command every variable of ours that `foreign` names.
+/// Removes every variable that `foreign` matches from the command's environment.
 pub(crate) fn without(command: &mut Command, foreign: impl Fn(&str) -> bool) {
     for (name, _) in std::env::vars_os() {
         if foreign(&name.to_string_lossy()) {

@@ -1,5 +1,5 @@
-//! Everything that can go wrong here, as one type. Each message says what was being done to which thing; the cure,
-//! where there is one, is in [`Error::hint`].
+//! The error type of this crate. Each message says what was being done to which thing; [`Error::hint`] has
+//! the remedy, where there is one.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,50 +9,50 @@ use crate::kind::Kind;
 use crate::plan::backend::Backend;
 use crate::store::id::BuildId;
 
-/// The result of everything in this crate that can fail.
+/// Result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why something was not done.
+/// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
-    /// The path of a source leads nowhere.
+    /// The path of a source does not exist.
     #[error("there is no source at {path}")]
     SourceMissing { path: PathBuf },
-    /// A file that is none of the known archives.
+    /// The file is not in a known archive format.
     #[error("{path} is not an archive that can be read: {why}")]
     NotAnArchive { path: PathBuf, why: String },
-    /// A readable source in which there is no llama.cpp.
+    /// A readable source without llama.cpp.
     #[error("there is no llama.cpp in {path}; at its top are: {}", list(.top))]
     NoLlamaCpp {
         path: PathBuf,
-        /// Names at its top level, so that a wrong file is recognised at once.
+        /// Names at its top level, so that the user recognizes a wrong file.
         top: Vec<String>,
     },
-    /// An archive that would write, or point, outside of the folder it is unpacked into.
+    /// An archive with an entry or link that leads outside the unpack folder.
     #[error("{path} was not unpacked: its entry `{entry}` {why}")]
     UnsafeArchive { path: PathBuf, entry: String, why: &'static str },
-    /// More bytes or entries than a source has.
+    /// An archive with more bytes or entries than the limit for sources.
     #[error("{path} was not unpacked: it holds more than {limit}")]
     ArchiveTooLarge { path: PathBuf, limit: String },
-    /// A folder with more bytes or files than a source has.
+    /// A folder with more bytes or files than the limit for sources.
     #[error("{path} is no source: what belongs to it is more than {limit}")]
     SourceTooLarge { path: PathBuf, limit: String },
-    /// A program that has to be there is not.
+    /// A required program is missing.
     #[error("not found: {program}")]
     MissingProgram {
-        /// Its usual name, or what it is.
+        /// Usual name or description of the program.
         program: String,
-        /// The Debian package that has it.
+        /// Debian package that contains it.
         package: &'static str,
     },
-    /// A program that is there does not work.
+    /// An installed program does not work.
     #[error("`{command}` failed while {doing}: {why}")]
     Program { command: String, doing: String, why: String },
-    /// Not enough room to build.
+    /// Not enough free disk space to build.
     #[error("{path} has {free} MiB free, a build takes {need} MiB")]
     Disk {
-        /// The folder that would be written to.
+        /// Folder that would be written to.
         path: PathBuf,
         /// MiB available to this user.
         free: u64,
@@ -67,106 +67,105 @@ pub enum Error {
         /// MiB needed.
         need: u64,
     },
-    /// A cmake option that cannot be honoured.
+    /// A cmake option that cannot be used.
     #[error("the cmake option `{option}` cannot be used: {why}")]
     Option { option: String, why: &'static str },
-    /// What makes code for a GPU is not whole.
+    /// The toolkit for a GPU backend is incomplete.
     #[error("a build for {backend} cannot be made here: {missing}")]
     Toolkit {
         backend: Backend,
-        /// What is missing, and where it was looked for.
+        /// Missing part, and where it was searched.
         missing: String,
-        /// The cure.
         cure: String,
     },
-    /// A backend or an architecture that does not exist, or not together.
+    /// An unknown backend or architecture, or an impossible combination of both.
     #[error("`{given}` cannot be built for: {why}")]
     Target {
         given: String,
         why: String,
-        /// What there is.
+        /// Valid values.
         cure: String,
     },
-    /// Something about patch sets.
+    /// An error about patch sets.
     #[error(transparent)]
     Patches(warden_patches::Error),
-    /// The source is not any more what was planned with.
+    /// The source changed after it was planned.
     #[error("{path} changed between the plan and the build")]
     SourceChanged { path: PathBuf },
-    /// The binary lacks what the patches put into its source.
+    /// The binary lacks markers of patches that were applied to its source.
     #[error("the built llama-server lacks {}, although the source was patched", list(.fixes))]
     Markers {
-        /// The fixes and hooks whose marker is not in it.
+        /// Fixes and hooks without their marker in the binary.
         fixes: Vec<String>,
     },
-    /// The configuration or the compilation failed.
+    /// Configuration or compilation failed.
     #[error("{phase} failed:\n{excerpt}\nfull log: {log}")]
     Build {
         /// `configuring` or `compiling`.
         phase: &'static str,
-        /// The first error, with a few lines.
+        /// First error, with a few lines.
         excerpt: String,
         log: PathBuf,
-        /// Whether the compiler was killed from outside, most likely for memory.
+        /// The compiler was killed from outside, most likely because memory ran out.
         killed: bool,
-        /// Whether disk or memory ran out: its output says so, or the compiler was killed.
+        /// Disk or memory ran out, by the output or because the compiler was killed.
         no_room: bool,
     },
-    /// The binary does not do what a llama-server does.
+    /// The binary failed a check of the verification.
     #[error("the built llama-server failed the check `{check}`: {why}")]
     Verify {
         check: &'static str,
-        /// The answer, or the process's last lines.
+        /// The server's answer, or the last lines of its output.
         why: String,
-        /// Whether it died of an instruction that this CPU does not have.
+        /// The server died of an instruction that this CPU lacks.
         illegal_instruction: bool,
     },
-    /// The binary dies or computes wrongly with weights of a form.
+    /// The binary crashes or computes wrongly with weights of one format.
     #[error("the built llama-server fails with {weights} weights ({setting}): {why}")]
     Kernel {
-        /// The form, such as `q4_0`.
+        /// Weight format, such as `q4_0`.
         weights: &'static str,
-        /// What it was started with.
+        /// Settings of the failed server.
         setting: &'static str,
-        /// How it died, or how far its answers are from right.
+        /// Cause of the crash, or deviation of the answers.
         why: String,
-        /// The settings with which it computes right.
+        /// Settings with correct answers.
         right: Vec<&'static str>,
-        /// Whether it fails with repacked weights and is right with `--no-repack`.
+        /// Only repacked weights fail; `--no-repack` is correct.
         repacked_alone: bool,
     },
-    /// The pinned archive is not the one that arrived.
+    /// A downloaded archive has another hash than its pin.
     #[error("{path} has the sha256 {found}, expected was {expected}")]
     WrongHash { path: PathBuf, found: String, expected: String },
-    /// No build in the store has this id.
+    /// No build in the store has this id or prefix.
     #[error("there is no build `{id}` in {store}")]
     NoSuchBuild {
         /// The id or prefix, as given.
         id: String,
         store: PathBuf,
     },
-    /// More than one build in the store has this prefix.
+    /// Several builds in the store have this prefix.
     #[error("`{prefix}` is the beginning of {} builds: {}", .ids.len(), list(.ids))]
     AmbiguousBuild { prefix: String, ids: Vec<BuildId> },
-    /// The file that says which build is in use is none of ours.
+    /// The file that records the build in use has an unknown format.
     #[error("{path} cannot be understood: {why}")]
     DamagedChoices { path: PathBuf, why: String },
-    /// Nothing was in use before the build that is.
+    /// No earlier build to roll back to.
     #[error("there is no build to go back to in {store}: none was in use before this one, or it was removed")]
     NoWayBack { store: PathBuf },
-    /// A build's folder cannot be used.
+    /// The folder of a build is damaged.
     #[error("the build in {path} is damaged: {why}")]
     DamagedBuild { path: PathBuf, why: String },
-    /// In a build's folder is what no build of ours has.
+    /// The folder of a build contains a file that no build of ours has.
     #[error("{path} was not removed: {why}, and no build of ours has that")]
     ForeignInBuild { path: PathBuf, why: String },
-    /// Something about a repository.
+    /// An error about a git repository.
     #[error(transparent)]
     Git(#[from] crate::git::fault::Fault),
     /// A file operation failed.
     #[error("{doing} {path}: {source}")]
     Io {
-        /// What was being done, such as `reading`.
+        /// The operation, such as `reading`.
         doing: &'static str,
         path: PathBuf,
         source: io::Error,
@@ -177,7 +176,7 @@ pub enum Error {
 }
 
 impl From<warden_patches::Error> for Error {
-    /// What a tree of ours said comes back as it was.
+    /// Unwraps an error of our own that passed through the patches crate.
     fn from(error: warden_patches::Error) -> Self {
         match error {
             warden_patches::Error::Tree(own) => match own.downcast() {
@@ -197,7 +196,7 @@ impl From<Error> for warden_patches::Error {
 }
 
 impl Error {
-    /// Whose turn it is: an edge maps this to its exit code.
+    /// Class of the error by who has to act; callers map it to an exit code.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::SourceMissing { .. }
@@ -236,7 +235,7 @@ impl Error {
         }
     }
 
-    /// Whether disk or memory ran out, so that a later try may succeed.
+    /// Returns true if disk or memory ran out, so that a later attempt may succeed.
     pub fn had_no_room(&self) -> bool {
         match self {
             Self::Disk { .. } | Self::Memory { .. } => true,
@@ -250,7 +249,7 @@ impl Error {
         }
     }
 
-    /// What the reader can do about it, as one sentence.
+    /// The remedy for the user, as one sentence.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::SourceMissing { .. } => "give the path of a folder or of a .tar.gz, .tar.xz or .zip file".into(),
@@ -313,18 +312,18 @@ impl Error {
     }
 }
 
-/// Shorthand for wrapping an `io::Error`: `fs::read(path).map_err(io_error("reading", path))`.
+/// Wraps an `io::Error`: `fs::read(path).map_err(io_error("reading", path))`.
 pub(crate) fn io_error(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
     let path = path.into();
     move |source| Error::Io { doing, path, source }
 }
 
-/// The library that a program's loader says it cannot find.
+/// The missing library named by the dynamic loader's message.
 fn missing_library(why: &str) -> Option<&str> {
     why.split_once("error while loading shared libraries: ")?.1.split(':').next().map(str::trim)
 }
 
-/// Some names, shortened when there are many.
+/// Joins names, shortened when there are many.
 fn list<T: std::fmt::Display>(names: &[T]) -> String {
     const SHOWN: usize = 12;
     if names.is_empty() {

@@ -1,4 +1,4 @@
-//! Every error with its kind and its cure, as a person reads them.
+//! The kind and hint of every error, as users see them.
 
 use warden_patches::Refusal;
 

@@ -1,4 +1,4 @@
-//! What a long operation tells while it runs. Nothing here prints: who wants to show progress holds the receiver.
+//! Progress events of long operations. Nothing here prints; callers that show progress hold the receiver.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,24 +8,24 @@ use tokio::sync::mpsc;
 use crate::plan::Plan;
 use crate::store::id::BuildId;
 
-/// The parts of a build, in their order.
+/// Phases of a build, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Taking a commit from a server; only before a build.
+    /// Fetching a commit from a server; only before a build.
     Fetch,
     /// Judging patch sets at many revisions; never part of a build.
     Check,
     /// Copying or unpacking the source into the work folder.
     Unpack,
-    /// npm, which makes the web page.
+    /// Making the web page with npm.
     Page,
-    /// cmake.
+    /// Running cmake.
     Configure,
-    /// The compilers.
+    /// Running the compilers.
     Compile,
-    /// Starting the binary and asking it things.
+    /// Starting the binary and sending it test requests.
     Verify,
-    /// Moving it into the store.
+    /// Moving the build into the store.
     Install,
 }
 
@@ -44,67 +44,67 @@ impl fmt::Display for Phase {
     }
 }
 
-/// One thing that happened. Times are left to the listener.
+/// A progress event, without a time.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// Something is missing and is being obtained.
+    /// A missing file or tool is being obtained.
     Obtaining {
-        /// What, such as `cmake and ninja`.
+        /// The thing obtained, such as `cmake and ninja`.
         what: String,
-        /// From where, in words, such as `PyPI`.
+        /// Its origin in words, such as `PyPI`.
         from: &'static str,
-        /// The folder that it goes into.
+        /// The folder that receives it.
         into: PathBuf,
     },
-    /// It is known what will be built; the plan tells source, revision and options.
+    /// The plan is made; it has source, revision and options.
     Planned(Box<Plan>),
-    /// The store has it already.
+    /// The store has the build already.
     Hit(BuildId),
-    /// Somebody else builds the same plan; waiting for that to end.
+    /// Another process builds the same plan; waiting for it.
     Waiting(BuildId),
     /// A decision worth a line, such as the number of jobs and why.
     Note(String),
-    /// The full output goes into this file.
+    /// Path of the full output.
     Log(PathBuf),
-    /// A part of the build begins.
+    /// A phase of the build begins.
     Phase(Phase),
-    /// Work done within a phase.
+    /// Progress within a phase.
     Progress {
         /// Steps done; never above `total`.
         done: u32,
         /// Steps in all; may shrink or grow a little while compiling.
         total: u32,
-        /// The step that ended last, such as a source file.
+        /// The step completed last, such as a source file.
         item: String,
     },
-    /// One check of the verification passed.
+    /// A check of the verification passed.
     Checked(&'static str),
     /// The build is in the store.
     Installed(BuildId),
 }
 
-/// The sending side. Cloning is cheap; a listener that went away is no error.
+/// Sender of events. Cloning is cheap; a closed receiver is no error.
 #[derive(Clone, Debug, Default)]
 pub struct Reporter {
     listener: Option<mpsc::UnboundedSender<Event>>,
 }
 
 impl Reporter {
-    /// Tells nobody.
+    /// A reporter without a receiver.
     pub const fn silent() -> Self {
         Self { listener: None }
     }
 
-    /// A reporter and what hears it. Events are few (some hundreds per build), so the channel has no bound.
+    /// A reporter with its receiver. The channel is unbounded, as a build has only some hundred events.
     pub fn channel() -> (Self, mpsc::UnboundedReceiver<Event>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         (Self { listener: Some(sender) }, receiver)
     }
 
-    /// Tells it to whoever listens.
+    /// Sends an event, if there is a receiver.
     pub fn tell(&self, event: Event) {
         if let Some(sender) = &self.listener {
-            // Nobody listens any more: the work goes on all the same.
+            // A closed receiver does not stop the work.
             sender.send(event).ok();
         }
     }

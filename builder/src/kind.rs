@@ -1,16 +1,16 @@
-//! Whose turn it is when something was not done.
+//! Classes of errors, by who has to act.
 
-/// Whose turn it is to act on an [`Error`](crate::Error).
+/// Class of an [`Error`](crate::Error), by who has to act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// What was asked for makes no sense as given: the caller's arguments are wrong.
+    /// The caller's arguments are wrong.
     Input,
-    /// The machine lacks something: a program, disk, memory, a permission.
+    /// The machine lacks a program, disk space, memory or a permission.
     Machine,
     /// The source did not become a working llama-server.
     Build,
-    /// A patch set is not applied to this source, because it is not known to be right there.
+    /// A patch set is not known to be right for this source, so it is not applied.
     Refused,
-    /// The caller wanted it to stop.
+    /// The caller cancelled.
     Cancelled,
 }

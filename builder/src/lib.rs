@@ -1,8 +1,9 @@
-//! Makes a verified llama-server out of upstream source, and the sample model that it verifies with.
+//! Builds a verified llama-server from upstream source, and the sample model for its verification.
 //!
-//! This crate prints nothing and reads no settings: folders, limits and pinned versions come in as values, progress
-//! goes out as [`Event`]s, and a [`CancellationToken`](tokio_util::sync::CancellationToken) ends whatever runs. Patch
-//! sets are read, judged and written by `warden-patches`.
+//! This crate prints nothing and reads no configuration: folders, limits and pinned versions are
+//! parameters, progress is reported as [`Event`]s, and a
+//! [`CancellationToken`](tokio_util::sync::CancellationToken) cancels the work. `warden-patches` reads,
+//! judges and applies patch sets.
 //!
 //! ```text
 //!  Source --examine--> Found --+
@@ -11,25 +12,25 @@
 //!                                    +--> BuildId: hash of everything that shapes the binary
 //! ```
 //!
-//! | module | is for |
+//! | module | purpose |
 //! |---|---|
-//! | [`source`] | finds llama.cpp in a folder, an archive or a commit and gives it an identity |
+//! | [`source`] | finds llama.cpp in a folder, an archive or a commit, and identifies it |
 //! | [`git`] | fetches commits, reads repositories, lists ranges |
 //! | [`sdist`] | obtains a pinned source archive through pip |
-//! | [`toolchain`] | finds compilers and toolkits for GPUs, finds or obtains cmake and ninja |
-//! | [`machine`] | disk, memory and cores |
-//! | [`plan`] | what will be built, as a value with a hash |
-//! | [`build`] | makes it |
-//! | [`mod@verify`] | makes the result prove itself |
-//! | [`store`] | keeps it, with its provenance |
+//! | [`toolchain`] | finds compilers and GPU toolkits, finds or obtains cmake and ninja |
+//! | [`machine`] | checks disk, memory and cores |
+//! | [`plan`] | describes a build as a hashed value |
+//! | [`build`] | executes a plan |
+//! | [`mod@verify`] | verifies the result |
+//! | [`store`] | keeps builds with their provenance |
 //! | [`weights`] | obtains pinned model files through pip |
-//! | [`sample_model`] | a tiny model with random weights, the same bytes for the same seed |
+//! | [`sample_model`] | writes a tiny model with random weights, reproducible by seed |
 //!
 //! # Invariants
 //!
-//! - A build is in the store whole and verified, or not at all.
-//! - When a call returns, also by cancellation, no process that it started is left.
-//! - Nothing from a source is written outside of its work folder.
+//! - A build is in the store complete and verified, or not at all.
+//! - When a call returns, even after cancellation, none of its processes is left.
+//! - No file of a source is written outside its work folder.
 //!
 //! # Example
 //!

@@ -1,5 +1,4 @@
-//! Locks between processes: a file that one of them holds with flock(2). The kernel lets go of it however its
-//! holder ends.
+//! Locks between processes: files held with flock(2). The kernel releases a lock when its holder ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
@@ -11,18 +10,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result, io_error};
 
-/// How often a lock that another process holds is tried again: a person would not notice less.
+/// Interval between attempts to take a lock held by another process; a user does not notice this delay.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// A held lock. Dropping it lets go. The file stays: removing it would let two processes hold two files of one
-/// name.
+/// A held lock, released on drop. The file stays: if it were removed, two processes could lock different
+/// files of the same name.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
 }
 
 impl Lock {
-    /// Takes the lock if nobody holds it.
+    /// Takes the lock if it is free.
     pub(crate) fn try_take(path: &Path) -> Result<Option<Self>> {
         let file = open(path)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -32,7 +31,7 @@ impl Lock {
         }
     }
 
-    /// Waits for the lock, and blocks. For locks that are held for a moment.
+    /// Blocks until the lock is free. For locks that are held briefly.
     pub(crate) fn wait(path: &Path) -> Result<Self> {
         let file = open(path)?;
         loop {
@@ -44,7 +43,7 @@ impl Lock {
         }
     }
 
-    /// Waits for the lock; calls `waiting` once if that takes any time.
+    /// Waits for the lock; calls `waiting` once if it is not free at first.
     pub(crate) async fn take(
         path: &Path,
         cancel: &CancellationToken,

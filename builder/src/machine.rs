@@ -1,5 +1,5 @@
-//! What the machine can give: free disk, cores, and memory, which the caller knows best: what is left in a container is no
-//! simple figure. Looked at before any work is begun.
+//! Checks free disk, cores and memory before work begins. The caller passes the available memory, because
+//! in a container it is no simple figure.
 
 use std::path::Path;
 use std::thread;
@@ -7,21 +7,21 @@ use std::thread;
 use crate::error::{Error, Result, io_error};
 use crate::plan::backend::Backend;
 
-/// What a build needs of the machine. Sizes in bytes.
+/// Requirements of a build on the machine, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// Free space in the work folder and in the store, each.
+    /// Free space, in the cache folder and in the store each.
     pub disk: u64,
-    /// Available memory, below which nothing is begun.
+    /// Minimum available memory for a build to begin.
     pub memory: u64,
-    /// What one compiler for a CPU takes at its peak; bounds the number of jobs.
+    /// Peak memory of one CPU compiler; limits the number of jobs.
     pub memory_per_job: u64,
-    /// The same for a compiler for CUDA or HIP.
+    /// Peak memory of one CUDA or HIP compiler.
     pub memory_per_gpu_job: u64,
 }
 
 impl Needs {
-    /// What one compiler takes at its peak, in bytes.
+    /// Peak memory of one compiler, in bytes.
     pub(crate) const fn per_job(self, backend: Backend) -> u64 {
         match backend {
             Backend::Cuda | Backend::Hip => self.memory_per_gpu_job,
@@ -30,8 +30,8 @@ impl Needs {
     }
 }
 
-/// Refuses to begin where a build would run out of disk or memory. `memory`: what is available, if that is known. Folders need
-/// not exist yet.
+/// Fails if disk or memory do not suffice for a build. `memory`: available bytes, if known. Folders need
+/// not exist.
 pub(crate) fn check(needs: Needs, backend: Backend, memory: Option<u64>, folders: &[&Path]) -> Result<()> {
     for folder in folders {
         let free = free_disk(folder)?;
@@ -48,12 +48,12 @@ pub(crate) fn check(needs: Needs, backend: Backend, memory: Option<u64>, folders
     }
 }
 
-/// Cores that this process may use; at least 1.
+/// Cores available to this process; at least 1.
 fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// How many compilers may run at once, and a sentence that says why.
+/// Number of parallel compilers, with a sentence that explains it.
 pub(crate) fn jobs(
     wanted: Option<usize>,
     needs: Needs,
@@ -78,7 +78,7 @@ fn choose_jobs(wanted: Option<usize>, cores: usize, memory: Option<u64>, per_job
     }
 }
 
-/// Bytes that this user may still write where a folder is or would be.
+/// Bytes available to this user on the file system of a folder, which need not exist.
 fn free_disk(folder: &Path) -> Result<u64> {
     let existing = folder.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
     let stat = rustix::fs::statvfs(existing)

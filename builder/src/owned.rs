@@ -1,15 +1,15 @@
-//! Folders that are removed with everything in them: only those that we made, and nothing but what is in them.
+//! Creates folders marked as ours, and removes only marked ones.
 //!
 //! ```text
-//!   create    mkdir (never one that is there) ── mark ── use
+//!   create    mkdir (fails if it exists) ── mark ── use
 //!   remove    a real folder? ── marked, or empty? ── entry by entry, mark last ── rmdir
 //!                  no │               no │                 another file system or mount: stop
 //!                     └── refused ───────┘
 //! ```
 //!
-//! The folders that we keep things in are configured, so a folder of the name that we would use may be somebody's. A mark
-//! in it is the proof that it is not. Links are removed, never followed; what is mounted inside is not entered. A crash
-//! between making and marking leaves an empty folder, which anybody may remove.
+//! The parent folders are configurable, so a folder with our name may belong to the user. The mark proves
+//! that a folder is ours. Links are removed and never followed; mounts inside are not entered. A crash
+//! between creation and marking leaves an empty folder, which is harmless to remove.
 
 use std::ffi::CStr;
 use std::fs;
@@ -20,15 +20,15 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2, unlinkat};
 use rustix::io::Errno;
 
-/// The mark: a file of this name.
+/// File name of the mark.
 pub(crate) const MARK: &str = ".made-by-llama-warden";
-/// What the mark says to whoever finds it.
+/// Content of the mark.
 const TEXT: &str = "llama-warden made this folder, and removes it with everything in it.\n";
 
-/// Makes a folder and marks it as ours. The ones above it are made if need be, and are not ours.
+/// Creates and marks a folder. Missing parents are created without a mark.
 ///
 /// # Errors
-/// Something of its name is there.
+/// Fails if the name exists.
 pub(crate) fn create(folder: &Path) -> io::Result<()> {
     if let Some(parent) = folder.parent() {
         fs::create_dir_all(parent)?;
@@ -37,7 +37,7 @@ pub(crate) fn create(folder: &Path) -> io::Result<()> {
     fs::write(folder.join(MARK), TEXT)
 }
 
-/// Whether a folder is there, and is a real one with our mark.
+/// Returns true for a real folder (no link) with our mark.
 pub(crate) fn is_ours(folder: &Path) -> bool {
     let is = |path: &Path, kind: fn(&fs::FileType) -> bool| {
         fs::symlink_metadata(path).is_ok_and(|facts| kind(&facts.file_type()))
@@ -45,10 +45,10 @@ pub(crate) fn is_ours(folder: &Path) -> bool {
     is(folder, fs::FileType::is_dir) && is(&folder.join(MARK), fs::FileType::is_file)
 }
 
-/// Removes a folder of ours with everything in it. One that is not there is removed; an empty one, too.
+/// Removes a folder of ours with all its content. A missing folder is no error; an empty one is removed, too.
 ///
 /// # Errors
-/// It is not ours, something is mounted in it, or something in it cannot be removed.
+/// Fails if the folder is not ours, contains a mount, or contains something that cannot be removed.
 pub(crate) fn remove(folder: &Path) -> io::Result<()> {
     let facts = match fs::symlink_metadata(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -75,7 +75,7 @@ fn not_ours() -> io::Error {
     io::Error::other("llama-warden did not make it: move it away, or name another folder in [paths]")
 }
 
-/// Removes what is in an open folder, but for the mark of the top one.
+/// Removes the content of an open folder, except the mark of the top one.
 fn empty(folder: &OwnedFd, device: u64, top: bool) -> io::Result<()> {
     let mut entries = Vec::new();
     for entry in Dir::read_from(folder)? {
@@ -87,7 +87,7 @@ fn empty(folder: &OwnedFd, device: u64, top: bool) -> io::Result<()> {
         }
     }
     for (name, kind) in entries {
-        // Where the file system does not say, unlinking says whether it is a folder.
+        // If the file system reports no type, `unlinkat` fails for a folder.
         if kind != FileType::Directory {
             match unlinkat(folder, &name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => continue,
@@ -113,12 +113,12 @@ fn empty(folder: &OwnedFd, device: u64, top: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a folder in a folder, unless it is a link or another mount.
+/// Opens a subfolder, unless it is a link or a mount.
 fn enter(folder: &OwnedFd, name: &CStr, device: u64) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
     match openat2(folder, name, flags, Mode::empty(), within) {
-        // Kernels before 5.6, and filters of system calls: the number of the device tells most mounts.
+        // Kernels before 5.6, and syscall filters: the device number reveals most mounts.
         Err(Errno::NOSYS | Errno::PERM) => {
             let inner = openat(folder, name, flags, Mode::empty())?;
             if fstat(&inner)?.st_dev == device { Ok(inner) } else { Err(Errno::XDEV) }
@@ -127,7 +127,7 @@ fn enter(folder: &OwnedFd, name: &CStr, device: u64) -> rustix::io::Result<Owned
     }
 }
 
-/// Bytes of the files in a folder; links count as themselves.
+/// Total bytes of the files in a folder; a link counts its own size.
 pub(crate) fn bytes(folder: &Path) -> u64 {
     let mut all = 0;
     let mut folders: Vec<PathBuf> = vec![folder.to_owned()];

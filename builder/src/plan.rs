@@ -1,7 +1,7 @@
-//! What will be built, as a value that can be printed, stored and hashed. The hash names the build.
+//! The plan of a build, as a value that can be printed, stored and hashed. The hash is the build's id.
 //!
-//! Everything in a [`Recipe`] shapes the binary; nothing else is in it. So two builds of one recipe are the same
-//! build, wherever the source lay and whatever drove the compilers.
+//! A [`Recipe`] has everything that shapes the binary and nothing else. Two builds with the same recipe are
+//! the same build, independent of the source's location and of the program that ran the compilers.
 
 pub(crate) mod backend;
 mod extras;
@@ -26,7 +26,7 @@ use crate::source::found::Found;
 use crate::store::id::BuildId;
 use crate::toolchain::found::{Chosen, Compilers, Toolkit};
 
-/// Raised when the same recipe would come to mean another binary.
+/// Incremented when an unchanged recipe would produce another binary.
 const SCHEMA: u32 = 1;
 
 /// Everything that shapes the binary.
@@ -34,105 +34,102 @@ const SCHEMA: u32 = 1;
 pub struct Recipe {
     /// Version of this structure's meaning.
     pub schema: u32,
-    /// The source's identity, its kind in front.
+    /// The source's identity, prefixed with its kind.
     pub source: String,
-    /// llama.cpp's folder inside of the source.
+    /// llama.cpp's folder inside the source.
     pub root: String,
-    /// The patch set that is applied, as id and hash; `none` for plain upstream.
+    /// The applied patch set as id and hash; `none` for unpatched upstream.
     pub patch_set: String,
-    /// What it computes on.
+    /// Compute backend.
     pub backend: Backend,
-    /// Which CPUs it is for.
+    /// CPUs that the binary runs on.
     pub arch: Arch,
-    /// Options for cmake in their order, later ones winning.
+    /// cmake options in order; later ones win.
     pub cmake: Vec<String>,
-    /// The C compiler's version line.
+    /// Version line of the C compiler.
     pub c: String,
-    /// The C++ compiler's version line.
+    /// Version line of the C++ compiler.
     pub cxx: String,
-    /// What the compilers make code for.
+    /// Target triple of the compilers.
     pub target: String,
-    /// A hash of the CPU's abilities for native builds, else empty.
+    /// Hash of the CPU's features for native builds, else empty.
     pub cpu: String,
-    // What follows is left out where it is empty, so that builds for CPUs keep the names that they always had.
-    /// The version of what makes code for the GPU; empty without one.
+    // The fields below are skipped when empty, so that ids of CPU builds stay the same.
+    /// Version of the GPU toolkit; empty without one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub toolkit: String,
-    /// The GPUs that code is made for beforehand, as cmake is told; empty where there are none to choose, or where
-    /// upstream chooses.
+    /// GPU architectures compiled ahead of time, as cmake expects them; empty where there is no choice, or
+    /// where upstream chooses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<String>,
-    /// Versions of what makes or is linked for more than the bare server: npm for its web page, OpenSSL or libcurl for HTTPS.
+    /// Versions of the tools and libraries for extras: npm for the web page, OpenSSL or libcurl for HTTPS.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extras: Vec<String>,
-    /// Variables by which compilers and linkers find headers and libraries without being told, such as `CPATH`.
+    /// Variables with default search paths of compilers and linkers, such as `CPATH`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub searched: BTreeMap<String, String>,
 }
 
-/// A recipe with what is known about its ingredients.
+/// A recipe with details about its inputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// Hash of the recipe.
     pub id: BuildId,
-    /// What will be built.
+    /// Recipe of the build.
     pub recipe: Recipe,
-    /// Where the source was found and what it believes it is.
+    /// Location and revision of the source.
     pub source: Found,
     /// The compilers with their paths.
     pub compilers: Compilers,
-    /// What makes code for the GPU, with its path.
+    /// The GPU toolkit with its path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub toolkit: Option<Toolkit>,
-    /// Why this backend was chosen; empty when it was asked for.
+    /// Why this backend was chosen; empty if the user asked for it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
-    /// The patch sets that were judged, applied or not.
+    /// The judged patch sets, applied or not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub patches: Vec<PlannedSet>,
-    /// What it has beside serving, in words.
+    /// Features besides serving, in words.
     #[serde(default)]
     pub extras: Extras,
-    /// What becomes of the kernels for Intel's AMX; `None` where none would be compiled.
+    /// Decision about the kernels for Intel's AMX; `None` if the build would not compile them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub amx: Option<AmxKernels>,
-    /// The user's own options for cmake; builds from before this was kept have none here.
+    /// The user's own cmake options; empty in builds from before this field existed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
 }
 
-/// What becomes of the kernels for Intel's AMX.
+/// Decision about the kernels for Intel's AMX.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AmxKernels {
-    /// They are compiled.
+    /// The kernels are compiled.
     Compiled,
-    /// They are left out, and why.
+    /// The kernels are left out, with the reason.
     LeftOut(String),
 }
 
-/// What a plan is made of, found by those who know where to look.
+/// Inputs of a plan.
 pub(crate) struct Ingredients {
     pub(crate) source: Found,
     pub(crate) compilers: Compilers,
-    /// The backend with its toolkit.
     pub(crate) chosen: Chosen,
-    /// The CPU part.
     pub(crate) arch: Arch,
-    /// The patch sets, as judged.
     pub(crate) patches: Vec<PlannedSet>,
-    /// Where compilers search without being told.
+    /// Variables with default search paths of compilers.
     pub(crate) searched: BTreeMap<String, String>,
-    /// What the source offers beside the server.
+    /// Optional features of the source.
     pub(crate) offers: Offers,
-    /// What makes its web page and gives it HTTPS.
+    /// Tools for the web page, and libraries for HTTPS.
     pub(crate) tools: Tools,
-    /// What becomes of the kernels for AMX.
     pub(crate) amx: Option<AmxKernels>,
 }
 
 impl Plan {
-    /// Puts a plan together. `user` are the user's own options, as `NAME=VALUE` or `-DNAME=VALUE`; they win over ours.
+    /// Assembles a plan. `user` has the user's options, as `NAME=VALUE` or `-DNAME=VALUE`; they override
+    /// ours.
     pub(crate) fn new(from: Ingredients, user: &[String]) -> Result<Self> {
         let Ingredients { source, compilers, chosen, arch, patches, searched, offers, tools, amx } = from;
         let asked = user.to_vec();
@@ -169,29 +166,29 @@ impl Plan {
         Ok(Self { id, recipe, source, compilers, toolkit, why, patches, extras, amx, options })
     }
 
-    /// Whether npm is to make the web page.
+    /// Returns true if the build makes the web page with npm.
     pub(crate) fn makes_page(&self) -> bool {
         option_value(&self.recipe.cmake, "LLAMA_BUILD_UI") == Some("ON")
     }
 
-    /// The fixes that its binary will have, by id.
+    /// Ids of the fixes in the binary.
     pub fn fixes(&self) -> Vec<String> {
         self.patches.iter().flat_map(PlannedSet::applied_fixes).map(|fix| fix.fix.clone()).collect()
     }
 }
 
 impl Recipe {
-    /// The architectures in one word, as `--arch` takes them.
+    /// The architectures in the syntax of `--arch`.
     pub fn arch(&self) -> String {
         ArchWish { cpu: self.arch, gpu: self.gpu.clone() }.to_string()
     }
 
-    /// The recipe's name: the first 16 hexadecimal digits of the sha256 of its JSON, whose fields have a fixed
-    /// order.
+    /// The build id: the first 16 hexadecimal digits of the sha256 of the recipe's JSON, whose fields have
+    /// a fixed order.
     ///
     /// # Errors
     ///
-    /// Never in practice: a recipe can always be written as JSON.
+    /// Fails never in practice: every recipe serializes to JSON.
     pub fn id(&self) -> Result<BuildId> {
         let json = serde_json::to_vec(self).map_err(|error| io_error("hashing", "the plan")(error.into()))?;
         Ok(BuildId::of_hash(&Sha256::digest(json).into()))

@@ -1,9 +1,10 @@
-//! Obtains the source archive of llama-cpp-python through pip: a copy of llama.cpp that any Python index can serve.
+//! Obtains the source archive of llama-cpp-python through pip: a copy of llama.cpp that any Python index
+//! can serve.
 //!
-//! The version and the bytes are pinned by the caller, so whatever index answers, the source is the same. Who asks for the newest version
-//! instead trusts the index as pip does: whatever it names first is remembered by its hash, as any archive is. pip wants
-//! to know a source package's metadata before it hands it over, and that asks for the package's build backend; it
-//! is installed first and build isolation is off, which saves building cmake.
+//! The caller pins version and hash, so the source is the same from any index. For the newest version, the
+//! index is trusted as pip trusts it; the archive's hash is recorded like that of any archive. Before a
+//! download, pip asks the source package's build backend for metadata; the backend is installed first and
+//! build isolation is off, which avoids building cmake.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,20 +21,20 @@ use crate::source::{Source, file_sha256};
 use crate::toolchain::finish;
 use crate::toolchain::venv::Venv;
 
-/// The package's name.
+/// Name of the package.
 const PROJECT: &str = "llama-cpp-python";
 
-/// Which archive is wanted.
+/// A pinned archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
-    /// The package's version, such as `0.3.36`.
+    /// Package version, such as `0.3.36`.
     pub version: String,
     /// sha256 of the archive, 64 hexadecimal digits.
     pub sha256: String,
 }
 
 impl Pin {
-    /// The identity that a source has which is this archive.
+    /// The identity of a source from this archive.
     fn identity(&self) -> String {
         format!("archive-sha256:{}", self.sha256)
     }
@@ -43,7 +44,7 @@ impl Pin {
     }
 }
 
-/// What it takes to ask pip.
+/// Context for calls of pip.
 pub(crate) struct Pip<'a> {
     pub(crate) cache: &'a Path,
     pub(crate) env: &'a Environment,
@@ -51,19 +52,19 @@ pub(crate) struct Pip<'a> {
     pub(crate) cancel: &'a CancellationToken,
 }
 
-/// A file that pip can fetch, and its place in the cache.
+/// A file that pip can fetch, with its path in the cache.
 pub(crate) struct PipDownload {
     /// Path of the finished file in the cache.
     pub(crate) path: PathBuf,
     /// Name of the lock that keeps other processes from fetching the same file.
     pub(crate) lock: String,
-    /// The file and the size of the download, for the reporter.
+    /// Description with the size of the download, for progress events.
     pub(crate) what: String,
-    /// The step, for errors.
+    /// Description of the step, for errors.
     pub(crate) doing: String,
-    /// Text of a requirements file.
+    /// Content of a requirements file.
     pub(crate) requirements: String,
-    /// Each requirement has a hash, and pip is to insist on that.
+    /// Each requirement has a hash, and pip must require hashes.
     pub(crate) is_hashed: bool,
 }
 
@@ -71,7 +72,7 @@ pub(crate) struct PipDownload {
 ///
 /// # Errors
 ///
-/// The file cannot be read, its hash is another one, or it was cancelled.
+/// Fails if the file cannot be read, if the hash differs, or on cancellation.
 #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
 pub(crate) async fn check_sha256(path: &Path, expected: &str, cancel: &CancellationToken) -> Result<()> {
     let (file, token) = (path.to_owned(), cancel.clone());
@@ -84,25 +85,25 @@ pub(crate) async fn check_sha256(path: &Path, expected: &str, cancel: &Cancellat
 }
 
 impl Pip<'_> {
-    /// The pinned archive's path in the cache: at once if it is there, else through pip (some 80 MB).
+    /// Returns the pinned archive's path in the cache; pip fetches it (some 80 MB) if it is missing.
     ///
     /// # Errors
     ///
-    /// It is not in the cache and pip cannot fetch it, its hash is another than the pinned one, or it was cancelled.
+    /// Fails if the archive is not cached and pip cannot fetch it, if its hash differs, or on cancellation.
     pub(crate) async fn obtain(&self, pin: &Pin) -> Result<PathBuf> {
         self.get(&pin.version, Some(pin)).await
     }
 
-    /// The newest version that pip finds, and its archive's path; the pinned one, if none is newer than that.
+    /// Returns the newest version that pip finds with its archive's path; the pinned one if none is newer.
     ///
     /// # Errors
     ///
-    /// pip cannot say or fetch it, or it was cancelled.
+    /// Fails if pip cannot name or fetch it, or on cancellation.
     pub(crate) async fn newest(&self, pinned: &Pin) -> Result<(String, PathBuf)> {
         let venv = Venv::new(self.cache);
         venv.ready(self.env, self.reporter, self.cancel).await?;
         let mut asking = venv.pip(self.env);
-        // `-v` takes back the `-q` that pip is always run with: with that it would print no versions.
+        // `-v` cancels the `-q` of our pip calls, which would suppress the versions.
         asking.args(["-v", "index", "versions", "--no-binary", PROJECT, PROJECT]);
         let doing = format!("asking for the newest version of {PROJECT}");
         let said = finish(Path::new("pip index"), &doing, output(asking, self.cancel).await)?;
@@ -131,7 +132,7 @@ impl Pip<'_> {
         };
         let check = async |path: &Path| {
             let Some(pin) = pin else { return Ok(()) };
-            // Found and hashed as any archive is, so the bytes are read once and then remembered.
+            // Examined and hashed like any archive: the bytes are read once, and the result is cached.
             let (source, facts, token) = (Source::Archive(path.to_owned()), cache.to_owned(), cancel.clone());
             let examined = spawn_blocking(move || source.examine(&facts, &token)).await;
             let found = examined.unwrap_or(Err(Error::Cancelled))?.identity;
@@ -147,12 +148,13 @@ impl Pip<'_> {
         self.cached(&wanted, check, finish).await
     }
 
-    /// Returns the path of a file in the cache. A file that is there is given to `check`; otherwise pip downloads into
-    /// a work folder, `finish` makes the file of that, and it is moved to its path whole.
+    /// Returns the path of a file in the cache. An existing file is passed to `check`. Otherwise pip
+    /// downloads into a work folder, `finish` makes the file from the download, and the file is renamed to
+    /// its path.
     ///
     /// # Errors
     ///
-    /// Those of `check`, `finish` and [`Self::download`]; or it was cancelled.
+    /// Returns errors of `check`, `finish` and [`Self::download`]; fails on cancellation.
     pub(crate) async fn cached(
         &self,
         wanted: &PipDownload,
@@ -180,11 +182,11 @@ impl Pip<'_> {
         Ok(path.clone())
     }
 
-    /// Has pip download what a text of requirements asks for, into a folder below `work`.
+    /// Downloads the packages of a requirements text into a folder below `work`.
     ///
     /// # Errors
     ///
-    /// There is no Python, pip fails, or it was cancelled.
+    /// Fails if there is no Python, if pip fails, or on cancellation.
     async fn download(
         &self,
         work: &Path,
@@ -205,25 +207,26 @@ impl Pip<'_> {
             .arg("-d")
             .arg(&into)
             .args(is_hashed.then_some("--require-hashes"))
-            // An unpacked source package is some 200 MB: the cache's disk was meant for that, /tmp may be memory.
+            // An unpacked source package has some 200 MB: the cache's disk has room for it, /tmp may be in
+            // memory.
             .env("TMPDIR", work);
         finish(Path::new("pip download"), doing, output(download, cancel).await)?;
         Ok(into)
     }
 }
 
-/// The version in what `pip index versions` says: `llama-cpp-python (0.3.36)`, among other lines.
+/// Finds the version in the output of `pip index versions`: `llama-cpp-python (0.3.36)`, among other lines.
 fn newest_of(said: &str) -> Option<&str> {
     let mut named =
         said.lines().filter_map(|line| line.trim().strip_prefix(PROJECT)?.trim().strip_prefix('('));
     let version = named.next()?.strip_suffix(')')?;
-    // It becomes a part of a file's name and of a requirement.
+    // The version becomes part of a file name and of a requirement.
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'.';
     (version.starts_with(|first: char| first.is_ascii_digit()) && version.bytes().all(is_plain))
         .then_some(version)
 }
 
-/// A version as numbers: what is no number counts as 0.
+/// A version as numbers; parts that are no numbers count as 0.
 fn numbers(version: &str) -> Vec<u64> {
     version.split('.').map(|part| part.parse().unwrap_or(0)).collect()
 }

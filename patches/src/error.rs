@@ -1,77 +1,77 @@
-//! Everything that can go wrong here, as one type. Each message says what was being done to which thing; the cure,
-//! where there is one, is in [`Error::hint`].
+//! The error type of this crate. Each message says what was being done to which thing; [`Error::hint`] has
+//! the remedy, where there is one.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The result of everything in this crate that can fail.
+/// Result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Whose turn it is to act on an [`Error`].
+/// Class of an [`Error`], by who has to act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// What was asked for makes no sense as given: the caller's arguments are wrong.
+    /// The caller's arguments are wrong.
     Input,
-    /// The machine lacks something: disk, a permission.
+    /// The machine lacks disk space or a permission.
     Machine,
-    /// A patch set is not applied to this source, because it is not known to be right there.
+    /// A patch set is not known to be right for this source, so it is not applied.
     Refused,
 }
 
-/// Why something was not done.
+/// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum Error {
-    /// A patch set, or the list of mitigations, that cannot be used as it is written.
+    /// An invalid patch set, or an invalid list of mitigations.
     #[error("{file}{}: {}{why}", at(*.line), key_of(.key))]
     Set {
-        /// Its file, as the reader knows it.
+        /// Path of the file as the user knows it.
         file: String,
-        /// The line in it, from 1; none when the file is missing or the fault is nowhere in particular.
+        /// Line in the file, from 1; `None` if the file is missing or the error has no position.
         line: Option<usize>,
-        /// The key, such as `hook[2].anchor`; may be empty.
+        /// Key, such as `hook[2].anchor`; may be empty.
         key: String,
         why: String,
     },
     /// No patch set has this id.
     #[error("there is no patch set `{id}`; there are: {}", list(.known))]
     NoSuchSet { id: String, known: Vec<String> },
-    /// Patch sets that were asked for are not applied to this source.
+    /// Requested patch sets are not applied to this source.
     #[error("{}", refusals(.0))]
     Refused(Vec<Refusal>),
-    /// A folder that cannot be patched, or restored, as it is.
+    /// A folder that cannot be patched or restored in its present state.
     #[error("{path}: {why}")]
     Folder {
-        /// The folder or the file in question.
+        /// The folder or file.
         path: PathBuf,
-        /// What is wrong; the lines that differ follow on lines of their own.
+        /// Description; differing lines follow on separate lines.
         why: String,
-        /// The cure.
+        /// Remedy.
         cure: String,
-        /// Whether it is the folder's content that we refuse to touch.
+        /// The reason is the folder's content, which we refuse to touch.
         refused: bool,
     },
-    /// A [`Tree`](crate::Tree) that somebody else provides could not be read.
+    /// Reading failed in a caller's implementation of [`Tree`](crate::Tree).
     #[error(transparent)]
     Tree(Box<dyn std::error::Error + Send + Sync>),
     /// A file operation failed.
     #[error("{doing} {path}: {source}")]
     Io {
-        /// What was being done, such as `reading`.
+        /// The operation, such as `reading`.
         doing: &'static str,
         path: PathBuf,
         source: io::Error,
     },
 }
 
-/// Why one patch set is not applied.
+/// Why a patch set is not applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The set's id.
+    /// Id of the set.
     pub set: String,
-    /// Whether only the fingerprints are unknown, so that `--allow-unverified` would apply it.
+    /// Only the fingerprints are unknown, so that `--allow-unverified` would apply the set.
     pub unverified: bool,
-    /// One line each.
+    /// Reasons, one line each.
     pub reasons: Vec<String>,
 }
 
@@ -85,7 +85,7 @@ fn refusals(all: &[Refusal]) -> String {
 }
 
 impl Error {
-    /// Whose turn it is: an edge maps this to its exit code.
+    /// Class of the error by who has to act; callers map it to an exit code.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Set { .. } | Self::NoSuchSet { .. } => Kind::Input,
@@ -94,7 +94,7 @@ impl Error {
         }
     }
 
-    /// What the reader can do about it, as one sentence.
+    /// The remedy for the user, as one sentence.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Set { .. } => "docs/patches.md explains what a set.toml says".into(),
@@ -121,18 +121,18 @@ impl Error {
     }
 }
 
-/// Shorthand for wrapping an `io::Error`: `fs::read(path).map_err(io_error("reading", path))`.
+/// Wraps an `io::Error`: `fs::read(path).map_err(io_error("reading", path))`.
 pub(crate) fn io_error(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
     let path = path.into();
     move |source| Error::Io { doing, path, source }
 }
 
-/// The folder's content is not what it must be.
+/// Error for a folder with unexpected content.
 pub(crate) fn refused(path: &Path, why: String, cure: &str) -> Error {
     Error::Folder { path: path.to_owned(), why, cure: cure.to_owned(), refused: true }
 }
 
-/// The machine does not allow it.
+/// Error for an operation that the machine does not allow.
 pub(crate) fn trouble(path: &Path, why: &str, cure: &str) -> Error {
     Error::Folder { path: path.to_owned(), why: why.to_owned(), cure: cure.to_owned(), refused: false }
 }
@@ -145,7 +145,7 @@ fn key_of(key: &str) -> String {
     if key.is_empty() { String::new() } else { format!("`{key}`: ") }
 }
 
-/// Some ids, shortened when there are many.
+/// Joins ids, shortened when there are many.
 fn list(ids: &[String]) -> String {
     const SHOWN: usize = 12;
     if ids.is_empty() {

@@ -1,7 +1,8 @@
-//! Sets over many revisions: which hold where, and since when one does not.
+//! Judges sets at many revisions: where each holds, and where it stops.
 //!
-//! Every revision is judged, none is inferred from its neighbours: a patch can stop being verified and be so again. That
-//! is affordable because equal contents are judged once, and upstream rarely touches the files in question.
+//! Every revision is judged and none is inferred from its neighbours, because a patch can stop being
+//! verified and be verified again later. The cost is bearable: equal contents are judged once, and upstream
+//! rarely changes these files.
 
 use serde::Serialize;
 
@@ -13,21 +14,21 @@ use crate::set::PatchSet;
 use crate::set::life::LifeState;
 use crate::tree::Tree;
 
-/// What was found for one patch at one revision.
+/// Result for one patch at one revision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Row {
-    /// Such as `b8827`.
+    /// Revision, such as `b8827`.
     pub revision: String,
-    /// The set with the fix, such as `cuda-memory/graph-cache-cap`; the set alone where it has no fixes or only sets
-    /// were asked for.
+    /// Set and fix, such as `cuda-memory/graph-cache-cap`; the set alone if it has no fixes or if only sets
+    /// were requested.
     pub patch: String,
-    /// What was found.
+    /// Status of the patch.
     pub status: Status,
-    /// Why, in one line; empty when verified.
+    /// Reason in one line; empty if verified.
     pub reason: String,
 }
 
-/// What one row is about.
+/// Subject of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Grain {
     /// A fix of a set.
@@ -37,42 +38,42 @@ pub enum Grain {
     Sets,
 }
 
-/// The same answer for the same patch at several revisions in a row. Where in a file it was found is no part of it: that
-/// changes with every line that upstream adds above.
+/// Consecutive revisions with the same result for a patch. Line numbers are ignored, because they change
+/// with every line that upstream adds above.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Run {
-    /// The oldest revision.
+    /// Oldest revision.
     pub first: String,
-    /// The newest.
+    /// Newest revision.
     pub last: String,
-    /// How many they are.
+    /// Number of revisions.
     pub revisions: usize,
-    /// As in [`Row`].
+    /// Patch, as in [`Row`].
     pub patch: String,
-    /// As in [`Row`].
+    /// Status, as in [`Row`].
     pub status: Status,
-    /// As in [`Row`], without the line.
+    /// Reason, as in [`Row`], without the line number.
     pub reason: String,
 }
 
-/// Where a patch stops being verified.
+/// The revision at which a patch stops being verified.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Stop {
-    /// As in [`Row`].
+    /// Patch, as in [`Row`].
     pub patch: String,
-    /// The last revision at which it was verified before it stopped; none: it never was.
+    /// Last verified revision before the stop; `None`: never verified.
     pub last_verified: Option<String>,
-    /// The first one after that at which it was not; none: it holds to the end.
+    /// First unverified revision after it; `None`: verified up to the end.
     pub first: Option<Row>,
-    /// The first one after that at which it was verified again.
+    /// First revision after the stop that is verified again.
     pub again: Option<String>,
 }
 
-/// Judges sets in one tree. `proofs`: what was shown on this machine.
+/// Judges sets in one tree. `proofs`: records of this machine.
 ///
 /// # Errors
 ///
-/// A file of the tree is there and cannot be read.
+/// Fails if an existing file of the tree cannot be read.
 pub fn check(
     sets: &[&PatchSet],
     tree: &dyn Tree,
@@ -95,7 +96,7 @@ pub fn check(
     Ok(rows)
 }
 
-/// Equal answers in a row as one, patch by patch in the order of their first rows.
+/// Merges consecutive equal results, by patch in the order of their first rows.
 pub fn runs(rows: &[Row]) -> Vec<Run> {
     let mut all: Vec<Run> = Vec::new();
     for patch in patches(rows) {
@@ -120,12 +121,12 @@ pub fn runs(rows: &[Row]) -> Vec<Run> {
     all
 }
 
-/// Where each patch stops, rows being oldest first.
+/// The stop of each patch. Rows must be sorted oldest first.
 pub fn stops(rows: &[Row]) -> Vec<Stop> {
     let stop = |patch: &str| {
         let rows: Vec<&Row> = rows.iter().filter(|row| row.patch == patch).collect();
         let verified = |row: &&Row| row.status == Status::Verified;
-        // Before it applies for the first time, it did not stop.
+        // Revisions before the first verified one are no stop.
         let start = rows.iter().position(verified).unwrap_or(rows.len());
         let end = rows[start..].iter().position(|row| !verified(row)).map(|place| start + place);
         Stop {
@@ -140,7 +141,7 @@ pub fn stops(rows: &[Row]) -> Vec<Stop> {
     patches(rows).into_iter().map(stop).collect()
 }
 
-/// `file:12: text` as `file: text`.
+/// Removes the line number: `file:12: text` becomes `file: text`.
 fn without_line(reason: &str) -> String {
     let cut = || {
         let (place, text) = reason.split_once(": ")?;
@@ -163,7 +164,7 @@ fn patches(rows: &[Row]) -> Vec<&str> {
 }
 
 fn rows_of(judgement: &Judgement, revision: &str, grain: Grain) -> Vec<Row> {
-    // The worst reason comes first.
+    // Reasons are sorted, worst first.
     let reason = |status: Status| match status {
         Status::Verified => String::new(),
         Status::LocallyVerified => {

@@ -1,4 +1,4 @@
-//! What judging a tree found, as values that can be printed, stored and applied.
+//! Results of judging a tree, as values that can be printed, stored and applied.
 
 use std::fmt;
 
@@ -7,26 +7,26 @@ use serde::{Deserialize, Serialize};
 use crate::prove::Proof;
 use crate::set::life::Standing;
 
-/// Whether a set, or a fix of it, can be had in a tree. Ordered: the greater one speaks for several.
+/// Status of a set or fix in a tree. Ordered: among several, the greatest counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
-    /// Every hook and probe holds and every seam is a known version.
+    /// All hooks and probes hold, and every seam is a known version.
     Verified,
-    /// As unverified, and this machine has a record that it was shown to be good for just this code.
+    /// Unverified, but a record of this machine shows that the set works with exactly this code.
     LocallyVerified,
-    /// There is nothing to cure.
+    /// The source does not have the problem.
     NotApplicable,
-    /// Upstream cured it.
+    /// Upstream fixed the problem.
     Superseded,
-    /// Hooks and probes hold; a seam is a version that nobody has looked at.
+    /// Hooks and probes hold; a seam has an unreviewed version.
     Unverified,
-    /// A hook or a probe does not hold: the set cannot be applied.
+    /// A hook or probe does not hold, so the set cannot be applied.
     Refused,
 }
 
 impl Status {
-    /// Whether a set of this status may not be applied.
+    /// Returns true if a set with this status may not be applied.
     pub(crate) const fn forbids(self, allow_unverified: bool) -> bool {
         match self {
             Self::Refused => true,
@@ -49,55 +49,56 @@ impl fmt::Display for Status {
     }
 }
 
-/// What was found about a set and a tree.
+/// Result of judging a set in a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judgement {
-    /// The set's id.
+    /// Id of the set.
     pub set: String,
-    /// The worst of what was found for the whole set.
+    /// Worst status of the whole set.
     pub status: Status,
-    /// Why, worst first. Empty when verified.
+    /// Reasons, worst first. Empty if verified.
     pub reasons: Vec<Reason>,
-    /// The set's fixes, in its order.
+    /// Fixes in the set's order.
     pub fixes: Vec<FixJudgement>,
-    /// What would change in the tree; present when it can be applied.
+    /// Changes to the tree, if the set can be applied.
     pub edits: Option<Edits>,
-    /// The seams as they are in this tree, in the set's order.
+    /// Seams in this tree, in the set's order.
     pub seams: Vec<SeamSeen>,
-    /// A hash of what is placed in this tree: the hooks' lines, and the files that are new. Empty when it cannot be applied.
+    /// Hash of the insertions into this tree: the hooks' lines and the new files. Empty if the set cannot be
+    /// applied.
     pub placed: String,
-    /// What was shown for this code, if that is why it is locally verified.
+    /// Record of this machine, if the set is locally verified by it.
     pub proof: Option<Proof>,
 }
 
-/// What was found about one fix.
+/// Result for a fix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FixJudgement {
-    /// The fix's id.
+    /// Id of the fix.
     pub fix: String,
-    /// Its own status, or the set's where that is worse.
+    /// Status of the fix, or of the set if that is worse.
     pub status: Status,
-    /// Why, in one line.
+    /// Reason in one line.
     pub reason: Option<String>,
-    /// Whether it is needed in this tree, superseded or harmful; none: nothing is known of that.
+    /// Needed, superseded or harmful in this tree; `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub life: Option<Standing>,
 }
 
-/// One thing that keeps a set from being verified. Its `Display` is one line.
+/// A reason against verification of a set. Its `Display` is one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Reason {
-    /// What it makes of the set or of the fix.
+    /// Resulting status of the set or fix.
     pub status: Status,
-    /// Which part of the set says so, such as ``hook `end` ``.
+    /// Part of the set that gives the reason, such as ``hook `end` ``.
     pub part: String,
-    /// The only fix that it concerns.
+    /// The affected fix; `None`: the whole set.
     pub fix: Option<String>,
-    /// The file of the tree.
+    /// File in the tree.
     pub file: Option<String>,
-    /// The line in it, from 1.
+    /// Line in the file, from 1.
     pub line: Option<usize>,
-    /// What was expected and what was found.
+    /// Expected and found state.
     pub text: String,
 }
 
@@ -112,48 +113,48 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A seam as it is in a tree.
+/// A seam in a tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SeamSeen {
-    /// The seam's id.
+    /// Id of the seam.
     pub seam: String,
-    /// The file that it was found in.
+    /// File that contains the seam.
     pub file: Option<String>,
-    /// First and last line of the container (of the first one of several), from 1.
+    /// First and last line of the container (of the first of several), from 1.
     pub lines: Option<(usize, usize)>,
-    /// 16 hexadecimal digits, or `absent`.
+    /// Hash of 16 hexadecimal digits, or `absent`.
     pub hash: String,
-    /// A hash of 8 hexadecimal digits for each piece of the container.
+    /// Hashes of the container's pieces, 8 hexadecimal digits each.
     #[serde(skip)]
     pub statements: Vec<String>,
-    /// The label of the known version that it is; none: it is new.
+    /// Label of the matching known version; `None`: a new version.
     pub known: Option<String>,
 }
 
-/// What would change in a tree, by path.
+/// Changes to a tree, sorted by path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edits(pub Vec<FileEdit>);
 
-/// One file of a tree, before and after.
+/// A file of a tree before and after a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileEdit {
-    /// From llama.cpp's root.
+    /// Path relative to llama.cpp's root.
     pub path: String,
-    /// What it was; none: there was no such file.
+    /// Content before; `None`: the file does not exist.
     pub before: Option<Vec<u8>>,
-    /// What it becomes.
+    /// Content after.
     pub after: Vec<u8>,
-    /// The lines that hooks put into it, from top to bottom.
+    /// Lines inserted by hooks, from top to bottom.
     pub inserted: Vec<Inserted>,
 }
 
-/// One line that a hook put into a file.
+/// A line inserted by a hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inserted {
-    /// Its number in the edited file, from 1.
+    /// Line number in the edited file, from 1.
     pub line: usize,
-    /// The line as it stands there, without its ending.
+    /// Text of the line without its line end.
     pub text: String,
-    /// The hook's id.
+    /// Id of the hook.
     pub hook: String,
 }

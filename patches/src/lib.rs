@@ -1,5 +1,6 @@
-//! Patch sets that survive upstream: our own source files, placed into a tree by anchored hooks, guarded by probes and
-//! by fingerprints of the code they lean on. And everything else that can be done about memory that grows.
+//! Patch sets that keep working while upstream changes: our own source files, placed into a tree by
+//! anchored hooks, and guarded by probes and by fingerprints of the code they depend on. Also a list of
+//! other mitigations against leaks.
 //!
 //! ```text
 //!  set.toml ──Catalogue──> PatchSet ──┐
@@ -7,23 +8,23 @@
 //!  folder, archive, commit ── Tree ───┘
 //! ```
 //!
-//! The curated sets and the list of mitigations lie beside this crate's source and are part of the program. Judging
-//! reads and writes nothing: what would change is a value, [`Edits`]. A hook that does not match exactly once, a probe that
-//! does not hold, or a fingerprint that nobody has seen is reported as a [`Reason`]; nothing is ever placed by guessing.
-//! [`apply`] is the only writer.
+//! The curated sets and the list of mitigations are embedded in the program. Judging writes nothing;
+//! changes are a value, [`Edits`]. A hook that does not match exactly once, a failed probe, or an unknown
+//! fingerprint is reported as a [`Reason`]; nothing is ever placed by guessing. [`apply`] is the only
+//! writer.
 //!
-//! | module | is for |
+//! | module | purpose |
 //! |---|---|
-//! | [`set`] | what a set says: the curated ones, and the user's own |
-//! | [`Tree`], [`Revision`] | where files come from, and which llama.cpp they are of |
-//! | [`scan`] | functions and structs in C++ that no parser likes |
-//! | [`mod@judge`], [`Judgement`] | whether a set fits a tree |
-//! | [`Series`], [`planned`] | several sets, one on top of the other; those of a build |
-//! | [`history`] | many revisions |
-//! | [`apply`], [`export`] | written into a folder and taken out again; written as patches that git and patch read |
-//! | [`prove`] | what is shown for a set in a tree that nobody has looked at, and the record of it |
-//! | [`marker`], [`binary`] | the traces that patches leave in source and in binaries |
-//! | [`mitigation`] | fixes, variables, flags and build options against leaks, and whether a build has them |
+//! | [`set`] | content of a set: the curated ones, and the user's own |
+//! | [`Tree`], [`Revision`] | source of files, and their llama.cpp revision |
+//! | [`scan`] | finds functions and structs in C++ without a full parser |
+//! | [`mod@judge`], [`Judgement`] | judges if a set fits a tree |
+//! | [`Series`], [`planned`] | several sets on top of each other; the sets of a build |
+//! | [`history`] | judges many revisions |
+//! | [`apply`], [`export`] | applies and reverses sets in a folder; writes patches for git and patch |
+//! | [`prove`] | tests of a set in an unreviewed tree, and their records |
+//! | [`marker`], [`binary`] | markers of patches in source and in binaries |
+//! | [`mitigation`] | fixes, variables, flags and build options against leaks |
 
 pub mod apply;
 pub mod binary;

@@ -1,6 +1,6 @@
-//! The comment at the end of every line that a hook placed, by which it is known again.
+//! The marker comment at the end of every line that a hook inserted.
 
-/// What every marker begins with.
+/// Prefix of every marker.
 pub const PREFIX: &str = "// llama-warden:";
 
 /// The marker of a hook.
@@ -8,7 +8,7 @@ pub fn marker(set: &str, hook: &str) -> String {
     format!("{PREFIX}{set}/{hook}")
 }
 
-/// The set and the hook whose marker ends this line.
+/// Parses the marker at the end of a line into set and hook.
 pub fn marked(line: &str) -> Option<(&str, &str)> {
     let (_, tail) = line.rsplit_once(PREFIX)?;
     let (set, hook) = tail.trim_end().split_once('/')?;

@@ -1,4 +1,4 @@
-//! The patch sets of a build: judged against the source, and written down with what was seen.
+//! The patch sets of a build, judged against its source, in the form stored in its provenance.
 
 use std::fmt;
 
@@ -13,93 +13,94 @@ use crate::set::life::Standing;
 use crate::set::{Fix, Hook, Origin, PatchSet};
 use crate::tree::Tree;
 
-/// One patch set of a build.
+/// A patch set of a build.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannedSet {
-    /// Its id.
+    /// Id of the set.
     pub set: String,
-    /// What was found.
+    /// Status of the set.
     pub status: Status,
-    /// Why it is not verified, one line each.
+    /// Reasons against verification, one line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reasons: Vec<String>,
-    /// Its fixes.
+    /// Fixes of the set.
     #[serde(default)]
     pub fixes: Vec<PlannedFix>,
-    /// The code that it leans on, as it is in this source.
+    /// Seams of the set in this source.
     #[serde(default)]
     pub seams: Vec<PlannedSeam>,
-    /// The hooks that were placed and leave a text in the binary.
+    /// Placed hooks that leave a text in the binary.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<PlannedHook>,
-    /// A hash over all that it changes, in 12 hexadecimal digits; empty when it is not applied.
+    /// Hash over all its changes, 12 hexadecimal digits; empty if the set is not applied.
     #[serde(default)]
     pub edits: String,
-    /// Whether it is applied although it is not verified, because the user allowed that.
+    /// Applied although unverified, because the user allowed it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allowed_unverified: bool,
-    /// What was shown for this code on this machine, if it is locally verified.
+    /// This machine's record for this code, if the set is locally verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proof: Option<Proof>,
-    /// For a set of the user's own: all that it says of its fixes, so that a build can be used without the set's folder.
+    /// For a user's own set: its definitions of fixes, so that the build can be used without the set's
+    /// folder.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own: Vec<Fix>,
 }
 
-/// One fix of a planned set.
+/// A fix of a planned set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedFix {
-    /// Its id.
+    /// Id of the fix.
     pub fix: String,
-    /// What was found.
+    /// Status of the fix.
     pub status: Status,
-    /// Why, in one line.
+    /// Reason in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether it is needed in this source, superseded or harmful; none: nothing is known of that.
+    /// State in this source: needed, superseded or harmful; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub life: Option<Standing>,
-    /// Text that the binary will contain; empty: none is known.
+    /// Text that the binary will contain; empty if unknown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub marker: String,
 }
 
-/// A hook whose lines leave a text in the binary where they are compiled.
+/// A hook whose lines leave a text in the binary if they are compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedHook {
-    /// Its id.
+    /// Id of the hook.
     pub hook: String,
-    /// The text.
+    /// Text in the binary.
     pub marker: String,
 }
 
-/// Code that a set leans on.
+/// Code that a set depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedSeam {
-    /// Its id.
+    /// Id of the seam.
     pub seam: String,
-    /// The hash of its text, or `absent`.
+    /// Hash of its text, or `absent`.
     pub hash: String,
-    /// Which known version it is; none: nobody has looked at it.
+    /// Label of the matching known version; `None`: not reviewed.
     pub known: Option<String>,
 }
 
-/// All sets of a build with what they change, each on top of those before it.
+/// All sets of a build with their changes, each on top of those before it.
 #[derive(Clone, Debug)]
 pub struct Planned {
-    /// What is written down of each.
+    /// Stored facts about each set.
     pub sets: Vec<PlannedSet>,
-    /// What they would do, together.
+    /// Combined changes of all sets.
     pub series: Series,
 }
 
 impl PlannedSet {
-    /// Whether it changes the source.
+    /// Returns true if the set changes the source.
     pub const fn applied(&self) -> bool {
         !self.edits.is_empty()
     }
 
-    /// The fixes that the binary gets from it.
+    /// Fixes that the set adds to the binary.
     pub fn applied_fixes(&self) -> impl Iterator<Item = &PlannedFix> {
         let had = |fix: &&PlannedFix| {
             matches!(fix.status, Status::Verified | Status::LocallyVerified | Status::Unverified)
@@ -107,7 +108,7 @@ impl PlannedSet {
         self.fixes.iter().filter(|_| self.applied()).filter(had)
     }
 
-    /// What the binary must have in it, by the name of what puts it there.
+    /// Required markers in the binary, each with the name of the fix or hook that leaves it.
     pub fn markers(&self) -> impl Iterator<Item = (String, &str)> {
         let fixes = self.applied_fixes().map(|fix| (fix.fix.clone(), fix.marker.as_str()));
         let placed = self.hooks.iter().filter(|_| self.applied());
@@ -117,7 +118,7 @@ impl PlannedSet {
 }
 
 impl fmt::Display for PlannedSet {
-    /// The set, and below it its reasons and its fixes, each on a line of its own.
+    /// Writes the set, then its reasons and its fixes, each on its own line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let allowed = if self.allowed_unverified { ", allowed" } else { "" };
         write!(f, "  {} {}{allowed}", self.set, self.status)?;
@@ -139,12 +140,12 @@ impl fmt::Display for PlannedSet {
 }
 
 impl Planned {
-    /// Judges the chosen sets one after the other, for a build for this backend, such as `cuda`.
+    /// Judges the chosen sets in sequence, for a build with this backend, such as `cuda`.
     ///
     /// # Errors
     ///
-    /// All sets that are refused, or not verified and not allowed so, in one error; or a file of the tree is there and
-    /// cannot be read.
+    /// Fails with all sets that are refused, or unverified and not allowed. Fails if an existing file of
+    /// the tree cannot be read.
     pub fn judge(selection: &Selection, backend: &str, tree: &dyn Tree) -> Result<Self> {
         let chosen = selection.sets_for(backend)?;
         let fitting: Vec<&PatchSet> = chosen.iter().copied().filter(|set| set.is_for(backend)).collect();
@@ -170,7 +171,7 @@ fn foreign(set: &PatchSet, backend: &str) -> Refusal {
 
 fn refusal(set: &PatchSet, judgement: &Judgement, selection: &Selection) -> Refusal {
     let mut reasons: Vec<String> = judgement.reasons.iter().map(ToString::to_string).collect();
-    // What was shown for other code does not count, and it should be known why.
+    // Records for other code are invalid; give the user the reason.
     if judgement.can_be_proved()
         && let Err(why) = selection.proofs.find(set, judgement)
         && why != WhyNot::None
@@ -215,7 +216,7 @@ fn planned(set: &PatchSet, judgement: &Judgement) -> PlannedSet {
     }
 }
 
-/// The applied sets as a recipe names them: `none`, or ids with hashes in the order of application.
+/// The applied sets in a recipe: `none`, or ids with hashes in the order of application.
 pub fn recipe_name(sets: &[PlannedSet]) -> String {
     let applied = sets.iter().filter(|set| set.applied());
     series::name(applied.map(|set| (set.set.as_str(), set.edits.as_str())))

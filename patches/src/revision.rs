@@ -1,23 +1,23 @@
-//! Which llama.cpp a tree is.
+//! The llama.cpp revision of a tree.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Upstream abbreviates commits to nine digits.
+/// Digits of an abbreviated commit; upstream uses nine.
 const SHORT: usize = 9;
 
-/// What a tree believes it is. Both parts may be unknown.
+/// Revision of a tree by its own evidence. Both parts may be unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revision {
-    /// The commit as far as it was given, up to 40 hexadecimal digits.
+    /// The commit as given, up to 40 hexadecimal digits.
     pub commit: Option<String>,
     /// Upstream's build number, as in the tag `b9976`.
     pub build_number: Option<u32>,
 }
 
 impl Revision {
-    /// The commit in nine digits, or `unknown`.
+    /// The commit's first nine digits, or `unknown`.
     pub fn short_commit(&self) -> &str {
         self.commit.as_deref().map_or("unknown", |commit| commit.get(..SHORT).unwrap_or(commit))
     }

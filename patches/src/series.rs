@@ -1,4 +1,4 @@
-//! Several sets one after the other: each is judged in the tree as the ones before it leave it.
+//! Judges several sets in sequence, each in the tree as changed by the ones before.
 
 use std::collections::BTreeMap;
 
@@ -11,27 +11,27 @@ use crate::prove::Proofs;
 use crate::set::PatchSet;
 use crate::tree::{Overlay, Tree};
 
-/// Digits of a set's hash.
+/// Hexadecimal digits of a set's hash.
 const SHORT: usize = 12;
-/// The name of no patches at all.
+/// Name of an empty series.
 const NONE: &str = "none";
 
-/// What a row of sets would do to a tree.
+/// Judgements and changes of a series of sets in a tree.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
-    /// One judgement for each set, in order.
+    /// One judgement per set, in order.
     pub judgements: Vec<Judgement>,
-    /// All edits together: each file once, as it is before the first and after the last set. Sets that are refused,
-    /// not applicable or superseded have no part in it.
+    /// All edits combined: each file once, before the first and after the last set. Sets that are refused,
+    /// not applicable or superseded do not contribute.
     pub edits: Edits,
 }
 
 impl Series {
-    /// Judges the sets. Nothing is written.
+    /// Judges the sets. Writes nothing.
     ///
     /// # Errors
     ///
-    /// A file of the tree is there and cannot be read.
+    /// Fails if an existing file of the tree cannot be read.
     pub fn judge(sets: &[&PatchSet], tree: &dyn Tree) -> Result<Self> {
         let mut overlay = Overlay::new(tree);
         let mut judgements = Vec::with_capacity(sets.len());
@@ -49,7 +49,7 @@ impl Series {
         Ok(Self { judgements, edits: Edits(files.into_values().collect()) })
     }
 
-    /// Takes those for locally verified that a record of this machine covers.
+    /// Marks sets as locally verified that are covered by a record of this machine.
     #[must_use]
     pub fn accept(mut self, sets: &[&PatchSet], proofs: &Proofs) -> Self {
         for judgement in &mut self.judgements {
@@ -60,23 +60,23 @@ impl Series {
         self
     }
 
-    /// The sets that change something, as `id@hash` with twelve hexadecimal digits over their edits.
+    /// The sets that change something, as id and hash (twelve hexadecimal digits over their edits).
     pub fn sets(&self) -> Vec<(String, String)> {
         self.edited().map(|(judgement, edits)| (judgement.set.clone(), hash(edits))).collect()
     }
 
-    /// The whole row in one word: `none`, or such as `cuda-memory@0123456789ab+server@ba9876543210`.
+    /// The series as one word: `none`, or such as `cuda-memory@0123456789ab+server@ba9876543210`.
     pub fn id(&self) -> String {
         let sets = self.sets();
         name(sets.iter().map(|(id, hash)| (id.as_str(), hash.as_str())))
     }
 
-    /// Those judgements that forbid to apply the row.
+    /// The judgements that forbid applying the series.
     pub fn blocking(&self, allow_unverified: bool) -> impl Iterator<Item = &Judgement> {
         self.judgements.iter().filter(move |judgement| judgement.status.forbids(allow_unverified))
     }
 
-    /// The judgements with their edits, in order; those without edits left out.
+    /// The judgements that have edits, in order.
     pub fn edited(&self) -> impl Iterator<Item = (&Judgement, &Edits)> {
         self.judgements.iter().filter_map(|judgement| {
             let edits = judgement.edits.as_ref().filter(|edits| !edits.0.is_empty())?;
@@ -85,13 +85,13 @@ impl Series {
     }
 }
 
-/// Sets, each with the hash of its edits, in one word: `none`, or ids with hashes in the order of application.
+/// Sets with the hashes of their edits as one word: `none`, or ids with hashes in the order of application.
 pub(crate) fn name<'a>(sets: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let sets: Vec<String> = sets.map(|(id, hash)| format!("{id}@{hash}")).collect();
     if sets.is_empty() { NONE.to_owned() } else { sets.join("+") }
 }
 
-/// Adds one more edit of a file. Its `inserted` lines are moved by what a later set inserted above them.
+/// Adds a later edit of a file. Shifts earlier `inserted` lines by the lines inserted above them.
 fn compose(files: &mut BTreeMap<String, FileEdit>, edit: &FileEdit) {
     let Some(known) = files.get_mut(&edit.path) else {
         files.insert(edit.path.clone(), edit.clone());
@@ -109,22 +109,22 @@ fn compose(files: &mut BTreeMap<String, FileEdit>, edit: &FileEdit) {
     known.inserted.sort_by_key(|inserted| inserted.line);
 }
 
-/// A hash over several texts, in hexadecimal digits.
+/// Hash over several texts, in hexadecimal digits.
 pub(crate) fn digest(parts: &[&[u8]]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
-        // Lengths go before, so that the parts cannot run into each other.
+        // The length of each part makes the concatenation unambiguous.
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
     hex::encode(hash.finalize())
 }
 
-/// Twelve hexadecimal digits over everything that edits write: the same set in the same tree has the same.
+/// Hash over everything that edits write, twelve hexadecimal digits; equal for the same set in the same tree.
 pub(crate) fn hash(edits: &Edits) -> String {
     let mut hash = Sha256::new();
     for edit in &edits.0 {
-        // Lengths go before, so that the parts cannot run into each other.
+        // The length of each part makes the concatenation unambiguous.
         for part in [edit.path.as_bytes(), edit.after.as_slice()] {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);

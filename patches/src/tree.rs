@@ -1,4 +1,4 @@
-//! Where the files of a llama.cpp come from: a folder, an archive, a commit, or one of these with edits on top.
+//! Access to the files of a llama.cpp: a folder, an archive, a commit, or one of these with edits on top.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,25 +11,25 @@ use crate::error::{Result, io_error};
 use crate::judgement::Edits;
 use crate::revision::Revision;
 
-/// A llama.cpp that can be read. Paths are relative to its root, with `/` between their parts.
+/// A readable llama.cpp. Paths are relative to its root, with `/` as separator.
 pub trait Tree: Send + Sync {
-    /// A file's content; `None` when there is no such file.
+    /// A file's content; `None` if the file does not exist.
     ///
     /// # Errors
     ///
-    /// The file is there and cannot be read.
+    /// Fails if an existing file cannot be read.
     fn read(&self, path: &str) -> Result<Option<Vec<u8>>>;
 
-    /// A name for a file's content that is the same for the same content; `None` when there is no such file.
+    /// Identifier of a file's content, equal for equal contents; `None` if the file does not exist.
     ///
     /// # Errors
     ///
-    /// The file is there and cannot be read.
+    /// Fails if an existing file cannot be read.
     fn content_id(&self, path: &str) -> Result<Option<String>> {
         Ok(self.read(path)?.map(|content| sha256(&content)))
     }
 
-    /// What it believes it is.
+    /// Revision by the tree's own evidence.
     fn revision(&self) -> Revision;
 }
 
@@ -50,7 +50,7 @@ impl FolderTree {
         Self { root: root.into(), revision }
     }
 
-    /// Its folder.
+    /// The folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -59,7 +59,7 @@ impl FolderTree {
 impl Tree for FolderTree {
     fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
         let file = self.root.join(path);
-        // Reading a pipe would wait for ever for somebody who writes.
+        // Only regular files: reading a pipe would block until another process writes.
         let content =
             fs::metadata(&file).and_then(|facts| facts.is_file().then(|| fs::read(&file)).transpose());
         match content {
@@ -76,27 +76,27 @@ impl Tree for FolderTree {
     }
 }
 
-/// A tree as it looks after some edits: what a later set of several sees.
+/// A tree with edits on top, as later sets of a series see it.
 pub struct Overlay<'a> {
     below: &'a dyn Tree,
-    /// Contents by path; none: the file is hidden.
+    /// Contents by path; `None`: the file is hidden.
     files: BTreeMap<String, Option<Vec<u8>>>,
 }
 
 impl<'a> Overlay<'a> {
-    /// A tree without edits so far.
+    /// A tree without edits.
     pub fn new(below: &'a dyn Tree) -> Self {
         Self { below, files: BTreeMap::new() }
     }
 
-    /// Puts edits on top.
+    /// Adds edits on top.
     pub fn add(&mut self, edits: &Edits) {
         for edit in &edits.0 {
             self.put(edit.path.clone(), edit.after.clone());
         }
     }
 
-    /// Puts one file on top, or hides it.
+    /// Replaces a file, or hides it.
     pub fn put(&mut self, path: String, content: impl Into<Option<Vec<u8>>>) {
         self.files.insert(path, content.into());
     }

@@ -1,4 +1,4 @@
-//! How long to wait before a crashed backend is started again.
+//! Delay before a crashed backend is started again.
 //!
 //! Exponential with a cap and jitter, as Kubernetes does for crash loops; never zero, so that a backend that dies at
 //! once cannot spin.
@@ -12,14 +12,15 @@ use serde::{Deserialize, Serialize};
 pub struct BackoffPolicy {
     /// Delay after the first failure, before jitter. Above zero.
     pub first: Duration,
-    /// No delay is longer than this, jitter included.
+    /// Longest delay, jitter included.
     pub cap: Duration,
 }
 
-/// The shortest delay that is ever returned: a floor for misconfigured or jittered values.
+/// Shortest delay ever returned: a floor for misconfigured or jittered values.
 pub const MINIMUM: Duration = Duration::from_millis(10);
 
-/// The delay after `failures` consecutive failures (1 or more); `unit` is a random number in `[0, 1)`.
+/// Returns the delay after `failures` consecutive failures (1 or more); `unit` is a random number in `[0,
+/// 1)`.
 ///
 /// Doubles with each failure up to the cap, then takes a random point between half of that and all of it ("equal
 /// jitter"), so replicas that died together do not come back together.

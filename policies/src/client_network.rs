@@ -1,10 +1,10 @@
-//! Which addresses count as one client, wherever something is counted by address.
+//! Maps addresses to clients, wherever a limit or a count is per address.
 
 // Addresses as values; nothing is opened here.
 use core::net::{IpAddr, Ipv6Addr};
 
-/// The network that counts as one client: of version 6 the first 64 bits, because one customer has all addresses
-/// behind them; of version 4 the address itself, also where it is written as one of version 6.
+/// Returns the network that counts as one client. For IPv6 the first 64 bits, because one customer controls
+/// all addresses in them; for IPv4 the address, also in its IPv6-mapped form.
 pub fn client_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

@@ -1,4 +1,4 @@
-//! Who gets a lease on a backend of one model, who waits, who is turned away.
+//! Leases on the backends of one model: granting, queueing, refusing.
 //!
 //! ```text
 //!             request                       release / open
@@ -11,15 +11,14 @@
 //!                             gone
 //! ```
 //!
-//! A generation is *open* (may take leases) or *closed* (drains). An open one may be *held*: nobody from the queue gets a
-//! lease on it, because somebody who had his turn waits until its memory has room for him ([`Dispatch::hold`],
-//! [`Dispatch::take`]). The queue is served strictly in order of arrival: a
-//! newcomer is never granted while an earlier caller of its class waits. This module has no synchronisation of its
-//! own: its owner holds it under one lock and acts on what it returns, so that no decision rests on a stale read.
+//! A generation is *open* (takes leases) or *closed* (drains). An open one may be *held*: it gives no slots
+//! to the queue, because a caller at the front waits for its memory ([`Dispatch::hold`],
+//! [`Dispatch::take`]). The queue is strictly FIFO within a class: a newcomer never overtakes an earlier
+//! caller. The owner keeps this value under one lock, so that no decision rests on a stale read.
 //!
-//! Who holds a lease may ask to be *alone* on its generation ([`Dispatch::seek`], [`Dispatch::try_alone`]): from then on
-//! nobody else gets a slot there, and it is alone when those who run have ended. Those who seek run nothing, so two of
-//! them never wait for each other.
+//! The holder of a lease may seek to be *alone* on its generation ([`Dispatch::seek`],
+//! [`Dispatch::try_alone`]). From then on no other request gets a slot there, and it is alone once the
+//! running ones have ended. Seekers run nothing, so two of them never block each other.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -27,24 +26,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::GenerationId;
 
-/// What a lease is for: it decides whether the lease counts against the limit of a generation.
+/// Purpose of a lease; decides if it counts against a generation's limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseKind {
     /// Occupies a slot while it runs: completions, embeddings, rerank, audio.
     Slot,
-    /// Answered without a slot: tokenize, props, health, metrics. Holds up a drain, but never waits for a slot.
+    /// Answered without a slot: tokenize, props, health, metrics. Delays a drain, but never waits for a slot.
     Aux,
-    /// The same for a request that only looks at a process (`/metrics`, `/slots`). It does not count as use of the
-    /// model: the time since the last use runs on.
+    /// Like `Aux`, for a request that only reads (`/metrics`, `/slots`). Does not count as use of the
+    /// model: the idle time continues.
     Read,
-    /// A stream of events without an end, for somebody who watches: it is no work, so nothing waits for its end. A lease
-    /// becomes one when its answer has shown what it is ([`Dispatch::watches`]).
+    /// An endless stream of events for an observer. It is no work, so a drain does not wait for it. A lease
+    /// becomes one once its answer shows it ([`Dispatch::watches`]).
     Watch,
 }
 
 impl LeaseKind {
-    /// Those of one class never overtake each other.
+    /// Returns the queue class; leases of one class never overtake each other.
     fn class(self) -> usize {
         usize::from(self != Self::Slot)
     }
@@ -57,22 +56,22 @@ pub struct Ticket(u64);
 /// A lease handed to a waiting caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Which caller.
+    /// Ticket of the caller.
     pub ticket: Ticket,
-    /// On which generation.
+    /// Generation of the lease.
     pub generation: GenerationId,
-    /// For what.
+    /// Purpose of the lease.
     pub kind: LeaseKind,
 }
 
-/// The answer to a request for a lease.
+/// Answer to a request for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Go ahead on this generation.
+    /// Granted on this generation.
     Granted(GenerationId),
-    /// Wait; a [`Grant`] with this ticket will come, unless the caller cancels.
+    /// Queued; a [`Grant`] with this ticket follows, unless the caller cancels.
     Queued(Ticket),
-    /// The queue is full; the number of callers already waiting is given.
+    /// The queue is full.
     Full {
         /// Callers waiting now.
         waiting: usize,
@@ -87,7 +86,7 @@ struct Generation {
     slots: u32,
     aux: u32,
     watch: u32,
-    /// Leases that wait to be alone, and those of them that have a slot.
+    /// Leases that wait to be alone, and those of them with a slot.
     seeking: u32,
     seeking_slots: u32,
     /// Leases without a slot that only read.
@@ -120,7 +119,7 @@ impl Generation {
     }
 }
 
-/// Leases and the queue of one model.
+/// Leases and queue of one model.
 #[derive(Clone, Debug)]
 pub struct Dispatch {
     depth: usize,
@@ -130,17 +129,18 @@ pub struct Dispatch {
 }
 
 impl Dispatch {
-    /// An empty dispatch whose queue holds at most `depth` callers.
+    /// Creates an empty dispatch whose queue holds at most `depth` callers.
     pub fn new(depth: usize) -> Self {
         Self { depth, next_ticket: 0, generations: BTreeMap::new(), queue: VecDeque::new() }
     }
 
-    /// Changes the bound of the queue. Callers already waiting beyond it stay.
+    /// Changes the limit of the queue. Callers already beyond it stay.
     pub fn set_depth(&mut self, depth: usize) {
         self.depth = depth;
     }
 
-    /// Asks for a lease. The open generation with the fewest leases for its limit gets it; the older one at a tie.
+    /// Requests a lease. The open generation with the lowest load relative to its limit gets it; the older
+    /// one at a tie.
     pub fn request(&mut self, kind: LeaseKind) -> Answer {
         match self.at_once(kind) {
             Some(generation) => Answer::Granted(generation),
@@ -149,13 +149,13 @@ impl Dispatch {
         }
     }
 
-    /// The same for a caller whose lease was void before its work was done: it was let in once, so a full queue does not turn
-    /// it away. There are never more of these than there were leases.
+    /// Requests a lease for a caller whose previous lease became void before its work was done. A full
+    /// queue does not refuse it. There are never more such callers than there were leases.
     pub fn request_again(&mut self, kind: LeaseKind) -> Answer {
         self.at_once(kind).map_or_else(|| self.enqueue(kind), Answer::Granted)
     }
 
-    /// A lease for a newcomer who overtakes nobody.
+    /// Returns a lease for a newcomer that overtakes no earlier caller.
     fn at_once(&mut self, kind: LeaseKind) -> Option<GenerationId> {
         let overtakes = self.queue.iter().any(|(_, waiting)| waiting.class() == kind.class());
         if overtakes { None } else { self.place(kind) }
@@ -167,20 +167,20 @@ impl Dispatch {
         Answer::Queued(ticket)
     }
 
-    /// A waiting caller leaves. False when the ticket no longer waits, that is: it was granted meanwhile, and the
-    /// caller must release that lease.
+    /// Cancels a waiting caller. Returns false if the ticket no longer waits: it was granted meanwhile, and
+    /// the caller must release that lease.
     pub fn cancel(&mut self, ticket: Ticket) -> bool {
         let before = self.queue.len();
         self.queue.retain(|(waiting, _)| *waiting != ticket);
         self.queue.len() < before
     }
 
-    /// Turns every waiting caller away (the model cannot be started); returns their tickets in order.
+    /// Dismisses every waiting caller because the model cannot start; returns their tickets in order.
     pub fn dismiss(&mut self) -> Vec<Ticket> {
         self.queue.drain(..).map(|(ticket, _)| ticket).collect()
     }
 
-    /// A lease ends. Unknown generations are ignored: the lease of a generation that was forgotten.
+    /// Ends a lease. Unknown generations are ignored, because their leases are already void.
     pub fn release(&mut self, generation: GenerationId, kind: LeaseKind) -> Vec<Grant> {
         if let Some(known) = self.generations.get_mut(&generation) {
             let count = known.count(kind);
@@ -189,7 +189,7 @@ impl Dispatch {
         self.serve()
     }
 
-    /// A generation may take leases from now on, at most `limit` of [`LeaseKind::Slot`] at a time.
+    /// Opens a generation for leases, at most `limit` of [`LeaseKind::Slot`] at a time.
     pub fn open(&mut self, generation: GenerationId, limit: u32) -> Vec<Grant> {
         let entry = self.generations.entry(generation).or_insert(Generation {
             open: false,
@@ -208,26 +208,27 @@ impl Dispatch {
         self.serve()
     }
 
-    /// A generation takes no more leases; those it has go on.
+    /// Closes a generation for new leases; its present ones continue.
     pub fn close(&mut self, generation: GenerationId) {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.open = false;
         }
     }
 
-    /// The generation's process is gone: its leases are void.
+    /// Forgets a generation whose process is gone; its leases are void.
     pub fn forget(&mut self, generation: GenerationId) {
         self.generations.remove(&generation);
     }
 
-    /// A ticket for a caller who had his turn and waits for something else than his turn. It is in no queue.
+    /// Issues a ticket outside of the queue, for a caller whose turn has come but who waits for another
+    /// condition.
     pub fn issue(&mut self) -> Ticket {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         ticket
     }
 
-    /// Holds these generations and no others: slots on them are given by [`Dispatch::take`] alone.
+    /// Holds exactly these generations: only [`Dispatch::take`] gives slots on them.
     pub fn hold(&mut self, held: &[GenerationId]) -> Vec<Grant> {
         for (id, generation) in &mut self.generations {
             generation.held = held.contains(id);
@@ -235,8 +236,8 @@ impl Dispatch {
         self.serve()
     }
 
-    /// Takes a lease on one generation, beside the queue and whether it is held or not. False if it has no room, or is
-    /// not open.
+    /// Takes a lease on one generation, bypassing the queue and a hold. Returns false if it has no room or
+    /// is closed.
     pub fn take(&mut self, generation: GenerationId, kind: LeaseKind) -> bool {
         let Some(known) = self.generations.get_mut(&generation).filter(|known| known.open) else {
             return false;
@@ -248,8 +249,8 @@ impl Dispatch {
         true
     }
 
-    /// A request of another instance runs there, whether more are let in or not: it has a slot if one is free, else it is one too many.
-    /// `None` if nothing is known of the generation.
+    /// Counts a request of the predecessor instance, even on a closed generation: as a slot lease if a slot
+    /// is free, else as an auxiliary one. `None` if the generation is unknown.
     pub fn count_in(&mut self, generation: GenerationId) -> Option<LeaseKind> {
         let known = self.generations.get_mut(&generation)?;
         let kind = if known.has_slot() { LeaseKind::Slot } else { LeaseKind::Aux };
@@ -257,8 +258,8 @@ impl Dispatch {
         Some(kind)
     }
 
-    /// The holder of a lease wants to be alone on its generation, and runs nothing until it is. Nobody else gets a slot
-    /// there from now on.
+    /// Makes a lease wait to be alone on its generation; it runs nothing until then. No other request gets
+    /// a slot there.
     pub fn seek(&mut self, generation: GenerationId, kind: LeaseKind) {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.seeking += 1;
@@ -266,8 +267,8 @@ impl Dispatch {
         }
     }
 
-    /// Whether nobody else runs anything in a slot there. If so the holder is alone until it says otherwise, and seeks no
-    /// more.
+    /// Returns true if no other request runs in a slot there. Then the holder is alone until it calls
+    /// [`Dispatch::join`], and no longer seeks.
     pub fn try_alone(&mut self, generation: GenerationId, kind: LeaseKind) -> bool {
         let Some(known) = self.generations.get_mut(&generation) else { return false };
         if known.alone || known.slots > known.seeking_slots {
@@ -278,7 +279,7 @@ impl Dispatch {
         true
     }
 
-    /// The holder gives up waiting to be alone.
+    /// Stops waiting to be alone.
     pub fn unseek(&mut self, generation: GenerationId, kind: LeaseKind) -> Vec<Grant> {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.unseek(kind);
@@ -286,7 +287,7 @@ impl Dispatch {
         self.serve()
     }
 
-    /// The holder that was alone ends, or others may join it.
+    /// Ends being alone: the holder ends, or others may join it.
     pub fn join(&mut self, generation: GenerationId) -> Vec<Grant> {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.alone = false;
@@ -294,19 +295,20 @@ impl Dispatch {
         self.serve()
     }
 
-    /// Whether somebody there waits to be alone.
+    /// Returns true if a lease there waits to be alone.
     pub fn has_seekers(&self, generation: GenerationId) -> bool {
         self.generations.get(&generation).is_some_and(|known| known.seeking > 0)
     }
 
-    /// A lease without a slot only reads (a `GET`): it computes nothing and is no company. With `begins` false, it has ended.
+    /// Records that a lease without a slot only reads (a `GET`), so it does not count as company. `begins`
+    /// is false at its end.
     pub fn reads(&mut self, generation: GenerationId, begins: bool) {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.readers = if begins { known.readers + 1 } else { known.readers.saturating_sub(1) };
         }
     }
 
-    /// Leases there that may run something, beside the one that is alone. Those who seek run nothing, nor do those who read.
+    /// Returns the leases that may run work next to the one that is alone. Seekers and readers run none.
     pub fn company(&self, generation: GenerationId) -> u32 {
         let idle = |known: &Generation| known.seeking + known.readers + u32::from(known.alone);
         self.generations
@@ -314,7 +316,7 @@ impl Dispatch {
             .map_or(0, |known| (known.slots + known.aux).saturating_sub(idle(known)))
     }
 
-    /// An auxiliary lease turns out to watch events that have no end: from now on it is one of [`LeaseKind::Watch`].
+    /// Converts an auxiliary lease whose answer is an endless event stream to [`LeaseKind::Watch`].
     pub fn watches(&mut self, generation: GenerationId) {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.aux = known.aux.saturating_sub(1);
@@ -322,39 +324,39 @@ impl Dispatch {
         }
     }
 
-    /// The generations that take leases, the emptiest first; the older one first at a tie.
+    /// Returns the open generations, least loaded first; the older one first at a tie.
     pub fn open_generations(&self) -> Vec<GenerationId> {
         let mut open: Vec<_> = self.generations.iter().filter(|(_, known)| known.open).collect();
         open.sort_by_key(|(_, known)| share(known));
         open.into_iter().map(|(id, _)| *id).collect()
     }
 
-    /// Leases now held on a generation, without those that only watch.
+    /// Returns the leases on a generation, watchers excluded.
     pub fn in_flight(&self, generation: GenerationId) -> u32 {
         self.generations.get(&generation).map_or(0, |known| known.slots + known.aux)
     }
 
-    /// Leases now held on all generations, without those that only watch.
+    /// Returns the leases on all generations, watchers excluded.
     pub fn in_flight_total(&self) -> u32 {
         self.generations.values().map(|known| known.slots + known.aux).sum()
     }
 
-    /// Callers waiting.
+    /// Returns the number of waiting callers.
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// How many slots a generation has.
+    /// Returns the number of slots of a generation.
     pub fn limit(&self, generation: GenerationId) -> Option<u32> {
         self.generations.get(&generation).map(|known| known.limit)
     }
 
-    /// Whether this generation takes leases.
+    /// Returns true if this generation takes leases.
     pub fn is_open(&self, generation: GenerationId) -> bool {
         self.generations.get(&generation).is_some_and(|known| known.open)
     }
 
-    /// Whether any generation takes leases.
+    /// Returns true if any generation takes leases.
     pub fn any_open(&self) -> bool {
         self.generations.values().any(|known| known.open)
     }
@@ -388,7 +390,7 @@ impl Dispatch {
     }
 }
 
-/// How full a generation is, comparable across different limits: leases per thousand of the limit.
+/// Load of a generation, comparable across limits: leases per thousand of the limit.
 fn share(generation: &Generation) -> u64 {
     (u64::from(generation.slots) + u64::from(generation.aux)) * 1000 / u64::from(generation.limit.max(1))
 }
@@ -549,7 +551,8 @@ mod tests {
     }
 
     proptest! {
-        /// A model that keeps every lease and every waiting caller itself agrees with the dispatch after each step.
+        /// A simple model that stores every lease and every waiting caller agrees with the dispatch after
+        /// each step.
         #[test]
         fn every_caller_is_granted_once_in_order_or_still_waits(ops in proptest::collection::vec(op(), 1..200)) {
             let mut dispatch = Dispatch::new(5);

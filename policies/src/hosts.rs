@@ -1,6 +1,6 @@
-//! By which host names we may be reached: the fence against DNS rebinding, where a web page gives its own name the address
-//! of this machine and so calls us as if we were its own server. An address cannot be given to another, so addresses are
-//! always right, and so is `localhost`. It compares text and resolves nothing.
+//! Accepted host names: the protection against DNS rebinding, where a web page resolves its own name to
+//! this machine and so calls it with the page's origin. Addresses and `localhost` cannot be taken over, so
+//! they are always accepted. Compares text and resolves nothing.
 
 // Addresses as values; nothing is opened here.
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -10,24 +10,25 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::words::one_or_several;
 
-/// The names.
+/// Accepted host names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Names {
-    /// All where it does not matter, none beside addresses and `localhost` where it does; see [`Self::decided`].
+    /// All names where it is safe, else only addresses and `localhost`; see [`Self::decided`].
     #[default]
     Auto,
-    /// All.
+    /// All names.
     Any,
-    /// These, beside addresses and `localhost`.
+    /// The listed names, addresses and `localhost`.
     Only(Vec<Name>),
 }
 
-/// A host name, or `*.` and the end of many.
+/// A host name, or `*.` and a suffix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name(String);
 
 impl Names {
-    /// What `Auto` means. `exposed`: a page that gets past the browser's rules by its name could use the models.
+    /// Resolves `Auto`. `exposed`: a page that bypasses the same-origin policy by its name could use the
+    /// models.
     #[must_use]
     pub fn decided(self, exposed: bool) -> Self {
         match self {
@@ -37,21 +38,21 @@ impl Names {
         }
     }
 
-    /// Whether a host, as clients write it without its port, means us.
+    /// Returns true if a host, written as by clients but without the port, is accepted.
     pub fn allow(&self, host: &str) -> bool {
         let Self::Only(known) = self else { return true };
         let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
         is_address(&host)
             || host == "localhost"
-            // RFC 6761 section 6.3: these are this machine, and browsers ask nobody about them.
+            // RFC 6761 section 6.3: these names are this machine, and browsers do not resolve them.
             || host.ends_with(".localhost")
             || known.iter().any(|name| name.means(&host))
     }
 
-    /// From one word or several names.
+    /// Parses one keyword or several names.
     ///
     /// # Errors
-    /// One of them is none.
+    /// A text is no host name.
     pub fn parse(texts: &[&str]) -> Result<Self, NameError> {
         match texts {
             ["auto"] => Ok(Self::Auto),
@@ -61,7 +62,7 @@ impl Names {
     }
 }
 
-/// Browsers write other spellings of an address (`0x7f.1`) in this one.
+/// Browsers normalise other spellings of an address (`0x7f.1`) to this one.
 fn is_address(host: &str) -> bool {
     match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(inner) => inner.parse::<Ipv6Addr>().is_ok(),
@@ -72,14 +73,14 @@ fn is_address(host: &str) -> bool {
 impl Name {
     fn means(&self, host: &str) -> bool {
         match self.0.strip_prefix('*') {
-            // With something before the dot.
+            // Requires a label before the dot.
             Some(end) => host.len() > end.len() && host.ends_with(end),
             None => self.0 == host,
         }
     }
 }
 
-/// Why a text is no host name.
+/// A text that is no host name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{text}` is no host name: write it without scheme, port and path, like `llm.example` or `*.example`; \"any\" takes every name, \"auto\" decides by what else is configured"

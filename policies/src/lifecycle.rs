@@ -16,21 +16,22 @@
 //!                                   Restart -> Starting, Idle -> Idle <----------+
 //! ```
 //!
-//! Nothing is down for ever: after a failure the next start is a trial, and trials go on. A process that had served is
-//! followed by the next one after short pauses ([`LifecyclePolicy::crash_cap`]), because it could start a moment ago; one that
-//! never became ready after pauses that grow up to [`BackoffPolicy::cap`]. A start that cannot succeed before something
-//! else changes (a flag, a file) waits in [`Phase::Failed`] for that change, and is tried now and then all the same:
-//! whoever judged that may have been wrong.
+//! No state is final: after a failure the next start is a trial, and trials continue. A process that had
+//! served is restarted after short pauses ([`LifecyclePolicy::crash_cap`]), because it could start a moment
+//! ago. One that never became ready is restarted after pauses that grow up to [`BackoffPolicy::cap`]. A
+//! start that needs a change first (a flag, a file) waits in [`Phase::Failed`] for it, with occasional
+//! trials, because the diagnosis may be wrong.
 //!
-//! A [`Machine`] is one such life. Replacing by overlap uses two machines: the new one starts from `Idle`, and when it
-//! is `Ready` the old one is told `Down`. The machine never acts: it returns [`Effect`]s for its owner to carry out.
+//! A [`Machine`] is one such life. An overlapping replacement uses two machines: the new one starts from
+//! `Idle`, and when it is `Ready` the old one gets `Down`. The machine never acts: it returns [`Effect`]s
+//! for its owner to carry out.
 //!
-//! Invariants (property-tested): the gate is open only in `Ready`; a child is spawned only when none lives; `Kill`
-//! follows `Term` and the grace, except after `KillNow` and for a child that never became ready; every phase but `Idle` and
-//! `Ready` always has a timer, so no way leads to a phase that only a person could end; an unexpected exit leads to `Backoff`
-//! or `Failed`, never straight to `Starting`; `Failed` is reached only by a failed start that needs a change, and left by
-//! that change at once; whatever happened before, timers and probes alone bring a backend that is wanted back to `Ready`
-//! once its process starts again.
+//! Invariants (property-tested): the gate is open only in `Ready`; a child is spawned only when none lives;
+//! `Kill` follows `Term` and the grace, except after `KillNow` and for a child that never became ready;
+//! every phase but `Idle` and `Ready` has a timer, so no phase needs an operator to end it; an unexpected
+//! exit leads to `Backoff` or `Failed`, never straight to `Starting`; `Failed` is reached only by a failed
+//! start that needs a change, and left at once by that change; from any history, timers and probes alone
+//! bring a wanted backend back to `Ready` once its process starts again.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -39,30 +40,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::backoff::BackoffPolicy;
 
-/// Where a backend is in its life.
+/// Phase of a backend's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// No process, none wanted.
     Idle,
-    /// A process runs and does not answer requests yet.
+    /// A process runs and does not answer yet.
     Starting,
     /// The process answers; leases may be taken.
     Ready,
-    /// Probes are lost: no new leases, running ones go on.
+    /// Probes are lost: no new leases, running ones continue.
     Suspect,
-    /// No new leases; waits for the running ones to end.
+    /// No new leases; running ones end.
     Draining,
-    /// The process was told to end.
+    /// The process got a signal to end.
     Stopping,
     /// The process died; the next start waits.
     Backoff,
-    /// It cannot start before something changes: a flag, a file. That change starts it, or a trial now and then.
+    /// The backend cannot start before a flag or a file changes. The change or an occasional trial starts it.
     Failed,
 }
 
 impl Phase {
-    /// The name used in status, events and metrics.
+    /// Returns the name used in status, events and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -83,7 +84,7 @@ impl std::fmt::Display for Phase {
     }
 }
 
-/// What follows a stop.
+/// State after a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Then {
@@ -93,23 +94,23 @@ pub enum Then {
     Restart,
 }
 
-/// What an end that nobody asked for says about the next start.
+/// Effect of an unexpected end on the next start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// The next start may go well.
+    /// The next start may succeed.
     MayPass,
-    /// The next start fails as well, unless something outside changes: a flag, a file.
+    /// The next start fails as well, unless a flag or a file changes.
     NeedsChange,
-    /// Memory was short while somebody else was giving some back: that is no failure of this backend and is not counted.
+    /// Memory was short while other processes were returning some; not counted as a failure of this backend.
     Crowded,
 }
 
-/// What happened.
+/// Input of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The backend is wanted: a request waits for it, or it is preloaded.
     Up,
-    /// It is not wanted any more: drain, stop, stay down.
+    /// The backend is no longer wanted: drain, stop, stay down.
     Down,
     /// Replace it: drain, stop, start again.
     Recycle,
@@ -119,23 +120,23 @@ pub enum Event {
     ProbeReady,
     /// Several probes in a row were lost.
     ProbesLost,
-    /// A probe was answered after some were lost.
+    /// A probe was answered after lost ones.
     ProbesBack,
-    /// The drain is given up: the process serves on. Only for one that is well.
+    /// Cancel the drain: the process continues to serve. Only for a healthy one.
     Resume,
     /// The last lease ended (sent while draining; harmless otherwise).
     Drained,
-    /// The process is gone and reaped. The cause counts only if nobody asked for the end.
+    /// The process is gone and reaped. The cause counts only for an unexpected end.
     Exited(Cause),
-    /// The same, and one request is to blame, which is kept out from now on: that says nothing about the backend.
+    /// Like `Exited`, but one request caused it and is refused from now on; no evidence against the backend.
     Felled,
-    /// The process could not even be created.
+    /// The process could not be created.
     SpawnFailed(Cause),
-    /// A timer that an [`Effect::Arm`] asked for has run out.
+    /// A timer requested by [`Effect::Arm`] has expired.
     Timer(Timer),
-    /// What a start needs is not what it was: the next start may go well.
+    /// A requirement of the start has changed, so it may succeed now.
     Changed,
-    /// The next start is known to fail before something outside changes.
+    /// The next start is known to fail before a requirement changes.
     Stuck,
     /// An operator or a new configuration clears `Failed` or `Backoff`.
     Reset,
@@ -144,50 +145,51 @@ pub enum Event {
 /// The timers of a backend. At most one is armed at a time: every transition replaces the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Timer {
-    /// The process has to be ready by then.
+    /// Deadline for becoming ready.
     Start,
-    /// Lost probes have to come back by then.
+    /// Deadline for lost probes to return.
     Suspect,
-    /// Leases have to end by then.
+    /// Deadline for the leases to end.
     Drain,
-    /// The process has to be gone by then, after TERM.
+    /// Deadline for the exit after TERM.
     Grace,
-    /// The next start, after this many consecutive failures.
+    /// Pause before the next start.
     Backoff {
         /// Consecutive failures of the same kind, 1 or more: the input of [`crate::backoff::delay`].
         failures: u32,
-        /// The pause is at most [`LifecyclePolicy::crash_cap`]: the process that ended had been ready, or only found no room.
+        /// Limits the pause to [`LifecyclePolicy::crash_cap`]: the process had been ready, or only found no
+        /// room.
         short: bool,
     },
-    /// The next start of a backend that waits for a change.
+    /// Pause before the next trial of a backend that waits for a change.
     Trial,
 }
 
-/// What the owner of the machine must do, in this order.
+/// Action for the machine's owner, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Create the process and probe it.
     Spawn,
-    /// Let leases be taken.
+    /// Allow new leases.
     OpenGate,
-    /// Take no more leases.
+    /// Refuse new leases.
     CloseGate,
     /// Send SIGTERM, once: llama-server exits at once on a second one.
     Term,
     /// Send SIGKILL to the whole process group.
     Kill,
-    /// Arm this timer, in place of any other. How long it runs is the owner's configuration.
+    /// Arm this timer, in place of any other. Its duration is in the owner's configuration.
     Arm(Timer),
     /// Disarm the timer.
     Disarm,
-    /// It has failed as often as [`LifecyclePolicy::breaker_failures`] says: a person should know. Starts go on.
+    /// Report a crash loop after [`LifecyclePolicy::breaker_failures`] failures. Starts continue.
     Alarm,
 }
 
-/// How many failures are too many, and all deadlines. Reasons: `defaults.toml`, section `[lifecycle]`.
+/// Failure counts and deadlines. `defaults.toml`, section `[lifecycle]`, gives the reasons.
 pub type LifecyclePolicy = crate::defaults::Lifecycle;
 
-/// The state of one backend's life. See the module for the drawing.
+/// State of one backend's life; the module documentation has a diagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
     phase: Phase,
@@ -195,22 +197,22 @@ pub struct Machine {
     was_ready: bool,
     ready_since: Option<Duration>,
     failures: u32,
-    /// Starts in a row that did not get ready.
+    /// Consecutive starts that did not become ready.
     failed_starts: u32,
-    /// Starts in a row that found no room while others were going.
+    /// Consecutive starts without room while other processes were ending.
     crowded: u32,
     recent: VecDeque<Duration>,
     alarmed: bool,
 }
 
 impl LifecyclePolicy {
-    /// How long a probe may take after what looks like a crash: as many are lost as make it suspect before its time to end
-    /// is over.
+    /// Returns the time limit of a probe after an apparent crash: enough lost probes to make the backend
+    /// suspect fit into `crash_ends`.
     pub fn crash_probe(&self) -> Duration {
         self.crash_ends / self.probes_lost.saturating_add(1)
     }
 
-    /// The pause before the next start; `unit` is a random number in `[0, 1)`.
+    /// Returns the pause before the next start; `unit` is a random number in `[0, 1)`.
     pub fn pause(&self, failures: u32, short: bool, unit: f64) -> Duration {
         let cap = if short { self.crash_cap.min(self.backoff_cap) } else { self.backoff_cap };
         crate::backoff::delay(&BackoffPolicy { first: self.backoff_first, cap }, failures, unit)
@@ -224,7 +226,7 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// A machine in [`Phase::Idle`].
+    /// Creates a machine in [`Phase::Idle`].
     pub fn new() -> Self {
         Self {
             phase: Phase::Idle,
@@ -239,35 +241,35 @@ impl Machine {
         }
     }
 
-    /// Where it is.
+    /// Returns the present phase.
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// Unexpected ends in a row, without a stable time between.
+    /// Returns the consecutive unexpected ends without a stable time in between.
     pub fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// What follows the present `Draining` or `Stopping`; `None` in other phases.
+    /// Returns the state after the present `Draining` or `Stopping`; `None` in other phases.
     pub fn then(&self) -> Option<Then> {
         matches!(self.phase, Phase::Draining | Phase::Stopping).then_some(self.then)
     }
 
-    /// Whether a start follows at once when the process has ended.
+    /// Returns true if a start follows at once when the process has ended.
     pub fn restarts_when_ended(&self) -> bool {
-        // One that never was ready is started after a pause.
+        // A process that never was ready is started after a pause.
         self.phase == Phase::Stopping && self.was_ready && self.then == Then::Restart
     }
 
-    /// Whether a process exists (or is being created).
+    /// Returns true if a process exists or is being created.
     pub fn has_process(&self) -> bool {
         !matches!(self.phase, Phase::Idle | Phase::Backoff | Phase::Failed)
     }
 
-    /// Takes an event at `now` (time since an epoch of the caller's choice, never going back) and returns what to do.
+    /// Applies an event at `now` (time since the caller's epoch, never decreasing) and returns the actions.
     ///
-    /// Events that mean nothing in the present phase change nothing: late probes and timers are harmless.
+    /// Events without meaning in the present phase have no effect, so late probes and timers are harmless.
     pub fn step(&mut self, event: Event, now: Duration, policy: &LifecyclePolicy) -> Vec<Effect> {
         use Phase::{Backoff, Draining, Failed, Idle, Ready, Starting, Stopping, Suspect};
         match (self.phase, event) {
@@ -307,7 +309,7 @@ impl Machine {
                 vec![Effect::Disarm, Effect::OpenGate]
             }
             (Starting, Event::Timer(Timer::Start)) => {
-                // It never served anybody, so there is nothing to wait for.
+                // The process never served a request, so there is nothing to drain.
                 self.then = Then::Restart;
                 self.was_ready = false;
                 self.phase = Stopping;
@@ -347,18 +349,19 @@ impl Machine {
             }
 
             (Ready | Suspect, Event::Felled) => {
-                // Not counted, and still not started at once: whoever is wrong about the blame must not make a storm.
+                // Not counted, but not restarted at once either: a wrong blame must not cause a restart
+                // storm.
                 self.settle(now, policy);
                 self.phase = Backoff;
                 vec![Effect::CloseGate, Effect::Arm(Timer::Backoff { failures: 1, short: true })]
             }
             (_, Event::Felled) => self.step(Event::Exited(Cause::MayPass), now, policy),
 
-            // An end that was asked for, of a process that had been of use.
+            // Requested end of a process that had served.
             (Stopping, Event::Exited(_)) if self.was_ready || self.then == Then::Idle => {
                 self.stopped(now, policy)
             }
-            // Died while it drained: its successor was wanted, or nothing was.
+            // Died while draining: either its successor was wanted, or nothing.
             (Draining, Event::Exited(_)) if self.then == Then::Idle => self.stopped(now, policy),
             (
                 Starting | Ready | Suspect | Draining | Stopping,
@@ -383,7 +386,7 @@ impl Machine {
 
     fn stop(&mut self, then: Then) -> Vec<Effect> {
         self.then = then;
-        // Stopping on request while starting is no failure of the backend.
+        // A requested stop during a start is no failure of the backend.
         self.was_ready |= self.phase == Phase::Starting;
         self.phase = Phase::Stopping;
         vec![Effect::Term, Effect::Arm(Timer::Grace)]
@@ -401,7 +404,7 @@ impl Machine {
     }
 
     fn failed(&mut self, now: Duration, cause: Cause, policy: &LifecyclePolicy) -> Vec<Effect> {
-        // A process that served could start, whatever its end looked like.
+        // A process that served could start, independent of its kind of end.
         let cause = if self.was_ready { Cause::MayPass } else { cause };
         self.settle(now, policy);
         let mut effects = vec![Effect::CloseGate];
@@ -425,12 +428,12 @@ impl Machine {
         effects
     }
 
-    /// One more unexpected end. Told once for as long as they are that many.
+    /// Counts an unexpected end. Alarms once while the count stays at the limit.
     fn alarm(&mut self, now: Duration, policy: &LifecyclePolicy) -> Option<Effect> {
         self.recent.push_back(now);
         let most = policy.breaker_failures.max(1) as usize;
         let late = |at: &Duration| now.saturating_sub(*at) > policy.breaker_window;
-        // No more than are looked at: a backend that fails for months needs no more memory for it.
+        // Bounded, so that months of failures take no more memory.
         while self.recent.len() > most || self.recent.front().is_some_and(late) {
             self.recent.pop_front();
         }
@@ -440,7 +443,7 @@ impl Machine {
         news.then_some(Effect::Alarm)
     }
 
-    /// A long time in service pays off old failures.
+    /// A long time in service clears earlier failures.
     fn settle(&mut self, now: Duration, policy: &LifecyclePolicy) {
         if self.ready_since.take().is_some_and(|since| now.saturating_sub(since) >= policy.stable_after) {
             self.forgive();

@@ -1,4 +1,4 @@
-//! Sentences and properties about the lifecycle.
+//! Examples and properties of the lifecycle.
 
 use super::*;
 use proptest::prelude::*;
@@ -97,7 +97,7 @@ fn a_process_that_had_served_is_followed_after_a_short_pause_however_often_it_di
         assert!(policy().pause(failures, true, 1.0) <= Duration::from_secs(15));
         run(&mut machine, &[Event::Timer(timer)]);
     }
-    // A start that fails now is the first one in a row: that the process died often before says nothing about it.
+    // A failed start now is the first consecutive one; earlier deaths of the running process do not count.
     let first = Timer::Backoff { failures: 1, short: false };
     assert_eq!(run(&mut machine, &[CRASH]).last(), Some(&Effect::Arm(first)));
 }
@@ -111,7 +111,7 @@ fn a_start_that_needs_a_change_waits_for_it_and_is_tried_now_and_then() {
     assert_eq!(run(&mut machine, &[Event::Changed]), [Effect::Arm(Timer::Start), Effect::Spawn]);
     run(&mut machine, &[HOPELESS]);
     assert_eq!(run(&mut machine, &[Event::Timer(Timer::Trial)]).last(), Some(&Effect::Spawn));
-    // What had served could start: its end needs no change.
+    // A process that had served could start, so its end needs no change.
     run(&mut machine, &[Event::ProbeReady, HOPELESS]);
     assert_eq!(machine.phase(), Phase::Backoff);
 }
@@ -199,7 +199,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// The world outside the machine: what the effects have made of it.
+/// The world outside of the machine, as changed by its effects.
 #[derive(Default)]
 struct World {
     alive: bool,
@@ -218,7 +218,7 @@ proptest! {
         let mut now = 0;
         for (event, seconds) in events {
             now += seconds;
-            // Facts about the world come only while they are true.
+            // Facts about the world are reported only while they are true.
             match event {
                 Event::Exited(_) | Event::Felled | Event::SpawnFailed(_) if !world.alive => continue,
                 Event::Timer(timer) => match (timer, world.armed) {
@@ -286,14 +286,14 @@ proptest! {
             machine.step(event, Duration::from_secs(1), &policy());
         }
         machine.step(Event::Down, Duration::from_secs(1), &policy());
-        // A backend that ignores everything but SIGKILL: only timers run out, then it is gone.
+        // A backend that ignores everything but SIGKILL: only timers expire, then it is gone.
         for event in [Event::Timer(Timer::Drain), Event::Timer(Timer::Grace), CRASH] {
             machine.step(event, Duration::from_secs(2), &policy());
         }
         prop_assert!(matches!(machine.phase(), Phase::Idle | Phase::Failed), "{}", machine.phase());
     }
 
-    /// Nobody acts, the timers run out, and from some moment on starts go well: it serves.
+    /// Without any action, timers expire, and once starts succeed again the backend serves.
     #[test]
     fn whatever_happened_a_wanted_backend_comes_back_by_itself(
         events in proptest::collection::vec((event(), 0u64..120), 0..200)
@@ -325,7 +325,7 @@ proptest! {
                 Phase::Ready => break,
                 Phase::Starting | Phase::Suspect => Event::ProbeReady,
                 Phase::Stopping => { alive = false; Event::Exited(Cause::MayPass) }
-                // Not wanted when its process ended, as nobody asked since: the owner asks again.
+                // Not wanted when its process ended, because no request came since: the owner asks again.
                 Phase::Idle => Event::Up,
                 _ => Event::Timer(armed.unwrap()),
             };

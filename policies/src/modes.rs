@@ -1,8 +1,8 @@
-//! Words with which a configuration says how a model is run.
+//! Modes of running a model, as named in a configuration.
 
 use serde::{Deserialize, Serialize};
 
-/// How one generation is replaced by the next.
+/// Way of replacing a generation by the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Replace {
@@ -10,77 +10,78 @@ pub enum Replace {
     Sequential,
     /// Start the next generation, switch, then drain the old one. Needs memory for both.
     Overlap,
-    /// Overlap where host memory allows and no GPU could be short of memory, else sequential.
+    /// Overlap if host memory allows it and no GPU can run short, else sequential.
     Auto,
 }
 
-/// What a process listens on.
+/// Listener of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Socket {
-    /// A Unix socket, unless the binary is known not to take one; then a port.
+    /// A Unix socket, or a port if the binary is known not to support sockets.
     #[default]
     Auto,
-    /// A Unix socket in a private directory: nobody but us can reach the process.
+    /// A Unix socket in a private directory: only llama-warden can reach the process.
     Unix,
-    /// A free port of 127.0.0.1: any user of the machine can reach the process.
+    /// A free port of 127.0.0.1: any local user can reach the process.
     Tcp,
 }
 
-/// What becomes of a request whose server dies, or is killed, before it has answered.
+/// Handling of a request whose server dies, or is killed, before it has answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnDeath {
-    /// It is executed once more on the next process: what computes an answer changes nothing else.
+    /// Executed once more on the next process, because computing an answer has no other effect.
     #[default]
     Continue,
-    /// Its client gets an error, and may send it again.
+    /// The client gets an error and may retry.
     Error,
 }
 
-/// What the client of a stream gets while its model loads.
+/// Output to a streaming client while its model loads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WhileLoading {
-    /// The head of the answer, and comments, which clients skip and proxies take for a sign of life.
+    /// The head of the answer and comments, which clients skip and which keep proxies from closing the
+    /// connection.
     #[default]
     Comment,
-    /// In chats how far the load is, as text of reasoning; elsewhere comments.
+    /// In chats, the progress of the load as reasoning text; elsewhere comments.
     Reasoning,
     /// Nothing before the model's own answer.
     Off,
 }
 
-/// Which of several models a name means.
+/// Choice among several models of one name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Choose {
-    /// The first that is loaded; if none is, the first that loads; else the first.
+    /// The first that is loaded; else the first that is loading; else the first.
     #[default]
     Loaded,
-    /// The first that is loaded or for which no other model would be unloaded; if there is none, the first.
+    /// The first that is loaded or fits without unloading another model; else the first.
     Room,
 }
 
-/// Whether what conversations will need next goes along when a process is replaced.
+/// Carrying over of conversations in a replacement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Warm {
-    /// Slots by file where the build, the model and the disk allow it, else their prompts are evaluated again.
+    /// Slots by file if build, model and disk allow it, else by evaluating their prompts again.
     #[default]
     Auto,
-    /// Nothing of a conversation is kept, and the next process begins cold.
+    /// No conversation is kept, and the next process starts cold.
     Off,
 }
 
-/// How a client's leaving ends its work where the answer is no stream.
+/// Way to end the work of a non-streamed answer whose client has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cancel {
-    /// By the fix, where the build has it.
+    /// By the fix, if the build has it.
     Auto,
-    /// By streams that the gateway puts together.
+    /// By requesting a stream and assembling the answer.
     Assemble,
-    /// Not at all.
+    /// Not ended.
     Off,
 }

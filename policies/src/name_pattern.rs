@@ -1,17 +1,17 @@
-//! Patterns of names: `*` stands for any letters, also none.
+//! Name patterns: `*` matches any text, including none.
 
-/// Whether a name of a model is a pattern.
+/// Returns true if a model name is a pattern.
 pub fn is_pattern(name: &str) -> bool {
     name.contains('*')
 }
 
-/// Whether a pattern matches a name. Without a `*` only the same name does. Takes time with the product of both
-/// lengths at most.
+/// Returns true if a pattern matches a name; without `*` only the same name does. Takes time at most
+/// proportional to the product of both lengths.
 pub fn pattern_matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let (Some(head), Some(tail)) = (parts.next(), parts.next_back()) else { return pattern == name };
     let inner = name.strip_prefix(head).and_then(|rest| rest.strip_suffix(tail));
-    // The first place of each part leaves the most for the parts after it.
+    // The first match of each part leaves the most text for later parts.
     let mut rest = inner;
     for part in parts {
         rest = rest.and_then(|rest| rest.split_once(part)).map(|(_, after)| after);

@@ -1,4 +1,4 @@
-//! Names of things that several crates pass around: models and generations.
+//! Names shared by several crates: models and generations.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// A map whose keys no stranger puts in: names of the configuration, numbers that we give. It hashes several times as fast as a map
-/// that must hold against keys made to collide.
+/// A map for trusted keys only, such as configured names and own numbers. It hashes several times as fast
+/// as a map that resists crafted collisions.
 pub type QuickMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
 /// The configured name of a model, as clients write it in `"model"`. Cheap to clone.
 ///
-/// Aliases are resolved to this name before anything is leased, so it identifies one entry of the configuration.
+/// Aliases are resolved to this name before a lease, so it identifies one entry of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ModelName(Arc<str>);
@@ -23,7 +23,7 @@ impl ModelName {
         Self(Arc::from(name.as_ref()))
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -41,9 +41,10 @@ impl AsRef<str> for ModelName {
     }
 }
 
-/// One child process of one model: unique in the life of the supervisor, growing with every start.
+/// Identifies one child process: unique in the life of the supervisor, increasing with every start.
 ///
-/// Generations are never reused, so a message about an old child can always be told from one about its successor.
+/// Generations are never reused, so messages about an old child are never confused with those about its
+/// successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GenerationId(pub u64);

@@ -1,4 +1,4 @@
-//! Which web pages may call us: the answer to a browser's `Origin`. It compares text and knows no headers.
+//! Allowed origins of web pages (CORS). Compares text and knows no headers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,24 +7,24 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::words::one_or_several;
 
-/// Whose pages may call.
+/// Pages that may call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Origins {
-    /// Everybody's: each is told that it may, as llama-server does.
+    /// Pages of any origin, each confirmed by name, as in llama-server.
     #[default]
     Mirror,
-    /// Nobody's: browsers are told nothing.
+    /// No pages: no CORS headers are sent.
     Off,
-    /// Those of these origins.
+    /// Pages of these origins.
     Only(Vec<Origin>),
 }
 
-/// An origin as browsers write it: `https://app.example`, with a port if it is not the scheme's own.
+/// An origin as sent by browsers: `https://app.example`, with a port unless it is the scheme's default.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Origin(String);
 
 impl Origins {
-    /// Whether pages of an origin, as a browser tells it, may call.
+    /// Returns true if pages of an origin may call.
     pub fn allow(&self, origin: &str) -> bool {
         match self {
             Self::Mirror => true,
@@ -33,10 +33,10 @@ impl Origins {
         }
     }
 
-    /// From one word or several origins.
+    /// Parses one keyword or several origins.
     ///
     /// # Errors
-    /// One of them is none.
+    /// A text is no origin.
     pub fn parse(texts: &[&str]) -> Result<Self, OriginError> {
         match texts {
             ["mirror"] => Ok(Self::Mirror),
@@ -46,7 +46,7 @@ impl Origins {
     }
 }
 
-/// Why a text is no origin.
+/// A text that is no origin.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{text}` is not an origin: write scheme and host without a path, like `https://app.example` or `http://localhost:3000`; \"mirror\" lets all pages call, \"off\" none"
@@ -63,7 +63,7 @@ impl FromStr for Origin {
         let (scheme, rest) = text.trim().split_once("://").ok_or_else(error)?;
         let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
             && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
-        // A page's origin has neither path nor user, whatever was copied from the address bar.
+        // An origin has neither path nor user info, even if the text was copied from an address bar.
         let is_host =
             !rest.is_empty() && rest.chars().all(|c| c.is_ascii_alphanumeric() || ".-:[]_".contains(c));
         if !is_scheme || !is_host {

@@ -1,16 +1,16 @@
-//! Variables of our environment that are meant for us: no program that we start inherits them.
+//! Environment variables meant only for llama-warden; its child processes do not inherit them.
 //!
-//! | variable | what a child would do with it |
+//! | variable | effect in a child |
 //! |---|---|
-//! | `NOTIFY_SOCKET`, `WATCHDOG_*`, `LISTEN_*` | speak to the service manager in our name, as tools for containers do |
-//! | `CREDENTIALS_DIRECTORY` | read the keys that the service manager handed to us |
-//! | `OTEL_EXPORTER_OTLP*` | hold the key of our collector, and send to it |
-//! | `LLAMA_WARDEN_SECTION__KEY`, `LLAMA_WARDEN_CONFIG` and the like | hold secrets of other models (`…__ENV__HF_TOKEN`) |
+//! | `NOTIFY_SOCKET`, `WATCHDOG_*`, `LISTEN_*` | notifies the service manager in our name, as container tools do |
+//! | `CREDENTIALS_DIRECTORY` | exposes the keys passed by the service manager |
+//! | `OTEL_EXPORTER_OTLP*` | exposes the collector's key, and sends to the collector |
+//! | `LLAMA_WARDEN_SECTION__KEY`, `LLAMA_WARDEN_CONFIG` and the like | exposes secrets of other models (`…__ENV__HF_TOKEN`) |
 //!
-//! A variable that a model's `env` names is the child's own and stays. So do names that patches read in llama-server: they begin as ours
-//! do and have no two underscores (`LLAMA_WARDEN_GRAPH_CACHE_CAP`).
+//! A variable set in a model's `env` stays. So do variables that patches read in llama-server: these have
+//! our prefix, but no double underscore (`LLAMA_WARDEN_GRAPH_CACHE_CAP`).
 
-/// Set for us by a service manager or by the program before us.
+/// Set for us by a service manager or by the predecessor program.
 const HANDED_TO_US: [&str; 8] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
@@ -21,10 +21,10 @@ const HANDED_TO_US: [&str; 8] = [
     "CREDENTIALS_DIRECTORY",
     "WARDEN_SUCCEEDS",
 ];
-/// Our own that are no path of the configuration.
+/// Own variables that are no configuration path.
 const CONFIGURATION: [&str; 2] = ["LLAMA_WARDEN_CONFIG", "LLAMA_WARDEN_ADMIN_SOCKET"];
 
-/// Whether a variable of ours is kept from the programs that we start.
+/// Returns true if a variable is withheld from child processes.
 pub fn is_ours_alone(name: &str) -> bool {
     HANDED_TO_US.contains(&name)
         || CONFIGURATION.contains(&name)

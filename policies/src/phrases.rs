@@ -1,4 +1,4 @@
-//! What the detector and the policy say, in words: for status, events, logs and replays alike. Values in, text out.
+//! Sentences about verdicts and decisions, shared by status, events, logs and replays. Values in, text out.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use crate::growth::{Blame, Fill, Forecast, Interval};
 use crate::units::{Amount, MIB, exact, span};
 use crate::{ByteSize, Decision, MemoryKind, Reason};
 
-/// Growth per request with its interval, always in MiB, so that figures compare: `+4.42 MiB a request (4.40 to 4.45)`. An
-/// end that is not known is `?`.
+/// Formats growth per request with its interval, always in MiB so that figures compare: `+4.42 MiB a
+/// request (4.40 to 4.45)`. An unknown end is `?`.
 pub fn slope(slope: &Interval) -> String {
     let mib = |bytes: f64| {
         let mib = bytes / exact(MIB);
@@ -15,7 +15,7 @@ pub fn slope(slope: &Interval) -> String {
             return "?".to_owned();
         }
         match mib.abs() {
-            // What rounds to nothing is not less than nothing.
+            // Avoids a negative zero.
             0.0..5e-5 => "0.00".to_owned(),
             5e-5..0.1 => format!("{mib:.4}"),
             _ => format!("{mib:.2}"),
@@ -26,13 +26,13 @@ pub fn slope(slope: &Interval) -> String {
     format!("{sign}{value} MiB a request ({} to {})", mib(slope.low), mib(slope.high))
 }
 
-/// Growth alone, likewise: `+4.42 MiB`. What rounds to nothing is not less than nothing.
+/// Formats growth: `+4.42 MiB`. Avoids a negative zero.
 pub fn grows(bytes: f64) -> String {
     let mib = bytes / exact(MIB);
     format!("{:+.2} MiB", if mib.abs() < 0.005 { 0.0 } else { mib })
 }
 
-/// Who pays: `each image pays 4.42 MiB (98 % of the growth)`.
+/// Formats a blame: `each image pays 4.42 MiB (98 % of the growth)`.
 pub fn blame(blame: &Blame) -> String {
     match blame {
         Blame::Pays { unit, bytes_per_unit, share } => {
@@ -43,7 +43,7 @@ pub fn blame(blame: &Blame) -> String {
     }
 }
 
-/// How full the pools are that the server is told to keep.
+/// Formats the use of the declared caches.
 pub fn fill(fill: &Fill) -> Option<String> {
     (fill.allowed > 0).then(|| {
         let percent = exact(fill.used) / exact(fill.allowed) * 100.0;
@@ -51,7 +51,7 @@ pub fn fill(fill: &Fill) -> Option<String> {
     })
 }
 
-/// What is left until a limit: `in 120 requests (100 to 140), about 35 min (30 min to 42 min)`.
+/// Formats a forecast: `in 120 requests (100 to 140), about 35 min (30 min to 42 min)`.
 pub fn forecast(forecast: &Forecast) -> String {
     let Forecast { requests, seconds, .. } = forecast;
     let mut text = format!(
@@ -66,12 +66,12 @@ pub fn forecast(forecast: &Forecast) -> String {
     text
 }
 
-/// A number of requests; what has no end is `any number`.
+/// Formats a number of requests; infinity is `any number`.
 fn count(number: f64) -> String {
     if number >= 1e9 { "any number".to_owned() } else { format!("{:.0}", number.max(0.0)) }
 }
 
-/// A time for people, in its two largest units; beyond a year nobody forecasts.
+/// Formats a time in its two largest units; more than a year is no forecast.
 pub fn time(seconds: f64) -> String {
     if seconds >= 365.0 * 86_400.0 {
         return "over a year".to_owned();
@@ -79,11 +79,11 @@ pub fn time(seconds: f64) -> String {
     span(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default())
 }
 
-/// A decision in one line: `replace it when quiet (host_soft): host memory passed the soft budget, 2.0 GiB`.
+/// Formats a decision: `replace it when quiet (host_soft): host memory passed the soft budget, 2.0 GiB`.
 pub fn decision(decision: &Decision) -> Option<String> {
     let why = decision.reason?;
     let limit = decision.limit_bytes.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
-    // Reasons about the host name it already.
+    // Reasons about the host name the memory already.
     let series = decision.series.filter(|series| *series != MemoryKind::Host || why == Reason::Growth);
     let series = series.map(|series| format!("{series}: ")).unwrap_or_default();
     Some(format!("{} ({why}): {series}{}{limit}", decision.action.phrase(), why.phrase()))

@@ -1,13 +1,12 @@
-//! How often something may happen: `60/min`, with pauses saved up to a full minute's worth (a token bucket).
+//! Rate limits such as `60/min`, with pauses saved up to one full period (token bucket).
 //!
-//! The whole state is one number, the moment up to which the rate is used up, so that whoever keeps it can keep it in an
-//! atomic (the generic cell rate algorithm, ITU-T I.371). It has no clock: moments are nanoseconds since an epoch of the
-//! caller's choice.
+//! The state is one number, the time up to which the rate is used up, so that it fits into an atomic
+//! (generic cell rate algorithm, ITU-T I.371). No clock: times are nanoseconds since the caller's epoch.
 //!
 //! ```text
 //!        now                    used up to           now + per
 //!   ------|=========================|--------------------|------> time
-//!         |<-- must not exceed per: what is right of it is left -->|
+//!         |<-- must not exceed per: the rest up to it is left -->|
 //! ```
 
 use std::fmt;
@@ -16,18 +15,18 @@ use std::time::Duration;
 
 use crate::defaults::parse_duration;
 
-/// At most `count` in `per`, all of them at once if nothing came before.
+/// At most `count` per `per`, also all at once after a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     count: u64,
     per: Duration,
 }
 
-/// A moment or a span, in nanoseconds.
+/// A time or a duration in nanoseconds.
 pub type Nanos = u64;
 
 impl Rate {
-    /// `count` (at least 1) in `per` (more than nothing).
+    /// Creates a rate of `count` (at least 1) per `per` (above zero).
     pub fn new(count: u64, per: Duration) -> Option<Self> {
         (count > 0 && !per.is_zero()).then_some(Self { count, per })
     }
@@ -36,23 +35,23 @@ impl Rate {
         nanos(self.per)
     }
 
-    /// What `units` take of the time, rounded up so that never more than `count` fit into `per`.
+    /// Returns the time that `units` take, rounded up so that never more than `count` fit into `per`.
     fn span(self, units: u64) -> Nanos {
         let span = (u128::from(units) * self.per.as_nanos()).div_ceil(u128::from(self.count));
         Nanos::try_from(span).unwrap_or(Nanos::MAX)
     }
 
-    /// Takes one unit at `now`. `used` is the moment up to which the rate is used up.
+    /// Takes one unit at `now`. `used` is the time up to which the rate is used up.
     ///
     /// # Errors
-    /// The rate is used up; after this time there is room for one.
+    /// The rate is used up; returns the time until one unit is available.
     pub fn take(self, used: Nanos, now: Nanos) -> Result<Nanos, Duration> {
         let next = used.max(now).saturating_add(self.span(1));
         let room = now.saturating_add(self.per());
         if next > room { Err(Duration::from_nanos(next - room)) } else { Ok(next) }
     }
 
-    /// Whether one unit would be granted at `now`, without taking it.
+    /// Checks that one unit is available at `now`, without taking it.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -60,18 +59,18 @@ impl Rate {
         self.take(used, now).map(drop)
     }
 
-    /// Takes units whose number was known only afterwards: more than there is room for is owed.
+    /// Charges units whose number became known only afterwards; an excess becomes a debt.
     pub fn charge(self, used: Nanos, now: Nanos, units: u64) -> Nanos {
         used.max(now).saturating_add(self.span(units))
     }
 }
 
-/// A span in nanoseconds; the longest there is for anything beyond 500 years.
+/// Converts to nanoseconds, saturating above 500 years.
 pub fn nanos(span: Duration) -> Nanos {
     Nanos::try_from(span.as_nanos()).unwrap_or(Nanos::MAX)
 }
 
-/// Why a text is not a rate.
+/// A text that is no rate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a rate: write a number from 1 and a time, like `60/min`, `5/s` or `100/10m`")]
 pub struct RateError {
@@ -160,7 +159,7 @@ mod tests {
     }
 
     proptest! {
-        /// Over any span, never more than one full bucket and what flowed in meanwhile.
+        /// Over any span, never more than one full bucket plus the inflow.
         #[test]
         fn never_more_than_the_rate(count in 1_u64..50, per_ms in 1_u64..5000, gaps in proptest::collection::vec(0_u64..2_000_000_000, 1..200)) {
             let rate = Rate::new(count, Duration::from_millis(per_ms)).unwrap();
@@ -170,7 +169,7 @@ mod tests {
                 match rate.take(used, now) {
                     Ok(next) => { used = next; granted += 1; }
                     Err(wait) => {
-                        // The wait is exact: enough, and not a nanosecond too long.
+                        // The returned wait is exact to the nanosecond.
                         let due = now + nanos(wait);
                         prop_assert!(rate.check(used, due).is_ok());
                         prop_assert!(rate.check(used, due - 1).is_err());

@@ -1,17 +1,18 @@
-//! What a replacement costs now, and at the next lull: whether a replacement that could wait for a lull should rather happen now, under load.
+//! Cost of a replacement now compared with one at the next lull in traffic.
 //!
-//! Both ways have a price, in seconds that requests spend waiting:
+//! All costs are in seconds that requests spend waiting:
 //!
 //! ```text
-//!  now        the running answers end (D), the model loads (L); whoever comes meanwhile waits:  a · (D + L)² / 2
+//!  now        running answers end (D), the model loads (L); new requests wait meanwhile:        a · (D + L)² / 2
 //!  at a lull  nothing runs, the model loads:                                                    a · L² / 2
-//!  too late   memory ran out first: what runs fails, then the model loads:                      n · F + a · L² / 2
+//!  too late   memory was exhausted first: running requests fail, then the model loads:          n · F + a · L² / 2
 //! ```
 //!
-//! with `a` arrivals per second, `n` requests in flight and `F` what a failed request is worth. Lulls come at random, one
-//! every `G` on average, so memory that lasts for `T` runs out before the next one with the probability `exp(-T/G)`.
-//! Now is right when that risk costs more than the lull saves. With overlap a replacement has no gap, so now costs
-//! nothing; but a lull costs nothing either, and the old process lives on until its answers end.
+//! with `a` arrivals per second, `n` requests in flight and `F` the cost of a failed request. Lulls come at
+//! random, one every `G` on average, so memory that lasts for `T` is exhausted before the next one with
+//! probability `exp(-T/G)`. Now is right if that risk costs more than the lull saves. With overlap a
+//! replacement has no gap, so it costs nothing now; but neither does a lull, and the old process serves
+//! until its answers end.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -22,46 +23,46 @@ use crate::defaults::Moment;
 use crate::growth::Forecast;
 use crate::units::{exact, span};
 
-/// Lulls come at random, so a stretch of twelve mean times without one happens once in 160,000: an earlier restart only
-/// throws away what the process could still have served.
+/// Factor on the mean time between lulls. Twelve mean times without a lull happen once in 160,000 cases; an
+/// earlier restart would only waste service time.
 const LULLS_AHEAD: f64 = 12.0;
-/// People give up after about a minute, so a request that fails costs as much as one that waits so long.
+/// Cost of a failed request: people give up after about a minute.
 const FAILED_REQUEST_COST: Duration = Duration::from_secs(60);
 
-/// The numbers. Reasons: `defaults.toml`, section `[moment]`.
+/// Settings of the moment. `defaults.toml`, section `[moment]`, gives the reasons.
 pub type ReplacementCostPolicy = Moment;
 
-/// What a replacement meets.
+/// Circumstances of a replacement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Load {
-    /// From spawn to ready, as it was the last time; `None` if not known.
+    /// Last time from spawn to ready; `None` if unknown.
     pub load_time: Option<Duration>,
     /// Requests in flight.
     pub requests: u32,
-    /// Tokens that they are expected to produce still.
+    /// Estimated tokens that they will still produce.
     pub tokens: u64,
-    /// Tokens per second, all slots together; `None` if not known.
+    /// Tokens per second, all slots together; `None` if unknown.
     pub tokens_per_second: Option<f64>,
-    /// Requests that arrive per second; `None` if not known.
+    /// Requests per second that arrive; `None` if unknown.
     pub arrivals: Option<f64>,
-    /// The next process is started before the old one drains.
+    /// The next process starts before the old one drains.
     pub overlap: bool,
-    /// Mean time between lulls ([`Lulls::expected`]); `None` if not known.
+    /// Mean time between lulls ([`Lulls::expected`]); `None` if unknown.
     pub lull_every: Option<Duration>,
 }
 
-/// Both prices, so that the choice can be printed.
+/// Both costs, so that the choice can be printed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Weighing {
-    /// Whether now is the better moment.
+    /// True if now is the better moment.
     pub now: bool,
-    /// Seconds of waiting that a replacement costs now.
+    /// Cost of a replacement now, in seconds of waiting.
     pub cost_now: f64,
-    /// Seconds of waiting that it costs at a lull.
+    /// Cost at a lull, in seconds of waiting.
     pub cost_lull: f64,
-    /// Seconds of waiting that running out of memory costs.
+    /// Cost of exhausted memory, in seconds of waiting.
     pub cost_end: f64,
-    /// Probability that memory runs out before the next lull, 0 to 1.
+    /// Probability that memory is exhausted before the next lull, 0 to 1.
     pub risk: f64,
 }
 
@@ -81,15 +82,15 @@ impl std::fmt::Display for Weighing {
 }
 
 impl Load {
-    /// The time before the end of the memory at which the search for a lull has to begin; `None` if the lulls are not
-    /// known.
+    /// Returns the time before the end of the memory at which the search for a lull must begin; `None` if
+    /// lulls are unknown.
     pub fn lull_search_time(&self) -> Option<Duration> {
         Duration::try_from_secs_f64(self.lull_every?.as_secs_f64() * LULLS_AHEAD).ok()
     }
 }
 
-/// Weighs a replacement now against one at the next lull. `end` is the forecast of the end of the memory; without one
-/// there is no hazard, and a lull is always worth waiting for.
+/// Compares a replacement now with one at the next lull. `end` is the forecast for the exhaustion of
+/// memory; without one there is no risk, and waiting for a lull is always right.
 pub fn weigh(policy: &ReplacementCostPolicy, load: &Load, end: Option<&Forecast>) -> Weighing {
     let arrivals = load.arrivals.filter(|rate| rate.is_finite() && *rate > 0.0).unwrap_or(0.0);
     let loading = load.load_time.unwrap_or_default().as_secs_f64();
@@ -99,7 +100,7 @@ pub fn weigh(policy: &ReplacementCostPolicy, load: &Load, end: Option<&Forecast>
         if load.overlap { (0.0, 0.0) } else { (queued(draining + loading), queued(loading)) };
     let cost_end = f64::from(load.requests) * FAILED_REQUEST_COST.as_secs_f64() + queued(loading);
     let lull = load.lull_every.unwrap_or(policy.first_lull).as_secs_f64().max(1.0);
-    // The cautious end of the forecast: being early costs seconds, being late costs requests.
+    // The cautious end of the forecast: early costs seconds, late costs requests.
     let left = end.and_then(|end| end.seconds).map(|seconds| seconds.low.max(0.0));
     let risk = left.map_or(0.0, |left| (-left / lull).exp());
     let now = left.is_some() && risk * (cost_end - cost_lull).max(0.0) > cost_now - cost_lull;
@@ -113,25 +114,26 @@ fn drain_seconds(load: &Load) -> f64 {
     }
 }
 
-/// How often a backend has nothing to do, learnt from its own past.
+/// Statistics of a backend's lulls in traffic.
 #[derive(Clone, Debug)]
 pub struct Lulls {
     kept: usize,
     first: Duration,
-    /// When watching began, or the oldest lull that was forgotten.
+    /// Start of the observation, or the oldest forgotten lull.
     since: Duration,
     begun: VecDeque<Duration>,
 }
 
 impl Lulls {
-    /// Watches from `now` on (time since the caller's epoch).
+    /// Creates statistics that start at `now` (time since the caller's epoch).
     pub fn new(numbers: &Moment, now: Duration) -> Self {
         Self { kept: numbers.lulls.max(1), first: numbers.first_lull, since: now, begun: VecDeque::new() }
     }
 
-    /// The backend has been idle since `since`, long enough to be quiet. The same lull may be told many times.
+    /// Records that the backend has been idle since `since`, long enough to be quiet. The same lull may be
+    /// reported repeatedly.
     pub fn lull(&mut self, since: Duration) {
-        // Readings of the clock differ by a little; two lulls are at least a request apart.
+        // Clock readings differ slightly; two lulls are at least one request apart.
         if self.begun.back().is_some_and(|last| since <= last.saturating_add(Duration::from_millis(1))) {
             return;
         }
@@ -143,7 +145,8 @@ impl Lulls {
         }
     }
 
-    /// Mean time between lulls, as it looks at `now`. A drought longer than the mean so far counts as it is.
+    /// Returns the mean time between lulls at `now`. A present drought longer than the mean counts at its
+    /// length.
     pub fn expected(&self, now: Duration) -> Duration {
         let watched = now.saturating_sub(self.since);
         let Some(last) = self.begun.back() else { return watched.max(self.first) };

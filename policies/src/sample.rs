@@ -1,18 +1,18 @@
-//! What is known about a backend at one moment: memory, and the work that paid for it.
+//! Reading of a backend: its memory, and the work done by then.
 
 use std::ops::{Add, AddAssign, Sub};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Work done by one generation since it was spawned. Counters only grow; `later - earlier` is a bucket.
+/// Work done by one generation since its spawn. Counters only grow; `later - earlier` is a bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
-    /// Requests answered, of any kind that the model evaluates.
+    /// Answered requests of any kind that the model evaluates.
     pub requests: u64,
-    /// Prompt tokens evaluated (cached ones are not counted where the answer tells them apart).
+    /// Evaluated prompt tokens (without cached ones, if the answer reports these).
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// Generated tokens.
     pub output_tokens: u64,
     /// Images in requests.
     pub images: u64,
@@ -42,7 +42,7 @@ impl AddAssign for Work {
 
 impl Sub for Work {
     type Output = Self;
-    /// Never below zero: counters of one generation only grow, so a negative difference is a mixed-up pair.
+    /// Saturates at zero: counters of one generation only grow, so a negative difference is a mixed-up pair.
     fn sub(self, other: Self) -> Self {
         Self {
             requests: self.requests.saturating_sub(other.requests),
@@ -54,62 +54,62 @@ impl Sub for Work {
     }
 }
 
-/// Why a sample was taken.
+/// Reason of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Edge {
     /// A timer.
     Tick,
-    /// The last request in flight just ended: transient buffers are gone, so this is the honest floor.
+    /// The last request in flight has just ended: transient buffers are freed, so this is the true floor.
     Idle,
 }
 
 /// Host memory of a backend's process group, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostMemory {
-    /// `RssAnon`: resident memory that no file backs. The mmap'ed model is not in it.
+    /// `RssAnon`: resident memory without a file. The mmap'ed model is not in it.
     pub anon: u64,
-    /// `VmSwap`: what the kernel has moved out, which `RssAnon` no longer shows.
+    /// `VmSwap`: swapped-out memory, which `RssAnon` no longer includes.
     pub swap: u64,
     /// `VmRSS`, for display only: it counts the mmap'ed model and misses swapped pages.
     pub rss: u64,
 }
 
 impl HostMemory {
-    /// The series that policies judge: anonymous memory, wherever it is.
+    /// Returns the bytes that policies judge: anonymous memory, resident or swapped.
     pub fn charged(self) -> u64 {
         self.anon.saturating_add(self.swap)
     }
 }
 
-/// A GPU's number in the sensors' list of this machine, from 0. It stays the same while the program runs.
+/// Index of a GPU in the sensors' list of this machine, from 0. Stable while the program runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GpuIndex(pub u32);
 
-/// How a figure of VRAM came about.
+/// Source of a VRAM figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VramSource {
-    /// The driver told it for the processes of the group.
+    /// Reported by the driver for the processes of the group.
     Process,
-    /// The device's use now less its use before the process was made: an estimate, made only where nobody else is on
-    /// the device.
+    /// Present use of the device minus its use before the spawn: an estimate, made only if no other program
+    /// uses the device.
     Estimate,
 }
 
 /// VRAM of a backend on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vram {
-    /// Which GPU.
+    /// GPU of the memory.
     pub gpu: GpuIndex,
-    /// Bytes that the process group holds there.
+    /// Bytes held by the process group.
     pub bytes: u64,
-    /// Where the figure is from.
+    /// Source of the figure.
     pub source: VramSource,
 }
 
-/// What a series of readings is about: one memory of one backend.
+/// Subject of a series of readings: one memory of one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MemoryKind {
     /// Anonymous host memory, swapped out or not.
@@ -119,7 +119,7 @@ pub enum MemoryKind {
 }
 
 impl std::fmt::Display for MemoryKind {
-    /// `host`, `vram0`, `vram1`, …: the names in status, metrics, ledger and traces.
+    /// Formats `host`, `vram0`, `vram1`, …: the names in status, metrics, ledger and traces.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Host => f.write_str("host"),
@@ -157,27 +157,27 @@ impl<'de> Deserialize<'de> for MemoryKind {
     }
 }
 
-/// One reading of one generation.
+/// Reading of a generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// Time since the generation was spawned.
     pub at: Duration,
-    /// Why now.
+    /// Reason of the sample.
     pub edge: Edge,
-    /// Host memory; `None` when it could not be read, never a made-up zero.
+    /// Host memory; `None` if it could not be read, never a made-up zero.
     pub host: Option<HostMemory>,
-    /// VRAM, GPU by GPU; a GPU whose figure is not known is not in it.
+    /// VRAM by GPU; GPUs with unknown figures are left out.
     pub vram: Vec<Vram>,
-    /// Bytes in pools that the server keeps on purpose, where they were measured (a memory report, its log): growth in
-    /// them is no leak.
+    /// Bytes in measured pools (by a memory report or the log), which the server keeps on purpose: growth
+    /// in them is no leak.
     pub pools: Vec<(MemoryKind, u64)>,
-    /// Requests in flight at the moment of the reading.
+    /// Requests in flight at the time of the reading.
     pub in_flight: u32,
     /// Work done since the spawn.
     pub work: Work,
     /// Prompt tokens of the largest prompt so far.
     pub largest_prompt: u64,
-    /// How often memory was given back on demand before this reading began.
+    /// Number of completed reclaims before this reading began.
     #[serde(default, skip_serializing_if = "is_none")]
     pub reclaims: u64,
 }
@@ -188,7 +188,7 @@ const fn is_none(count: &u64) -> bool {
 }
 
 impl Sample {
-    /// The figure of one series in bytes, as the driver and the kernel charge it; `None` if it is not known.
+    /// Returns the bytes of one series as charged by driver and kernel; `None` if unknown.
     pub fn charged(&self, series: MemoryKind) -> Option<u64> {
         match series {
             MemoryKind::Host => self.host.map(HostMemory::charged),
@@ -196,7 +196,7 @@ impl Sample {
         }
     }
 
-    /// The measured pools of one series in bytes; `None` if nothing measured them.
+    /// Returns the measured pools of one series in bytes; `None` if not measured.
     pub fn pooled(&self, series: MemoryKind) -> Option<u64> {
         let mut found = self.pools.iter().filter(|(of, _)| *of == series).map(|(_, bytes)| *bytes).peekable();
         found.peek()?;

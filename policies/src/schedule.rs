@@ -1,9 +1,9 @@
-//! Quiet windows: the times of the day in which a backend may be replaced.
+//! Daily windows in which a backend may be replaced.
 //!
-//! Written `02:00-05:00`, local time, the end not included; `22:00-04:00` runs over midnight, and `00:00-24:00` is the whole
-//! day, which is no restriction. Several may be given. The
-//! time of the day comes in as a number of minutes: this module has no clock and knows no time zone. A day on which the
-//! clocks change has an hour more or less; nothing depends on it.
+//! Written `02:00-05:00`, local time, end exclusive; `22:00-04:00` crosses midnight, and `00:00-24:00` is
+//! the whole day, which is no restriction. Several windows may be given. The time of the day comes in as
+//! minutes: this module has no clock and no time zone. Days on which the clock changes have an hour more or
+//! less, without consequences.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,16 +16,16 @@ use crate::words::one_or_several;
 /// Minutes in a day.
 pub const DAY: u16 = 24 * 60;
 
-/// One window of the day.
+/// A window of the day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// First minute of the day, 0 to 1439.
     from: u16,
-    /// The minute after the last, 0 to 1440; not `from`.
+    /// End minute, exclusive, 0 to 1440; not `from`.
     to: u16,
 }
 
-/// Why a text is no window.
+/// A text that is no window.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{text}` is no window of the day: {why}; write it like `02:00-05:00`, or `22:00-04:00` over midnight"
@@ -36,7 +36,7 @@ pub struct WindowError {
 }
 
 impl Window {
-    /// Whether the minute of the day lies in it.
+    /// Returns true if the window contains this minute of the day.
     pub const fn contains(self, minute: u16) -> bool {
         if self.from < self.to {
             self.from <= minute && minute < self.to
@@ -45,12 +45,12 @@ impl Window {
         }
     }
 
-    /// Whether it never closes.
+    /// Returns true if it never closes.
     const fn is_whole_day(self) -> bool {
         self.from == 0 && self.to == DAY
     }
 
-    /// Minutes from `minute` until it opens; 0 to 1439, and 0 when it opens now.
+    /// Returns the minutes until it opens: 0 to 1439, and 0 if it opens now.
     const fn opens_in(self, minute: u16) -> u16 {
         (self.from + DAY - minute % DAY) % DAY
     }
@@ -63,7 +63,7 @@ fn clock(text: &str) -> Option<u16> {
         return None;
     }
     let (hours, minutes): (u16, u16) = (hours.parse().ok()?, minutes.parse().ok()?);
-    // `24:00` is how people write the end of the day.
+    // `24:00` is the usual notation for the end of the day.
     match (hours, minutes) {
         (24, 0) => Some(DAY),
         (0..=23, 0..=59) => Some(hours * 60 + minutes),
@@ -93,7 +93,7 @@ impl fmt::Display for Window {
     }
 }
 
-/// Any number of windows. None at all means: always.
+/// Any number of windows; none means always.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Windows(Vec<Window>);
 
@@ -101,27 +101,27 @@ impl Windows {
     /// No restriction.
     pub const ALWAYS: Self = Self(Vec::new());
 
-    /// These windows; an empty list is no restriction.
+    /// Creates the windows; an empty list is no restriction.
     pub const fn new(windows: Vec<Window>) -> Self {
         Self(windows)
     }
 
-    /// Whether there is no restriction.
+    /// Returns true without a restriction.
     pub fn is_always(&self) -> bool {
         self.0.is_empty() || self.0.iter().any(|window| window.is_whole_day())
     }
 
-    /// Minutes of the day in which one is open: 0 to 1440.
+    /// Returns the minutes of the day in which a window is open: 0 to 1440.
     pub fn minutes(&self) -> u16 {
         u16::try_from((0..DAY).filter(|minute| self.open(*minute)).count()).unwrap_or(DAY)
     }
 
-    /// Whether a backend may be replaced at this minute of the day.
+    /// Returns true if a backend may be replaced at this minute of the day.
     pub fn open(&self, minute: u16) -> bool {
         self.0.is_empty() || self.0.iter().any(|window| window.contains(minute))
     }
 
-    /// Minutes until a window is open: 0 if one is.
+    /// Returns the minutes until a window is open: 0 if one is.
     pub(crate) fn opens_in(&self, minute: u16) -> u16 {
         if self.open(minute) {
             return 0;
@@ -129,12 +129,13 @@ impl Windows {
         self.0.iter().map(|window| window.opens_in(minute)).min().unwrap_or(0)
     }
 
-    /// Minutes for which none is open at most, from one to the next: 0 to 1439.
+    /// Returns the longest closed time between two windows in minutes: 0 to 1439.
     pub fn longest_closed(&self) -> u16 {
         (0..DAY).map(|minute| self.opens_in(minute)).max().unwrap_or(0)
     }
 
-    /// For how long one has been open, in whole minutes; `None` without windows, or while none is open.
+    /// Returns the time for which a window has been open, in whole minutes; `None` without windows, or
+    /// while none is open.
     pub(crate) fn open_for(&self, minute: u16) -> Option<Duration> {
         if self.is_always() || !self.open(minute) {
             return None;
@@ -143,13 +144,13 @@ impl Windows {
         Some(Duration::from_secs(u64::from(closed - 1) * 60))
     }
 
-    /// Whether this is the last minute of the window that is open.
+    /// Returns true in the last minute of an open window.
     pub fn closes(&self, minute: u16) -> bool {
         self.open(minute) && !self.open((minute + 1) % DAY)
     }
 
-    /// How long there will be no window after the one that is open now, counted from now: what waits past this one
-    /// waits at least so long. Zero without windows, or while none is open.
+    /// Returns the time from now until the window after the present one opens: the least wait after missing
+    /// this one. Zero without windows, or while none is open.
     pub(crate) fn next_after_this(&self, minute: u16) -> Duration {
         if self.is_always() || !self.open(minute) {
             return Duration::ZERO;
@@ -175,7 +176,7 @@ impl fmt::Display for Windows {
 impl FromStr for Windows {
     type Err = WindowError;
 
-    /// One window, or several with commas between them.
+    /// Parses one window, or several separated by commas.
     fn from_str(text: &str) -> Result<Self, WindowError> {
         text.split(',').map(|part| part.trim().parse()).collect::<Result<_, _>>().map(Self)
     }

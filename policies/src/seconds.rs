@@ -1,48 +1,48 @@
-//! Times in JSON that people and programs read: seconds as a number, under a name that says so.
+//! Serde format for times in JSON: seconds as a number, under a name that ends in `_seconds`.
 //!
-//! Use it as `#[serde(rename = "ready_seconds", alias = "ready_for", with = "warden_policies::seconds", default)]`. What earlier
-//! versions wrote, `{"secs": 1, "nanos": 500000000}`, is read as well.
+//! Use it as `#[serde(rename = "ready_seconds", alias = "ready_for", with = "warden_policies::seconds",
+//! default)]`. Also reads the format of earlier versions, `{"secs": 1, "nanos": 500000000}`.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize as _, Serializer};
 
-/// Writes seconds with at most three places.
+/// Serializes seconds with at most three decimals.
 ///
 /// # Errors
 ///
-/// Those of the serializer.
+/// Errors of the serializer.
 pub fn serialize<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
     time.map(rounded).serialize(to)
 }
 
-/// Reads seconds, or what earlier versions wrote.
+/// Deserializes seconds, or the format of earlier versions.
 ///
 /// # Errors
 ///
-/// Those of the deserializer; a time that is negative or too large.
+/// Errors of the deserializer; a time that is negative or too large.
 pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     Option::<Written>::deserialize(from)?.map(Written::time).transpose()
 }
 
-/// The same for a time that is always known.
+/// The same for a mandatory time.
 pub mod known {
     use super::{Deserialize as _, Deserializer, Duration, Serializer, Written, rounded};
 
-    /// Writes seconds with at most three places.
+    /// Serializes seconds with at most three decimals.
     ///
     /// # Errors
     ///
-    /// Those of the serializer.
+    /// Errors of the serializer.
     pub fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_f64(rounded(*time))
     }
 
-    /// Reads seconds, or what earlier versions wrote.
+    /// Deserializes seconds, or the format of earlier versions.
     ///
     /// # Errors
     ///
-    /// Those of the deserializer; a time that is negative or too large.
+    /// Errors of the deserializer; a time that is negative or too large.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
         Written::deserialize(from)?.time()
     }

@@ -1,9 +1,9 @@
-//! What is shown to others without its secrets: reports, `config show`, `status`, `logs`, `events`, `history`, our log.
+//! Redacts secrets in output: reports, `config show`, `status`, `logs`, `events`, `history`, our log.
 //!
-//! A secret is known by the name of its variable, field or flag (`HF_TOKEN`, `"api_key"`, `--api-key`), by its place in an
-//! address (user, password, what follows a `?`), or by its own look: the tokens of the usual services begin with letters that
-//! say so (`hf_`, `sk-`, `ghp_`), and what follows `Bearer` is one. What a process was given as a secret is known by itself,
-//! wherever the process repeats it ([`Known`]). Nothing is promised beyond that.
+//! A secret is recognised by the name of its variable, field or flag (`HF_TOKEN`, `"api_key"`,
+//! `--api-key`), by its place in an address (user, password, query), or by its form: tokens of common
+//! services have known prefixes (`hf_`, `sk-`, `ghp_`), and a token follows `Bearer`. Secrets given to a
+//! process are redacted wherever it repeats them ([`Known`]). Other secrets are not recognised.
 
 use serde_json::Value;
 
@@ -11,23 +11,23 @@ mod known;
 
 pub use known::Known;
 
-/// What stands in the place of a secret.
+/// Replacement text of a secret.
 pub const HIDDEN: &str = "***";
 
-/// Flags whose value is a secret.
+/// Flags with a secret value.
 const FLAGS: [&str; 3] = ["--api-key", "-hft", "--hf-token"];
 
-/// Whether something was taken out of it, so that it cannot be given to a server any more.
+/// Returns true if a text was redacted, so that it cannot be passed to a server any more.
 pub fn is_hidden(text: &str) -> bool {
     text.contains(HIDDEN)
 }
 
-/// A variable without what it says, if that is a secret.
+/// Redacts a variable's value, if it is a secret.
 pub fn variable(name: &str, value: &str) -> (String, String) {
     let shown = if is_secret(name, value) {
         HIDDEN.to_owned()
     } else if name.to_ascii_uppercase().contains("PROXY") && !value.contains("://") {
-        // A proxy is also understood without `http://`.
+        // Proxy addresses may omit `http://`.
         without_user(value)
     } else {
         text(value)
@@ -35,7 +35,7 @@ pub fn variable(name: &str, value: &str) -> (String, String) {
     (name.to_owned(), shown)
 }
 
-/// Arguments of a server without secrets.
+/// Redacts a server's arguments.
 pub fn arguments(args: &[String]) -> Vec<String> {
     let mut hide = false;
     let word = |word: &String| {
@@ -45,7 +45,7 @@ pub fn arguments(args: &[String]) -> Vec<String> {
     args.iter().map(word).collect()
 }
 
-/// Words of another tool without secrets: `env HF_TOKEN=… valgrind`.
+/// Redacts the words of another tool's command: `env HF_TOKEN=… valgrind`.
 pub fn tool(words: &[String]) -> Vec<String> {
     let word = |word: &String| match word.split_once('=') {
         Some((name, value)) => format!("{name}={}", variable(name, value).1),
@@ -54,8 +54,7 @@ pub fn tool(words: &[String]) -> Vec<String> {
     words.iter().map(word).collect()
 }
 
-/// A value for programs, with each text in it as [`text`] leaves it. What stands under the name of a secret variable or
-/// field is one.
+/// Redacts a JSON value: each text by [`text`], and values under the name of a secret variable or field.
 pub fn json(value: Value) -> Value {
     match value {
         Value::String(said) => text(&said).into(),
@@ -78,7 +77,7 @@ pub fn json(value: Value) -> Value {
     }
 }
 
-/// Words are those of a command line, unless they are a variable and its value.
+/// Treats words as a command line, unless they are a variable and its value.
 fn list(items: Vec<Value>) -> Value {
     let words: Option<Vec<String>> = items.iter().map(|item| item.as_str().map(str::to_owned)).collect();
     match words.as_deref() {
@@ -91,17 +90,17 @@ fn list(items: Vec<Value>) -> Value {
     }
 }
 
-/// A text without what looks like a secret, and with addresses as [`addresses`] leaves them.
+/// Redacts a text: by the form of secrets, and addresses by [`addresses`].
 pub fn text(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
-    // Letters that this word has at least if the one before announced a secret.
+    // Least length of this word if the previous one announces a secret.
     let mut announced = None;
     while !rest.is_empty() {
         let inside = rest.find(|c| !is_of_token(c)).unwrap_or(rest.len());
         let (word, after) = rest.split_at(inside);
         let (between, behind) = after.split_at(after.find(is_of_token).unwrap_or(after.len()));
-        // The full stop of a sentence is no part of it.
+        // The full stop of a sentence is not part of the word.
         let (word, stop) = word.split_at(word.trim_end_matches('.').len());
         let follows = announced.take().is_some_and(|least| word.len() >= least && is_random(word));
         let hidden = follows || is_token_by_look(word);
@@ -122,15 +121,15 @@ pub fn text(text: &str) -> String {
     addresses(&shown)
 }
 
-/// What a secret variable, field or flag is set to by the text after its name, and where that begins: `HF_TOKEN=…`,
-/// `--api-key=…`, `"api_key": "…"`.
+/// Returns the value assigned to a secret variable, field or flag in the text after its name, and its
+/// position: `HF_TOKEN=…`, `--api-key=…`, `"api_key": "…"`.
 fn assigned<'a>(word: &str, after: &'a str) -> Option<(usize, &'a str)> {
     let bare = |text: &'a str| text.strip_prefix(' ').map_or(text, |text| text.trim_start_matches(' '));
     let inside = |text: &'a str| {
         let quote = text.chars().next().filter(|c| matches!(c, '"' | '\''))?;
         Some((&text[1..], quote))
     };
-    // From the value on, the character that ends it, and whether a flag may be set so.
+    // The text from the value on, its closing quote, and true if a flag may be assigned in this form.
     let (tail, quote, named) = if let Some(given) = bare(after).strip_prefix('=') {
         inside(bare(given)).map_or((given, None, true), |(tail, quote)| (tail, Some(quote), true))
     } else {
@@ -144,18 +143,18 @@ fn assigned<'a>(word: &str, after: &'a str) -> Option<(usize, &'a str)> {
     (secret && !value.is_empty()).then(|| (after.len() - tail.len(), value))
 }
 
-/// Whether a flag's value is a secret. llama-server takes `_` for `-` in the names of its flags.
+/// Returns true if a flag's value is a secret. llama-server accepts `_` for `-` in flag names.
 fn is_flag(word: &str) -> bool {
     FLAGS.contains(&word) || (word.starts_with("--") && FLAGS.contains(&word.replace('_', "-").as_str()))
 }
 
-/// Whether it is written as names of variables are.
+/// Returns true for the form of a variable name.
 fn is_variable(name: &str) -> bool {
     name.bytes().any(|byte| byte.is_ascii_uppercase())
         && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
-/// Fields of requests and configurations whose text is a secret.
+/// Returns true for request and configuration fields whose text is a secret.
 fn is_field(name: &str) -> bool {
     const FIELDS: [&str; 9] = [
         "api_key",
@@ -171,13 +170,13 @@ fn is_field(name: &str) -> bool {
     FIELDS.iter().any(|field| name.replace('-', "_").eq_ignore_ascii_case(field))
 }
 
-/// Letters of what follows `Bearer`, at least: `bearer of news` is none.
+/// Least length of a token after `Bearer`: `bearer of news` has none.
 const ANNOUNCED: usize = 12;
-/// Letters of what follows a flag, at least: `use --api-key or a file` has none.
+/// Least length of a secret after a flag: `use --api-key or a file` has none.
 const GIVEN: usize = 6;
 
-/// How tokens of the usual services begin, and how many letters follow at least: Hugging Face, GitHub, GitLab, `OpenAI` and
-/// those that do as it does, Slack, Amazon.
+/// Token prefixes and least lengths of the rest: Hugging Face, GitHub, GitLab, `OpenAI` and compatible
+/// services, Slack, Amazon.
 const BEGINNINGS: [(&str, usize); 14] = [
     ("hf_", 30),
     ("ghp_", 30),
@@ -195,12 +194,12 @@ const BEGINNINGS: [(&str, usize); 14] = [
     ("nvapi-", 30),
 ];
 
-/// Tokens are made of these; base64 and its dotted chains included.
+/// Characters of tokens, including base64 and its dotted chains.
 fn is_of_token(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '+' | '~')
 }
 
-/// Letters and digits: words of a language have no digits.
+/// Returns true if a text contains letters and digits: plain words contain no digits.
 fn is_random(text: &str) -> bool {
     text.bytes().any(|byte| byte.is_ascii_digit()) && text.bytes().any(|byte| byte.is_ascii_alphabetic())
 }
@@ -208,7 +207,7 @@ fn is_random(text: &str) -> bool {
 fn is_token_by_look(word: &str) -> bool {
     let known = BEGINNINGS.iter().any(|(beginning, least)| {
         word.strip_prefix(beginning).is_some_and(|rest| {
-            // A name of a file or a model has words, which have ends.
+            // Names of files and models contain words, which are separated.
             let plain = *beginning == "sk-" || beginning.starts_with("xox") || !rest.contains(['-', '.']);
             rest.len() >= *least && plain && is_random(rest)
         })
@@ -217,7 +216,7 @@ fn is_token_by_look(word: &str) -> bool {
     known || (word.starts_with("eyJ") && word.len() > 40 && word.matches('.').count() == 2)
 }
 
-/// A text whose addresses have neither user nor password, and nothing after a `?`: there are the keys of those that are signed.
+/// Redacts user and password in addresses, and everything after `?`, where signed addresses have their keys.
 pub fn addresses(text: &str) -> String {
     text.split_inclusive(ends_address).map(address).collect()
 }
@@ -235,7 +234,7 @@ fn address(text: &str) -> String {
     format!("{scheme}{places}{query}{end}")
 }
 
-/// `user:password@host/path` without the first two.
+/// Redacts user and password of `user:password@host/path`.
 fn without_user(place: &str) -> String {
     let (host, path) = place.split_at(place.find(['/', '#']).unwrap_or(place.len()));
     host.rsplit_once('@').map_or_else(|| place.to_owned(), |(_, host)| format!("{HIDDEN}@{host}{path}"))
@@ -251,7 +250,8 @@ fn is_secret(name: &str, value: &str) -> bool {
         || name.split("TOKEN").skip(1).any(|rest| is_token(rest, value))
 }
 
-/// By what follows: `HF_TOKEN` is one, `MAX_TOKENS` with its number and `TOKENIZERS_PARALLELISM` are none.
+/// Decides by the rest of the name: `HF_TOKEN` is a token, `MAX_TOKENS` with a number and
+/// `TOKENIZERS_PARALLELISM` are not.
 fn is_token(rest: &str, value: &str) -> bool {
     let counts = rest.starts_with('S') && value.trim().parse::<f64>().is_ok();
     !counts && !rest.starts_with("IZ")

@@ -1,55 +1,56 @@
-//! What is known of how a llama-server behaves, apart from what it is asked for: facts of the program, the same for every
-//! model that it serves. A build of ours was measured when it was verified, another program at its first start.
+//! Behaviour of a llama-server program, independent of its model and settings. Own builds are measured when
+//! verified, other programs at their first start.
 //!
-//! Each fact may be unknown, and unknown always means the careful answer: whoever decides by a fact takes the behaviour
-//! that hurts least if the guess is wrong. So a default value is always safe to decide by.
+//! Each fact may be unknown. Unknown stands for the cautious answer: the behaviour that does the least harm
+//! if the guess is wrong. So the default value is always safe.
 
 use serde::{Deserialize, Serialize};
 
-/// How a llama-server behaves. The default knows nothing.
+/// Behaviour of a llama-server. By default all facts are unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerFacts {
-    /// When the head of a streamed answer is sent.
+    /// Time at which the head of a streamed answer is sent.
     pub stream_head: StreamHead,
-    /// Whether it can listen on a Unix socket. Upstream can since about b5000. `None`: unknown.
+    /// True if it can listen on a Unix socket, as upstream since about b5000. `None`: unknown.
     pub unix_sockets: Option<bool>,
-    /// How many connections it serves at a time, 1 or more: a further one, be it idle or busy, waits until one of them is
-    /// closed. [`ServerFacts::THREADS_ON_DEMAND`] where threads are made as connections come, which upstream does since
-    /// about b8485. A server that is started with more slots than when it was measured may serve more, never fewer.
+    /// Number of connections served at a time, 1 or more: a further one, idle or busy, waits until another
+    /// is closed. [`ServerFacts::THREADS_ON_DEMAND`] if threads are created as needed, as upstream does
+    /// since about b8485. With more slots than at the measurement a server may serve more, never fewer.
     /// `None`: unknown.
     pub http_threads: Option<u32>,
-    /// Whether it can be told where to save slots, and lets nobody but who may save them see what is there. Not so `ik_llama.cpp`, which
-    /// lists them for everybody. `None`: unknown.
+    /// True if its slot directory can be set and its listing is restricted to clients that may save slots.
+    /// False for `ik_llama.cpp`, which lists slot files for all clients. `None`: unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot_files: Option<bool>,
-    /// Whether a body that it answers without reading is read and thrown away, or its connection closed. cpp-httplib
-    /// before 0.40, which upstream had until about b8570, does neither: it reads the rest of such a body as the next
-    /// request. `None`: unknown.
+    /// True if it reads and discards the body of a request that it answers early, or closes the connection.
+    /// cpp-httplib before 0.40, in upstream until about b8570, does neither: it parses the rest of the body
+    /// as the next request. `None`: unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discards_bodies: Option<bool>,
 }
 
-/// When the head of a streamed answer is sent: what a connection that ends without one proves.
+/// Time at which the head of a streamed answer is sent; decides what a connection that ends without a head
+/// proves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StreamHead {
-    /// As soon as a slot takes the request, before its prompt is computed. No head proves that nothing was computed.
-    /// Upstream since 0821c5fcf (about b9425).
+    /// As soon as a slot takes the request, before its prompt is computed. A missing head proves that
+    /// nothing was computed. Upstream since 0821c5fcf (about b9425).
     BeforeFirstToken,
-    /// With the first token, when the whole prompt was computed. No head proves nothing.
+    /// With the first token, after the whole prompt was computed. A missing head proves nothing.
     AfterFirstToken,
-    /// Not measured, or not clearly: to be treated as [`StreamHead::AfterFirstToken`].
+    /// Not measured, or not clearly; treated as [`StreamHead::AfterFirstToken`].
     #[default]
     Unknown,
 }
 
 impl ServerFacts {
-    /// What [`http_threads`](Self::http_threads) is for a server that makes a thread for each connection that needs one:
-    /// upstream's own limit of them.
+    /// Value of [`http_threads`](Self::http_threads) for a server that creates threads as needed:
+    /// upstream's own limit.
     pub const THREADS_ON_DEMAND: u32 = 1024;
 
-    /// These facts, and where one of them is unknown, that of `other`.
+    /// Fills unknown facts from `other`.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
         const fn either<T: Copy>(one: Option<T>, other: Option<T>) -> Option<T> {
@@ -67,13 +68,14 @@ impl ServerFacts {
         }
     }
 
-    /// Whether a streamed request whose connection ended before any byte of an answer was certainly not begun.
+    /// Returns true if a streamed request whose connection ended without any byte of an answer was
+    /// certainly not begun.
     pub const fn no_head_means_not_begun(&self) -> bool {
         matches!(self.stream_head, StreamHead::BeforeFirstToken)
     }
 
-    /// Whether what it leaves of a request's body may be read as another request. A request with a body then has to
-    /// be the last one of its connection, and has to say so.
+    /// Returns true if the rest of a request's body may be parsed as another request. Then a request with a
+    /// body must be the last one on its connection, and announce that.
     pub const fn may_read_body_as_request(&self) -> bool {
         !matches!(self.discards_bodies, Some(true))
     }

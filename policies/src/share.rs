@@ -1,9 +1,10 @@
-//! Backends that share a budget or a GPU: who is replaced first, and one at a time.
+//! Backends that share a budget or a GPU: order of replacements, one at a time.
 //!
-//! - [`first`]: where several together are over a shared budget, the one that gives back most for what its replacement
-//!   costs goes first. The others are looked at again when it is done.
-//! - [`Arbiter`]: never two replicas of one model at once, one replacement per GPU at a time, one end for want of memory
-//!   at a time. It hands out slots; whoever has one gives it back when the replacement has ended, however it ended.
+//! - [`first`]: chooses the member to replace if the sum exceeds a shared budget: the one that frees the
+//!   most for the cost of its replacement. The others are checked again afterwards.
+//! - [`Arbiter`]: never two replicas of one model at once, one replacement per GPU at a time, one kill for
+//!   lack of memory at a time. It grants slots; the holder returns its slot when the replacement has ended
+//!   in any way.
 
 use std::time::Duration;
 
@@ -13,51 +14,51 @@ use crate::names::ModelName;
 use crate::sample::{GpuIndex, MemoryKind};
 use crate::units::exact;
 
-/// Which of the two shared budgets is passed.
+/// Exceeded level of a shared budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// When quiet.
+    /// Soft budget: replace when quiet.
     Soft,
-    /// Now.
+    /// Hard budget: replace now.
     Hard,
 }
 
-/// A backend was chosen because a shared budget is passed.
+/// Choice of a backend because a shared budget is exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chosen {
-    /// Which memory.
+    /// Memory of the budget.
     pub series: MemoryKind,
-    /// Which budget.
+    /// Exceeded level.
     pub level: Level,
-    /// The shared budget in bytes.
+    /// Shared budget in bytes.
     pub limit: u64,
 }
 
-/// One backend's part of a shared memory.
+/// Part of a backend in a shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Bytes that it holds; `None` if not known.
+    /// Bytes held; `None` if unknown.
     pub charged: Option<u64>,
-    /// Bytes that a fresh, settled process of it holds; `None` if not known.
+    /// Bytes of a fresh, settled process; `None` if unknown.
     pub fresh: Option<u64>,
-    /// How long its replacement keeps clients waiting: zero with overlap, else its load time; `None` if not known.
+    /// Waiting time caused by its replacement: zero with overlap, else its load time; `None` if unknown.
     pub cost: Option<Duration>,
-    /// Whether it may be replaced: ready, not held back, not being replaced.
+    /// True if it may be replaced: ready, not held back, not being replaced.
     pub free_to_go: bool,
 }
 
 /// A shared budget in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedBudget {
-    /// When quiet.
+    /// Soft budget, for a quiet moment.
     pub soft: Option<u64>,
-    /// Now.
+    /// Hard budget, for now.
     pub hard: Option<u64>,
 }
 
-/// Which member goes first, by its place in the list; `None` while the sum is within the budget, or if replacing nobody
-/// would bring anything back. Members whose figure is not known count as nothing, so the sum is a lower bound.
+/// Returns the index of the member to replace; `None` while the sum is within the budget, or if no
+/// replacement would free memory. Unknown figures count as zero, so the sum is a lower bound.
 pub fn first(series: MemoryKind, members: &[Member], budget: SharedBudget) -> Option<(usize, Chosen)> {
     let sum = members.iter().filter_map(|member| member.charged).fold(0, u64::saturating_add);
     let over = |limit: Option<u64>| limit.filter(|limit| sum >= *limit);
@@ -75,28 +76,28 @@ pub fn first(series: MemoryKind, members: &[Member], budget: SharedBudget) -> Op
     Some((best.0, Chosen { series, level, limit }))
 }
 
-/// Bytes that come back per second of waiting; one second is added, so that a replacement that costs nothing does not win
-/// with a trifle.
+/// Returns the bytes freed per second of waiting. One second is added, so that a free replacement does not
+/// win with a trifling gain.
 fn per_cost(gain: u64, member: &Member) -> f64 {
     exact(gain) / (1.0 + member.cost.unwrap_or_default().as_secs_f64())
 }
 
-/// Names a slot for a replacement; never used again.
+/// Identifies a slot for a replacement; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReplacementSlotId(u64);
 
-/// The answer to a request for a slot in which to replace a process.
+/// Answer to a request for a replacement slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplacementSlot {
-    /// It may begin, and has to be given back.
+    /// The replacement may begin; the slot must be returned.
     Granted(ReplacementSlotId),
-    /// Another one has to end first.
+    /// Another replacement has to end first.
     Wait {
-        /// Whose.
+        /// Model of that replacement.
         model: ModelName,
-        /// And which replica.
+        /// Replica of that replacement.
         replica: u32,
-        /// The GPU that both use; `None` if both are of one model.
+        /// Shared GPU; `None` if both are replicas of one model, or the machine's memory is the reason.
         gpu: Option<GpuIndex>,
     },
 }
@@ -109,32 +110,32 @@ struct Holder {
     gpus: Vec<GpuIndex>,
 }
 
-/// How much of the machine a replacement needs for itself.
+/// Resources that a replacement needs for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Its GPUs.
+    /// The GPUs of the replica.
     Gpus,
-    /// The memory of the machine, by which it is judged whether two processes fit: no other replacement may be under way.
+    /// The memory of the machine, for the check that two processes fit: no other replacement may be running.
     Machine,
 }
 
-/// Hands out slots for replacements. One for the whole fleet, behind a lock.
+/// Grants replacement slots; one for the whole fleet, behind a lock.
 #[derive(Clone, Debug, Default)]
 pub struct Arbiter {
     next: u64,
     holders: Vec<Holder>,
-    /// When a backend was ended last because a memory was almost gone.
+    /// Time of the last kill because a memory was almost exhausted.
     ended: Vec<(MemoryKind, Duration)>,
 }
 
 impl Arbiter {
-    /// Nobody has a slot.
+    /// Creates an arbiter without holders.
     pub const fn new() -> Self {
         Self { next: 0, holders: Vec::new(), ended: Vec::new() }
     }
 
-    /// Asks for a slot for a replacement of one replica, which uses these GPUs (none, if it uses none). A replica that
-    /// has a slot already gets the same one again.
+    /// Requests a slot for replacing one replica that uses these GPUs (empty for none). A replica that
+    /// already has a slot gets the same one.
     pub fn request(
         &mut self,
         model: &ModelName,
@@ -161,7 +162,8 @@ impl Arbiter {
         ReplacementSlot::Granted(self.claim(model, replica, gpus))
     }
 
-    /// Takes a slot out of turn: for what an operator wants, or what cannot be helped. Others wait for it as for any other.
+    /// Takes a slot at once, for an operator's request or an unavoidable replacement. Others wait for it as
+    /// usual.
     pub fn claim(&mut self, model: &ModelName, replica: u32, gpus: &[GpuIndex]) -> ReplacementSlotId {
         self.next += 1;
         let id = ReplacementSlotId(self.next);
@@ -169,14 +171,15 @@ impl Arbiter {
         id
     }
 
-    /// The replacement has ended, or does not take place. Giving back twice does nothing.
+    /// Returns a slot after a replacement, or instead of one. Returning it twice has no effect.
     pub fn release(&mut self, slot: ReplacementSlotId) {
         self.holders.retain(|holder| holder.id != slot);
     }
 
-    /// Whether a backend may be ended because this memory is almost gone. Every backend sees the same shortage, and one
-    /// that goes may be enough: after each the others wait for `pause`, until its memory has come back. `now` is the time
-    /// since the caller's epoch. An answer of `true` counts as an end.
+    /// Returns true if a backend may be killed because this memory is almost exhausted. All backends see
+    /// the same shortage, and one kill may suffice: after each the others wait for `pause`, until the
+    /// memory has returned. `now` is the time since the caller's epoch. An answer of `true` counts as a
+    /// kill.
     pub fn may_end(&mut self, series: MemoryKind, now: Duration, pause: Duration) -> bool {
         let last = self.ended.iter().find(|(of, _)| *of == series).map(|(_, at)| *at);
         if last.is_some_and(|at| now < at.saturating_add(pause)) {
@@ -187,7 +190,7 @@ impl Arbiter {
         true
     }
 
-    /// How many have a slot.
+    /// Returns the number of granted slots.
     pub const fn held(&self) -> usize {
         self.holders.len()
     }

@@ -1,30 +1,30 @@
-//! Whether a process that starts stands still: it says nothing, writes and reads nothing, and computes nothing.
+//! Detects a stalled start: the process logs nothing, writes and reads nothing, and computes nothing.
 //!
-//! A load of hundreds of gigabytes from a network takes an hour and moves on all the time; one that waits for a lock or a dead disk does
-//! not move. What a server computes for our probes, and the memory report that it writes each second, are no moves.
+//! A load of hundreds of gigabytes from a network takes an hour but always moves; one that waits for a lock
+//! or a dead disk does not. Work for our probes, and the memory report written each second, do not count.
 
 use std::time::Duration;
 
-/// What a process, and whatever belongs to it, has done since its start.
+/// Activity of a process group since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Effort {
-    /// Time of processors.
+    /// Processor time.
     pub cpu: Duration,
     /// Bytes read from files and disks, mapped files included.
     pub read: u64,
     /// Bytes written to files and pipes.
     pub written: u64,
-    /// Bytes of output that have come from it.
+    /// Bytes of output.
     pub said: u64,
 }
 
-/// Computes for this share of the time: a server that only answers our probes needs a tenth of that.
+/// Processor share that counts as activity: a server that only answers our probes needs a tenth of it.
 const BUSY_SHARE: f64 = 0.05;
-/// Bytes: less is read and written by a process that looks at its own state, is woken, or reports its memory.
+/// Bytes that count as activity: checking its own state or writing its memory report takes less.
 const IO_STEP: u64 = 1 << 20;
 
 impl Effort {
-    /// Whether it did something between the two readings, which are `time` apart.
+    /// Returns true for activity between two readings that are `time` apart.
     fn has_moved_since(self, before: Self, time: Duration) -> bool {
         self.said > before.said
             || self.written.saturating_sub(before.written) >= IO_STEP
@@ -43,19 +43,19 @@ pub struct StandstillWatch {
 }
 
 impl StandstillWatch {
-    /// `limit`: for how long it may stand still.
+    /// Creates a watch. `limit`: longest allowed stall.
     pub fn new(limit: Duration) -> Self {
         let [looked, moved] = [Duration::ZERO; 2];
         Self { limit, last: Effort::default(), looked, moved }
     }
 
-    /// Time until the next look.
+    /// Returns the time until the next reading.
     pub fn pause(&self) -> Duration {
         self.limit / 4
     }
 
-    /// Takes a reading, `at` after the start, and returns whether it has stood still for the limit. A reading that could not be made
-    /// (`None`) proves nothing: then it counts as a move.
+    /// Adds a reading made `at` after the start, and returns true after a stall of the limit. A failed
+    /// reading (`None`) proves nothing and counts as activity.
     pub fn stands_still(&mut self, at: Duration, effort: Option<Effort>) -> bool {
         let moved = effort.is_none_or(|now| now.has_moved_since(self.last, at.saturating_sub(self.looked)));
         self.last = effort.unwrap_or(self.last);
@@ -73,7 +73,7 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    /// In which minute it is said to stand still, of ten; `effort` tells what it has done by then.
+    /// Returns the minute, of ten, in which a stall is reported; `effort` returns the activity so far.
     fn found(effort: impl Fn(u32) -> Option<Effort>) -> Option<u32> {
         let mut watch = StandstillWatch::new(MINUTE * 4);
         assert_eq!(watch.pause(), MINUTE);

@@ -1,4 +1,4 @@
-//! Recordings of readings: one JSON object a line, and a [`Sample`] for each.
+//! Recordings of readings: one JSON object per line, and a [`Sample`] for each.
 //!
 //! ```text
 //! {"t": 0.385, "edge": "idle", "in_flight": 0, "requests": 1, "prompt_tokens": 300, "output_tokens": 64, "images": 1,
@@ -16,7 +16,7 @@
 //! | `vram_estimated` | GPUs whose figure is an estimate |
 //! | `pools` | bytes in measured pools, by series: `{"host": 1048576}` |
 //!
-//! Other fields are passed over. This module never opens a file.
+//! Other fields are ignored. This module opens no files.
 
 use std::time::Duration;
 
@@ -28,23 +28,23 @@ use crate::units::{exact, whole};
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 
-/// Why a line is no reading.
+/// A line that is no reading.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct TraceError {
-    /// Which line, from 1.
+    /// Line number, from 1.
     pub line: usize,
     what: String,
 }
 
-/// All readings of a recording; empty lines are passed over. So is a last line that was cut short: by a full disk, or
-/// because the recording goes on.
+/// Parses all readings of a recording, skipping empty lines. A truncated last line is skipped, too, because
+/// the disk was full or the recording continues.
 ///
 /// # Errors
 ///
 /// A line is no reading, or is older than the one above it.
 pub fn parse(text: &str) -> Result<Vec<Sample>, TraceError> {
-    // Some editors put a byte order mark in front.
+    // Some editors write a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut samples: Vec<Sample> = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -65,12 +65,12 @@ pub fn parse(text: &str) -> Result<Vec<Sample>, TraceError> {
     Ok(samples)
 }
 
-/// Whether it is the beginning of a JSON object.
+/// Returns true for the beginning of a JSON object.
 fn is_piece(line: &str) -> bool {
     line.starts_with('{') && serde_json::from_str::<Value>(line).is_err_and(|error| error.is_eof())
 }
 
-/// One reading; the error says which field is wrong, and how.
+/// Parses one reading; the error names the field and the problem.
 fn parse_line(line: &str) -> Result<Sample, String> {
     let value: Value = serde_json::from_str(line).map_err(|error| format!("not a JSON object: {error}"))?;
     let Value::Object(fields) = value else {
@@ -112,7 +112,7 @@ fn parse_line(line: &str) -> Result<Sample, String> {
     })
 }
 
-/// A reading as a line, without a line break.
+/// Formats a reading as a line, without a line break.
 pub fn line(sample: &Sample) -> String {
     let mut fields = Map::new();
     let mut put = |name: &str, value: Value| fields.insert(name.to_owned(), value);
@@ -161,7 +161,7 @@ fn field_of(gpu: GpuIndex) -> String {
     if gpu.0 == 0 { "vram_mib".to_owned() } else { format!("vram{}_mib", gpu.0) }
 }
 
-/// Whole multiples stay whole numbers.
+/// Keeps whole multiples as integers.
 fn scaled(bytes: u64, unit: u64) -> Value {
     if bytes.is_multiple_of(unit) { json!(bytes / unit) } else { json!(exact(bytes) / exact(unit)) }
 }
@@ -183,7 +183,7 @@ fn seconds(fields: &Map<String, Value>) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| format!("`t` is {t}: it is a number of seconds from 0"))
 }
 
-/// A number of `unit` bytes (or of things); `None` if absent or null.
+/// Parses a number of `unit` bytes (or of things); `None` if absent or null.
 fn known(fields: &Map<String, Value>, name: &str, unit: u64) -> Result<Option<u64>, String> {
     match fields.get(name) {
         None | Some(Value::Null) => Ok(None),

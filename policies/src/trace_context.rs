@@ -1,62 +1,62 @@
-//! Which trace a request belongs to, and whether it is recorded: W3C Trace Context (Recommendation of 23 November 2021), as it
-//! comes with a request and as it goes on.
+//! Trace of a request, and its recording: W3C Trace Context (Recommendation of 23 November 2021), incoming
+//! and outgoing.
 //!
 //! ```text
 //!   traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01
 //!                |  trace (16 bytes, not 0)          parent (8, not 0) flags: 01 = the parent is recorded
-//!                version; a later one is read as far as this one goes
+//!                version; later versions are parsed by the rules of this one
 //! ```
 //!
-//! What is not like that begins a new trace (section 4.3 of the Recommendation). Numbers that are drawn at random are given, not
-//! drawn here.
+//! An invalid value begins a new trace (section 4.3 of the Recommendation). Random numbers are arguments,
+//! so this module draws none.
 
 use std::fmt;
 
-/// Set in the flags: whoever sent it records its part of the trace.
+/// Flag: the sender records its part of the trace.
 const SAMPLED: u8 = 1;
-/// Set in the flags: the low 56 bits of the trace's number are drawn at random (level 2 of the Recommendation).
+/// Flag: the low 56 bits of the trace id are random (level 2 of the Recommendation).
 const RANDOM: u8 = 2;
 
-/// Members of a `tracestate`, at most (section 3.3.1.1).
+/// Most members of a `tracestate` (section 3.3.1.1).
 const STATE_MEMBERS: usize = 32;
-/// Characters of a `tracestate` that are passed on, at most: as many as everybody has to pass on (section 3.3.1.5).
+/// Most characters of a `tracestate` that are passed on: the required minimum (section 3.3.1.5).
 const STATE_CHARS: usize = 512;
 
-/// The number of a trace; never 0.
+/// Id of a trace; never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceId(u128);
 
-/// The number of a span; never 0.
+/// Id of a span; never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SpanId(u64);
 
 impl TraceId {
-    /// A number that was drawn; 0, which is none, becomes 1.
+    /// Creates an id from a random number; the invalid 0 becomes 1.
     pub const fn of(drawn: u128) -> Self {
         Self(if drawn == 0 { 1 } else { drawn })
     }
 
-    /// As it is sent to a collector.
+    /// Returns the bytes sent to a collector.
     pub const fn bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()
     }
 }
 
 impl SpanId {
-    /// A number that was drawn; 0, which is none, becomes 1.
+    /// Creates an id from a random number; the invalid 0 becomes 1.
     pub const fn of(drawn: u64) -> Self {
         Self(if drawn == 0 { 1 } else { drawn })
     }
 
-    /// As it is sent to a collector.
+    /// Returns the bytes sent to a collector.
     pub const fn bytes(self) -> [u8; 8] {
         self.0.to_be_bytes()
     }
 
-    /// The number of the `n`th part of this span: as good as drawn, and the same each time.
+    /// Returns the id of this span's `n`th part: pseudo-random, and the same each time.
     #[must_use]
     pub fn part(self, n: u32) -> Self {
-        // SplitMix64 (Steele, Lea, Flood 2014), whose steps have no number twice.
+        // SplitMix64 (Steele, Lea, Flood 2014), which repeats no number.
         let mut mixed = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(u64::from(n) + 1));
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -76,25 +76,25 @@ impl fmt::Display for SpanId {
     }
 }
 
-/// What a request brought.
+/// Incoming trace context of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Given {
-    /// Its trace.
+    /// Trace of the request.
     pub trace: TraceId,
-    /// The span that it is a part of.
+    /// Parent span of the request.
     pub parent: SpanId,
     flags: u8,
 }
 
 impl Given {
-    /// Reads the value of a `traceparent`; `None` if it is not one.
+    /// Parses a `traceparent`; `None` if invalid.
     pub fn parse(value: &[u8]) -> Option<Self> {
         let value = std::str::from_utf8(value).ok()?;
         let (version, rest) = value.split_once('-')?;
         let version = number(version, 2)?;
         let (trace, rest) = rest.split_once('-')?;
         let (parent, rest) = rest.split_once('-')?;
-        // A later version may have more behind the flags, and nothing else there.
+        // Later versions may append fields after the flags only.
         let flags = match rest.split_once('-') {
             Some((flags, _)) if version > 0 => flags,
             Some(_) => return None,
@@ -108,13 +108,13 @@ impl Given {
         Some(Self { trace: TraceId(trace), parent: SpanId(parent), flags })
     }
 
-    /// Whether its parent is recorded.
+    /// Returns true if the parent is recorded.
     pub const fn is_sampled(self) -> bool {
         self.flags & SAMPLED != 0
     }
 }
 
-/// A number of so many digits, in small letters.
+/// Parses a number of this many lower-case hexadecimal digits.
 fn number(text: &str, digits: usize) -> Option<u128> {
     let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     if text.len() != digits || !text.bytes().all(is_digit) {
@@ -123,8 +123,8 @@ fn number(text: &str, digits: usize) -> Option<u128> {
     u128::from_str_radix(text, 16).ok()
 }
 
-/// Whether this `tracestate` may be passed on: several fields of it are one list (RFC 9110 section 5.3). One that is not sound is
-/// left out whole; the trace goes on without it.
+/// Returns true if this `tracestate` may be passed on: several fields form one list (RFC 9110 section 5.3).
+/// An invalid one is dropped completely; the trace continues without it.
 pub fn is_sound_state<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> bool {
     let (mut members, mut chars) = (0, 0);
     let mut keys: Vec<&[u8]> = Vec::new();
@@ -167,21 +167,22 @@ fn is_value(value: &[u8]) -> bool {
     (1..=256).contains(&value.len()) && value.iter().all(is_in) && value.last() != Some(&b' ')
 }
 
-/// What a request's part of a trace is.
+/// Trace context of a request at this instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// The trace.
+    /// Trace of the request.
     pub trace: TraceId,
-    /// The span of the request.
+    /// Span of the request.
     pub span: SpanId,
-    /// The span that it is a part of, elsewhere; `None`: the trace begins here.
+    /// External parent span; `None` if the trace begins here.
     pub parent: Option<SpanId>,
     flags: u8,
 }
 
 impl Context {
-    /// Of what a request brought, if that is sound. Who is recorded is decided where a trace begins: by the request's parent, else
-    /// with the probability `ratio` (0 to 1), by the number of the trace, so that others that decide by it decide alike.
+    /// Derives the context from a valid incoming one. Recording is decided where a trace begins: by the
+    /// parent, else with probability `ratio` (0 to 1), based on the trace id, so that other programs with
+    /// this rule decide alike.
     pub fn of(given: Option<Given>, drawn: (u128, u64), ratio: f64) -> Self {
         let span = SpanId::of(drawn.1);
         if let Some(Given { trace, parent, flags }) = given {
@@ -192,23 +193,24 @@ impl Context {
         Self { trace, span, parent: None, flags }
     }
 
-    /// Whether it is recorded.
+    /// Returns true if the request is recorded.
     pub const fn is_sampled(self) -> bool {
         self.flags & SAMPLED != 0
     }
 
-    /// The flags as a collector is told of them.
+    /// Returns the flags for a collector.
     pub const fn flags(self) -> u8 {
         self.flags
     }
 
-    /// The `traceparent` of what is asked of others as a part of this span of ours.
+    /// Returns the `traceparent` of requests to others as a part of this span.
     pub fn traceparent(self, span: SpanId) -> String {
         format!("00-{}-{span}-{:02x}", self.trace, self.flags)
     }
 }
 
-/// Whether a trace is among those of this share: by its low 56 bits, as OpenTelemetry's consistent sampling has it.
+/// Returns true if a trace is within this share, by its low 56 bits, as in OpenTelemetry's consistent
+/// sampling.
 fn is_drawn(trace: TraceId, ratio: f64) -> bool {
     const ALL: u64 = 1 << 56;
     let low = u64::try_from(trace.0 & u128::from(ALL - 1)).unwrap_or_default();
@@ -234,7 +236,7 @@ mod tests {
         assert_eq!(given.trace.to_string(), "0af7651916cd43dd8448eb211c80319c");
         assert_eq!((given.parent.to_string().as_str(), given.is_sampled()), ("b7ad6b7169203331", true));
         assert!(!parsed(&SOUND.replace("-01", "-00")).unwrap().is_sampled());
-        // Unknown flags and later versions are read as far as they are known.
+        // Unknown flags and later versions are parsed as far as they are known.
         assert!(parsed(&SOUND.replace("-01", "-ff")).unwrap().is_sampled());
         assert!(parsed(&SOUND.replacen("00", "cc", 1)).unwrap().is_sampled());
         assert!(parsed(&format!("{}-what-comes", SOUND.replacen("00", "cc", 1))).is_some());

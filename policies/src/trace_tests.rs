@@ -1,4 +1,4 @@
-//! What a recording may look like, and what is said about one that is wrong.
+//! Valid forms of a recording, and errors about invalid ones.
 
 use super::*;
 

@@ -1,7 +1,7 @@
-//! Sizes as people write them: `12GiB`, `512M`, `80%`.
+//! Sizes with units: `12GiB`, `512M`, `80%`.
 //!
-//! `K M G T` alone and with `iB` are powers of 1024, as operators of memory limits expect; `KB MB GB TB` are powers of
-//! 1000, as the standard says. Fractions are allowed (`1.5GiB`).
+//! `K M G T`, alone or with `iB`, are powers of 1024, as usual for memory limits; `KB MB GB TB` are powers
+//! of 1000, as in the standard. Fractions are allowed (`1.5GiB`).
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,13 +23,13 @@ impl ByteSize {
         Self(n * MIB)
     }
 
-    /// The size for what counts memory of ours; what no memory could hold becomes the largest number.
+    /// Converts to `usize`, saturating, for sizes of our own memory.
     pub fn in_memory(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
 
-    /// The next size of two significant digits in the unit of its display, for advice: 141.3 MiB becomes 150 MiB, 1.31 GiB 1.4 GiB.
-    /// Readings that differ a little give the same advice then.
+    /// Rounds up to two significant digits in the display unit, for advice: 141.3 MiB becomes 150 MiB, 1.31
+    /// GiB 1.4 GiB. So slightly different readings give the same advice.
     #[must_use]
     pub fn round_up(self) -> Self {
         let mut unit = 1_u64;
@@ -51,8 +51,8 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// Bytes for people, also what was gained or lost: `4.4 MiB`, with `{:.2}` `4.42 MiB`, with `{:+}` a sign in front of what
-/// grows, too.
+/// Formats bytes or a difference of bytes: `4.4 MiB`, with `{:.2}` `4.42 MiB`, with `{:+}` always with a
+/// sign.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Amount(pub f64);
 
@@ -65,7 +65,7 @@ impl fmt::Display for Amount {
             unit += 1;
         }
         let (digits, unit) = (if unit == 0 { 0 } else { f.precision().unwrap_or(1) }, units[unit]);
-        // Less than half a byte is nothing, not less than nothing.
+        // Avoids a negative zero.
         let value = if self.0.abs() < 0.5 { 0.0 } else { value };
         if f.sign_plus() {
             write!(f, "{value:+.digits$} {unit}")
@@ -75,24 +75,24 @@ impl fmt::Display for Amount {
     }
 }
 
-/// Bytes and counts as a number for arithmetic.
+/// Converts bytes and counts for arithmetic.
 #[expect(clippy::cast_precision_loss, reason = "exact up to 2^53, which no memory and no counter reaches")]
 pub const fn exact(value: u64) -> f64 {
     value as f64
 }
 
-/// The whole part of a number; what is below zero, or no number, becomes 0, and what is too large the largest number.
+/// Truncates to an integer; saturates, and maps negative values and NaN to 0.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates at both ends")]
 pub const fn whole(value: f64) -> u64 {
     value as u64
 }
 
-/// Bytes times a factor; a negative factor counts as 0, and what is too large becomes the largest number.
+/// Multiplies bytes by a factor; saturates, and a negative factor counts as 0.
 pub fn scale(bytes: u64, factor: f64) -> u64 {
     whole(exact(bytes) * factor)
 }
 
-/// A time for people, in its two largest units: `2 d 3 h`, `11 h 20 min`, `45 s`, `100 ms`.
+/// Formats a time in its two largest units: `2 d 3 h`, `11 h 20 min`, `45 s`, `100 ms`.
 pub fn span(time: Duration) -> String {
     let seconds = time.as_secs();
     let two = |large: u64, unit: &str, small: u64, rest: &str| match small {
@@ -108,7 +108,7 @@ pub fn span(time: Duration) -> String {
     }
 }
 
-/// Why a text is not a size. The message repeats the text and shows the right form.
+/// A text that is no size. The message repeats the text and shows the right form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a size: write a number and a unit, like `12GiB` or `512MiB`{}", if *.percent { ", a share of the memory, like `80%`, or `auto`" } else { "" })]
 pub struct SizeError {
@@ -157,9 +157,9 @@ impl<'de> Deserialize<'de> for ByteSize {
     }
 }
 
-/// Reads a number of bytes, or a text that says it.
+/// Deserializes a number of bytes, or its text form.
 struct Written<T> {
-    /// What is wanted, for a message that it is something else.
+    /// Expected form, for error messages.
     expected: &'static str,
     number: fn(ByteSize) -> T,
 }
@@ -186,19 +186,19 @@ impl<T: FromStr<Err = SizeError>> Visitor<'_> for Written<T> {
     }
 }
 
-/// A budget: bytes, a share of a total that is known only on the machine (`80%` of the host's memory), or `auto`.
+/// A budget: bytes, a percentage of a total that only the machine knows (`80%` of host memory), or `auto`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MemoryLimit {
     /// A fixed number of bytes.
     Bytes(ByteSize),
-    /// A share of the total, in percent: above 0, at most 100.
+    /// Percentage of the total: above 0, at most 100.
     Percent(f64),
-    /// What fits the backend, found out when it has settled: [`crate::recycle::RecyclePolicy::budget`].
+    /// Derived from the settled backend: [`crate::recycle::RecyclePolicy::budget`].
     Auto,
 }
 
 impl MemoryLimit {
-    /// The number of bytes, if it is a fixed one.
+    /// Returns the bytes of a fixed limit.
     pub const fn bytes(self) -> Option<ByteSize> {
         match self {
             Self::Bytes(bytes) => Some(bytes),
@@ -206,7 +206,8 @@ impl MemoryLimit {
         }
     }
 
-    /// The limit in bytes for a given total; `None` for [`MemoryLimit::Auto`], which a total alone does not tell.
+    /// Returns the limit in bytes for a total; `None` for [`MemoryLimit::Auto`], which needs more than a
+    /// total.
     pub fn resolve(self, total: ByteSize) -> Option<ByteSize> {
         match self {
             Self::Bytes(bytes) => Some(bytes),

@@ -1,17 +1,17 @@
-//! What goes along when a process is replaced, so that the next turn of a conversation need not evaluate all of its prompt again,
-//! and what became of it.
+//! State carried over in a replacement, so that a conversation's next turn need not evaluate its whole
+//! prompt again, and the result.
 //!
 //! ```text
 //!   conversations, latest first ---+
-//!   slots of the old process ------+--> order: which slots to save --> files --> restored in the new one
+//!   slots of the old process ------+--> order: slots to save --> files --> restored in the new process
 //!   room and time -----------------+                                                  |
-//!                                                     proof: what did the new one count as cached?
+//!                                                     proof: tokens counted as cached by the new process
 //!                                                        | most of it      | nothing, or there is no file
-//!                                                      carried        evaluated: before the gate, behind it, or not at all
+//!                                                     carried        evaluated: before the gate opens, after it, or never
 //! ```
 //!
-//! That a server says it has restored a slot proves nothing: with sliding windows or recurrent state it says so, and evaluates the
-//! prompt all the same. Only what it counts as cached does ([`proof`]).
+//! A successful restore proves nothing: with sliding windows or recurrent state a server reports success
+//! and evaluates the prompt anyway. Only its count of cached tokens is proof ([`proof`]).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -21,25 +21,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{ByteSize, exact, scale, whole};
 
-/// What is known of a slot of the process that goes.
+/// State of a slot of the old process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotFacts {
-    /// Its number.
+    /// Number of the slot.
     pub id: u32,
-    /// It computes: who wants to save it waits until it has ended.
+    /// The slot computes, so saving it waits until the request has ended.
     pub busy: bool,
-    /// Tokens that it holds; `None` where the build does not tell.
+    /// Tokens held; `None` if the build does not report them.
     pub tokens: Option<u64>,
-    /// Its last task: later ones have greater numbers. `None` where the build does not tell, or there was none.
+    /// Number of its last task; later tasks have greater numbers. `None` if not reported, or without a task.
     pub task: Option<u64>,
 }
 
-/// A slot may hold so many tokens more or fewer than prompt and answer have together: the last token of an answer is not in it, and
-/// builds count those that end an answer differently.
+/// Allowed difference between a slot's tokens and a conversation's. A slot lacks the last token of an
+/// answer, and builds count end tokens differently.
 const SLACK: u64 = 2;
 
-/// Which slots are worth saving, the one with the latest conversation first. `conversations`: tokens of each, latest first. Slots
-/// of which nothing is known come last. Of two that may have the same one, that with the later task has the later one.
+/// Returns the slots worth saving, the latest conversation first. `conversations` holds the tokens of each,
+/// latest first. Unknown slots come last. Of two slots that may hold the same conversation, the later task
+/// has the later one.
 pub fn order(slots: &[SlotFacts], conversations: &[u64], least: u64) -> Vec<u32> {
     let idle = slots.iter().filter(|slot| !slot.busy && slot.tokens.is_none_or(|tokens| tokens >= least));
     let rank = |slot: &SlotFacts| {
@@ -51,7 +52,7 @@ pub fn order(slots: &[SlotFacts], conversations: &[u64], least: u64) -> Vec<u32>
     idle.iter().map(|slot| slot.id).collect()
 }
 
-/// The latest conversation that a slot of so many tokens may hold, of those that are not `taken`.
+/// Returns the latest conversation, not in `taken`, that a slot with this many tokens may hold.
 pub fn conversation_of(tokens: u64, conversations: &[u64], taken: &[usize]) -> Option<usize> {
     let mut all = conversations.iter().enumerate().filter(|(index, _)| !taken.contains(index));
     all.find(|(_, known)| is_same(**known, tokens)).map(|(index, _)| index)
@@ -61,31 +62,31 @@ fn is_same(conversation: u64, slot: u64) -> bool {
     conversation.abs_diff(slot) <= SLACK
 }
 
-/// The room that files have.
+/// Remaining room for files.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Room {
     left: u64,
-    /// Bytes of a token: what the last file showed, and before the first one what large models take.
+    /// Bytes per token: measured by the last file; before that, the value of large models.
     per_token: f64,
 }
 
-/// Bytes of a token before any file was seen: 80 layers with 8 heads of 128 in f16 take 320 KiB. Too much costs a file that is not
-/// written, too little could fill what the directory lies in.
+/// Bytes per token before any file was written: 80 layers with 8 heads of 128 in f16 take 320 KiB. Too high
+/// a value skips a file; too low a value could fill the disk.
 const ASSUMED: f64 = 512.0 * 1024.0;
 
 impl Room {
-    /// At most `bytes`, and that share of what is free; `None`: that is not known.
+    /// Creates room for at most `bytes`, and the given share of free space; `None`: free space is unknown.
     pub fn new(bytes: u64, free: Option<u64>, share: f64) -> Self {
         let of_free = free.map_or(u64::MAX, |free| scale(free, share));
         Self { left: bytes.min(of_free), per_token: ASSUMED }
     }
 
-    /// Whether there is room for a slot of so many tokens. Of one whose size nobody knows it cannot be told: none.
+    /// Returns true if a slot with this many tokens fits; false if its size is unknown.
     pub fn has(&self, tokens: Option<u64>) -> bool {
         tokens.is_some_and(|tokens| scale(tokens, self.per_token) <= self.left)
     }
 
-    /// A file of this size was written. False: it has no room, and must go.
+    /// Records a written file. Returns false if it does not fit and must be deleted.
     pub fn take(&mut self, tokens: u64, bytes: u64) -> bool {
         if tokens > 0 {
             self.per_token = exact(bytes) / exact(tokens);
@@ -96,57 +97,58 @@ impl Room {
     }
 }
 
-/// Milliseconds that nobody notices: no file is too dear that took less.
+/// Unnoticeable delay in milliseconds: a file that took no longer is always worthwhile.
 const UNNOTICED: f64 = 100.0;
 
-/// Whether carrying so many tokens by a file that took `save_ms` to write is cheaper than evaluating them at so many milliseconds a
-/// token. Reading takes as long as writing did.
+/// Returns true if carrying tokens by a file that took `save_ms` to write is cheaper than evaluating them
+/// at this many milliseconds per token. Reading counts as much as writing.
 pub fn pays(tokens: u64, save_ms: f64, per_token_ms: Option<f64>) -> bool {
     save_ms <= UNNOTICED || per_token_ms.is_none_or(|each| 2.0 * save_ms <= exact(tokens) * each)
 }
 
-/// What a server did with a prompt that it should have had.
+/// Result of a prompt that a server should have in its cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// It had most of it.
+    /// Most of the prompt was cached.
     Reused,
-    /// It evaluated it, and has it now.
+    /// The prompt was evaluated, and is cached now.
     Evaluated,
 }
 
-/// Tokens that may be evaluated although nearly all was there: the seam between prompt and answer may be spelled otherwise.
+/// Tokens that may be evaluated with a working cache: the seam between prompt and answer may be tokenised
+/// differently.
 const SEAM: u64 = 16;
 
-/// By what its answer counts.
+/// Classifies by the counts in the answer.
 pub fn proof(cached: u64, evaluated: u64) -> Proof {
     let all = cached.saturating_add(evaluated);
     if cached > 0 && evaluated <= SEAM.max(all / 10) { Proof::Reused } else { Proof::Evaluated }
 }
 
-/// Time limit for a server to show that it has a prompt of so many tokens, at so many milliseconds a token. Where
-/// clients wait for that, `least`, which is long enough for a busy machine; where no client waits, long enough to
-/// evaluate the prompt.
+/// Time limit for a server to show that it has this prompt cached, with evaluation at this many
+/// milliseconds per token. If clients wait, `least`, which suffices for a busy machine; otherwise long
+/// enough to evaluate the prompt.
 pub fn patience(tokens: u64, per_token_ms: Option<f64>, nobody_waits: bool, least: Duration) -> Duration {
     if !nobody_waits {
-        // A prompt that is there costs one token, however long it is: clients would wait longer for nothing but an
-        // evaluation.
+        // A cached prompt costs one token at any length; a longer wait would only allow an evaluation.
         return least;
     }
     let whole = per_token_ms.map_or(0.0, |each| exact(tokens) * each / 1000.0);
     Duration::try_from_secs_f64(whole * 1.5).map_or(least, |share| share.max(least))
 }
 
-/// Whether the next turn of a conversation shows that its restored slot is of no use. `held`: tokens in that slot.
-/// `prompt`, `evaluated`: tokens of the turn's prompt, and how many of them were evaluated.
+/// Returns true if the next turn shows that a restored slot is useless. `held`: tokens in that slot.
+/// `prompt`, `evaluated`: tokens of the turn's prompt, and the evaluated ones.
 pub const fn is_of_no_use(held: u64, prompt: u64, evaluated: u64) -> bool {
-    // A server takes the slot whose contents are most like the prompt. For a prompt that is much longer than the
-    // slot's contents it may have taken another one.
+    // A server chooses the slot that is most similar to the prompt. With a prompt much longer than the
+    // slot's content it may have chosen another slot.
     let is_taken = held.saturating_mul(2) >= prompt;
-    // The token that begins every prompt may be there all the same.
+    // The token that begins every prompt may be cached anyway.
     is_taken && prompt > 0 && evaluated.saturating_add(1) >= prompt
 }
 
-/// How much of a prompt is evaluated at a time behind the gate, where whoever comes waits for the end of it.
+/// Size of the prompt pieces that are evaluated after the gate has opened; a new request waits for the end
+/// of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pieces {
     size: u64,
@@ -154,56 +156,56 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// Each is to take about this long.
+    /// Creates pieces of about this duration.
     pub const fn new(time: Duration) -> Self {
         Self { size: Self::FIRST, time }
     }
 
-    /// Tokens of the first one, and the fewest of any.
+    /// Tokens of the first piece, and the minimum.
     const FIRST: u64 = 32;
 
-    /// Tokens of the next one.
+    /// Returns the tokens of the next piece.
     pub const fn size(self) -> u64 {
         self.size
     }
 
-    /// So many tokens took so long. The next one grows no more than fourfold: the speed may have been a guess.
+    /// Records a piece's duration. The next one grows at most fourfold, because the speed may be a guess.
     pub fn took(&mut self, tokens: u64, time: Duration) {
         let fits = exact(tokens) * self.time.as_secs_f64() / time.as_secs_f64().max(1e-6);
         self.size = whole(fits).clamp(Self::FIRST, self.size.saturating_mul(4));
     }
 }
 
-/// Why slots were not carried by files.
+/// Reason why slots were not carried by files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoFile {
     /// `warm_bytes = 0`.
     Off,
-    /// The build is not known to save slots.
+    /// The build is not known to support saving slots.
     Build,
-    /// A slot does not say with which adapters its contents were computed.
+    /// A slot does not report the adapters used for its content.
     Adapters,
-    /// The state of a draft model is not in the file.
+    /// The file does not contain the draft model's state.
     Draft,
-    /// The next process is made of something else, or that is not known.
+    /// The next process has other settings, or unknown ones.
     Other,
-    /// They have no room within `warm_bytes`, or on the disk.
+    /// The files do not fit into `warm_bytes` or on the disk.
     Room,
     /// Evaluating is cheaper.
     Dearer,
-    /// There was no time.
+    /// The time limit was reached.
     Time,
-    /// The server refused, or wrote something else.
+    /// The server refused, or wrote another file.
     Failed,
     /// The slots were empty: with a unified KV cache idle ones are moved away.
     Empty,
-    /// The next process did not use what it had restored: sliding windows, or recurrent state.
+    /// The next process did not use the restored content: sliding windows, or recurrent state.
     NotReused,
 }
 
 impl NoFile {
-    /// In words, as the reason why.
+    /// Returns the reason in words.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Off => "`warm_bytes` is 0",
@@ -221,15 +223,15 @@ impl NoFile {
     }
 }
 
-/// Why a conversation is cold in the next process.
+/// Reason why a conversation is cold in the next process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cold {
-    /// It has images or sound, and no file carried it.
+    /// The conversation has images or sound, and no file carried it.
     Media,
-    /// Its request was not kept: too large, by a route whose requests are not kept, or in a manner that forbids it.
+    /// The request was not kept: too large, or by a route or in a manner without keeping.
     NotKept,
-    /// There was no time.
+    /// The time limit was reached.
     Time,
     /// The next process refused its request.
     Refused,
@@ -238,10 +240,10 @@ pub enum Cold {
 }
 
 impl Cold {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 5] = [Self::Media, Self::NotKept, Self::Time, Self::Refused, Self::Slots];
 
-    /// The name in the ledger and in metrics.
+    /// Returns the name used in the ledger and in metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Media => "media",
@@ -263,49 +265,50 @@ impl Cold {
     }
 }
 
-/// What became of the conversations of a process that was replaced. Each is counted once: as carried, evaluated, due later,
+/// Result for the conversations of a replaced process. Each counts once: as carried, evaluated, due later,
 /// unproven or cold.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Warmth {
-    /// Conversations that the old process had.
+    /// Conversations of the old process.
     pub conversations: u64,
-    /// The next one has them from files, and counted them as cached.
+    /// Carried by files, and counted as cached.
     pub carried: u64,
-    /// The next one has evaluated them again.
+    /// Evaluated again by the next process.
     pub evaluated: u64,
-    /// They are evaluated behind the gate, when nothing else runs.
+    /// To be evaluated after the gate has opened, when nothing else runs.
     pub later: u64,
-    /// Restored, and nothing showed whether that is of use.
+    /// Restored, without evidence of use so far.
     pub unproven: u64,
-    /// Those that begin anew, by reason.
+    /// Cold conversations by reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub cold: BTreeMap<Cold, u64>,
-    /// Why slots were not carried by files, if not all were.
+    /// Reason why slots were not carried by files, if not all were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_file: Option<NoFile>,
-    /// Bytes of files.
+    /// Total size of the files in bytes.
     pub bytes: u64,
-    /// Milliseconds that saving took.
+    /// Milliseconds spent saving.
     pub save_ms: u64,
-    /// Milliseconds that restoring and proving took, while the next process was not yet used.
+    /// Milliseconds spent restoring and proving, before the next process was used.
     pub restore_ms: u64,
-    /// Milliseconds that evaluating took.
+    /// Milliseconds spent evaluating.
     pub evaluate_ms: u64,
 }
 
 impl Warmth {
-    /// Counts conversations that begin anew.
+    /// Counts cold conversations.
     pub fn chill(&mut self, cold: Cold, count: u64) {
         if count > 0 {
             *self.cold.entry(cold).or_default() += count;
         }
     }
 
-    /// What was due is done.
+    /// Adds the results of the evaluations that were due later.
     pub fn settle(&mut self, behind: &Self) {
         self.later = 0;
-        // What was in use at the switch and went to the old process once more was not known to be due.
+        // Conversations that were active at the switch and returned to the old process were not known to be
+        // due.
         let known = self.carried + self.evaluated + self.unproven + self.cold.values().sum::<u64>();
         let due = self.conversations.saturating_sub(known);
         self.conversations += behind.conversations.saturating_sub(due);
@@ -314,17 +317,17 @@ impl Warmth {
         for (cold, count) in &behind.cold {
             self.chill(*cold, *count);
         }
-        // The others have come by themselves, and paid for it.
+        // The others came on their own, and were evaluated then.
         let known = self.carried + self.evaluated + self.unproven + self.cold.values().sum::<u64>();
         self.chill(Cold::Time, self.conversations.saturating_sub(known));
     }
 
-    /// What is warm.
+    /// Returns the number of warm conversations.
     pub fn warm(&self) -> u64 {
         self.carried + self.evaluated
     }
 
-    /// Notes why there was no file; what was first stays.
+    /// Records the reason for a missing file; the first one stays.
     pub fn without(&mut self, why: NoFile) {
         self.no_file = self.no_file.or(Some(why));
     }

@@ -1,8 +1,8 @@
-//! What may be written as one text or as a list of texts. Pure.
+//! Deserializes values that may be one text or a list of texts.
 
 use serde::{Deserialize, Deserializer};
 
-/// Reads a text as a list of one.
+/// Deserializes a single text as a list of one.
 pub(crate) fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]

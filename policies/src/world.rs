@@ -1,13 +1,13 @@
-//! Made-up worlds: memory readings of a server that leaks in a known way, or does not leak.
+//! Simulated worlds: memory readings of a server with a known leak, or without one.
 //!
 //! ```text
 //!  load ──> work ──┬─> background (plateaus, caches, high-water marks) ─┐
-//!                  └─> leak (so much for a unit of work) ───────────────┼─> Sample
+//!                  └─> leak (bytes per unit of work) ───────────────────┼─> Sample
 //!  seed ──> random numbers ──> noise, peaks of requests in flight ──────┘
 //! ```
 //!
-//! For tests, benchmarks and `policy simulate`. The same seed makes the same world on every machine. It never reads
-//! a real server.
+//! For tests, benchmarks and `policy simulate`. Equal seeds give equal worlds on every machine. Real
+//! servers are never read.
 
 use std::time::Duration;
 
@@ -22,44 +22,44 @@ pub use random::SplitMix;
 const MIB: f64 = 1024.0 * 1024.0;
 const DAY_SECONDS: f64 = 86_400.0;
 
-/// What memory does beside leaking. All amounts in bytes.
+/// Memory behaviour other than leaks. All amounts in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Background {
-    /// Nothing.
+    /// No change.
     Flat,
     /// Heap fragmentation: every request adds a random amount whose mean falls as `first / (1 + n / half)`.
     Ratchet {
         /// Mean at the first request.
         first: f64,
-        /// After this many requests the mean is half of it.
+        /// Number of requests after which the mean is half of it.
         half: f64,
     },
     /// A buffer as large as the largest prompt so far.
     RunningMax {
-        /// Bytes for a prompt token.
+        /// Bytes per prompt token.
         per_token: f64,
     },
-    /// Jumps at random requests, each to stay.
+    /// Permanent jumps at random requests.
     Plateaus {
-        /// How many.
+        /// Number of jumps.
         count: u32,
-        /// The smallest jump.
+        /// Smallest jump.
         low: f64,
-        /// The largest jump.
+        /// Largest jump.
         high: f64,
-        /// They fall within this many requests.
+        /// Number of requests within which they happen.
         within: u64,
     },
-    /// Up and down with the hour of the day.
+    /// Oscillation with the hour of the day.
     Diurnal {
         /// Half of the swing.
         amplitude: f64,
     },
-    /// A cache that takes so much of every request until it is full, then gives up old entries for new ones.
+    /// A cache that grows with every request until it is full, then replaces old entries.
     Cache {
-        /// Mean bytes for a request; each takes between nothing and twice as much.
+        /// Mean bytes per request; uniform between zero and twice as much.
         per_request: f64,
-        /// When it is full.
+        /// Size at which it is full.
         cap: f64,
     },
 }
@@ -69,7 +69,7 @@ pub enum Background {
 pub struct Noise {
     /// Standard deviation of the movement, not of its single steps.
     pub sigma: f64,
-    /// Correlation of one reading with the one before, 0 to below 1: an AR(1) process.
+    /// Correlation of consecutive readings, 0 to below 1: an AR(1) process.
     pub phi: f64,
     /// Share of the readings that catch a transient peak.
     pub spikes: f64,
@@ -78,52 +78,54 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// A real heap: 6 MiB of correlated movement, and one reading in twenty with a peak of 80 MiB.
+    /// A typical heap: 6 MiB of correlated movement, and one reading in twenty with a peak of 80 MiB.
     pub const HEAP: Self = Self { sigma: 6.0 * MIB, phi: 0.7, spikes: 0.05, spike: 80.0 * MIB };
 }
 
-/// A leak.
+/// A simulated leak.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Leak {
-    /// Which unit of work pays.
+    /// Unit of work that pays.
     pub per: Unit,
-    /// Bytes for each unit that leaks.
+    /// Bytes per leaking unit.
     pub bytes: f64,
     /// Share of the requests whose units leak, 0 to 1.
     pub chance: f64,
-    /// Memory is taken in multiples of this many bytes; 0 for any amount. A CUDA pool takes 2 MiB at a time.
+    /// Allocation granularity in bytes; 0 for none. A CUDA pool takes 2 MiB at a time.
     pub step: u64,
-    /// Requests before the first that leaks.
+    /// Requests before the first leaking one.
     pub after: u64,
 }
 
 impl Leak {
-    /// So many bytes for every unit, from the first request on.
+    /// Creates a leak of this many bytes per unit, from the first request on.
     pub const fn of(per: Unit, bytes: f64) -> Self {
         Self { per, bytes, chance: 1.0, step: 0, after: 0 }
     }
 }
 
-/// The requests.
+/// Simulated traffic.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
-    /// Mean number in a second; pauses are exponentially distributed unless `steady`.
+    /// Mean requests per second; pauses are exponentially distributed unless `steady`.
     pub per_second: f64,
-    /// Requests come like clockwork.
+    /// Requests arrive at a constant rate.
     pub steady: bool,
     /// Fewest and most prompt tokens; most prompts are short.
     pub prompt_tokens: (u64, u64),
     /// Fewest and most output tokens.
     pub output_tokens: (u64, u64),
-    /// Share of the requests that bring an image.
+    /// Share of the requests with an image.
     pub images: f64,
-    /// `None`: a reading after each request, nothing in flight. `Some`: a reading each so often while requests are in
-    /// flight, with their transient peaks, as a busy server shows it.
+    /// `None`: a reading after each request, with nothing in flight. `Some`: a reading at this interval
+    /// with requests in flight and their transient peaks, as on a busy server.
     pub ticks: Option<Duration>,
 }
 
 impl Default for Load {
-    /// One request in two seconds, prompts of 20 to 4,000 tokens, answers of 16 to 512, one in four with an image.
+    /// Half a request per second, prompts of 20 to 4,000 tokens, answers of 16 to 512, every fourth with an
+    /// image.
+    /// image.
     fn default() -> Self {
         Self {
             per_second: 0.5,
@@ -136,16 +138,16 @@ impl Default for Load {
     }
 }
 
-/// A world. [`World::run`] brings it to life.
+/// A simulated world; [`World::run`] starts it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct World {
-    /// Decides every random number.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// Host memory of a fresh server in bytes.
     pub host: u64,
     /// VRAM of a fresh server in bytes; `None` for a server without a GPU.
     pub vram: Option<u64>,
-    /// What else host memory does, all at once.
+    /// Other behaviour of host memory, all at once.
     pub backgrounds: Vec<Background>,
     /// Random movement of host memory.
     pub noise: Noise,
@@ -153,12 +155,12 @@ pub struct World {
     pub leaks: Vec<Leak>,
     /// Leaks of VRAM.
     pub vram_leaks: Vec<Leak>,
-    /// The requests.
+    /// Traffic of the world.
     pub load: Load,
 }
 
 impl World {
-    /// A server of 400 MiB on the host with the movement of a real heap and no leak.
+    /// Creates a server with 400 MiB on the host, the movement of a real heap and no leak.
     pub fn quiet(seed: u64) -> Self {
         Self {
             seed,
@@ -172,37 +174,37 @@ impl World {
         }
     }
 
-    /// Starts it. The iterator never ends: one reading for each request, or for each tick.
+    /// Starts the world. The iterator is endless: one reading per request, or per tick.
     pub fn run(&self) -> Run {
         Run::new(self.clone())
     }
 }
 
-/// A world in motion.
+/// A running world.
 #[derive(Clone, Debug)]
 pub struct Run {
     world: World,
     random: SplitMix,
-    /// Seconds since the world began, over all restarts.
+    /// Seconds since the world began, across restarts.
     clock: f64,
-    /// When the present generation was spawned, on `clock`.
+    /// Spawn of the present generation, on `clock`.
     spawned: f64,
     generation: Generation,
 }
 
-/// What dies with the process.
+/// State that ends with the process.
 #[derive(Clone, Debug, Default)]
 struct Generation {
     work: Work,
     largest_prompt: u64,
-    /// Bytes leaked, leak by leak.
+    /// Bytes leaked by each leak.
     host: Vec<f64>,
     vram: Vec<f64>,
     /// Bytes of each background.
     background: Vec<f64>,
     /// Requests at which plateaus begin, and their heights.
     plateaus: Vec<(u64, f64)>,
-    /// The AR(1) process.
+    /// State of the AR(1) process.
     wander: f64,
 }
 
@@ -214,17 +216,17 @@ impl Run {
         run
     }
 
-    /// Seconds since the world began, over all restarts.
+    /// Returns the seconds since the world began, across restarts.
     pub fn clock(&self) -> f64 {
         self.clock
     }
 
-    /// Time passes without a request, in seconds.
+    /// Lets time pass without a request, in seconds.
     pub fn wait(&mut self, seconds: f64) {
         self.pass(seconds.max(0.0));
     }
 
-    /// The process is replaced: its memory and its counters begin anew. The hour of the day goes on.
+    /// Replaces the process: memory and counters restart, the hour of the day continues.
     pub fn restart(&mut self) {
         let mut fresh = Generation {
             host: vec![0.0; self.world.leaks.len()],
@@ -245,14 +247,14 @@ impl Run {
         self.generation = fresh;
     }
 
-    /// One request is served, pause before it included.
+    /// Serves one request, including the pause before it.
     pub fn request(&mut self) {
         let load = self.world.load;
         let mean = 1.0 / load.per_second.max(1e-9);
         let pause = if load.steady { mean } else { self.random.exponential(mean) };
         self.pass(pause);
         let (low, high) = load.prompt_tokens;
-        // The square of a uniform number: most prompts are short, a few are long.
+        // Squaring a uniform number makes most prompts short and a few long.
         let share = self.random.unit().powi(2);
         let prompt = low + whole((share * exact(high.saturating_sub(low))).round());
         let (low, high) = load.output_tokens;
@@ -286,7 +288,7 @@ impl Run {
                 Background::Cache { per_request, cap } => {
                     *bytes += self.random.between(0.0, 2.0 * per_request);
                     if *bytes > cap {
-                        // The oldest entry goes, whose size has nothing to do with the new one's.
+                        // The oldest entry is dropped; its size is independent of the new one's.
                         *bytes = cap - self.random.between(0.0, 2.0 * per_request).min(cap);
                     }
                 }
@@ -298,7 +300,7 @@ impl Run {
         generation.wander = noise.phi * generation.wander + fresh * self.random.normal();
     }
 
-    /// The reading that would be taken now.
+    /// Returns a reading of the present state.
     pub fn sample(&mut self) -> Sample {
         let busy = self.world.load.ticks.is_some();
         let noise = self.world.noise;
@@ -370,7 +372,7 @@ impl Iterator for Run {
     }
 }
 
-/// Down to a multiple of `step`.
+/// Rounds down to a multiple of `step`.
 fn stepped(bytes: f64, step: u64) -> f64 {
     if step == 0 { bytes } else { (bytes / exact(step)).floor() * exact(step) }
 }

@@ -7,7 +7,7 @@ use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand};
 use warden_rig::{Context as _, Outcome, Trouble};
 
 /// Crate by crate, which crates of ours it may depend on.
-const MAY_DEPEND_ON: [(&str, &[&str]); 13] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 14] = [
     ("warden-policies", &[]),
     ("warden-patches", &[]),
     ("warden-builder", &["warden-patches"]),
@@ -16,7 +16,11 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 13] = [
     ("warden-sensors", &["warden-policies"]),
     ("warden-supervisor", &["warden-policies", "warden-sensors"]),
     ("warden-pages", &["warden-policies"]),
-    ("warden-diagnose", &["warden-policies", "warden-sensors", "warden-supervisor", "warden-pages"]),
+    ("warden-experiment", &["warden-policies"]),
+    (
+        "warden-diagnose",
+        &["warden-experiment", "warden-policies", "warden-sensors", "warden-supervisor", "warden-pages"],
+    ),
     ("warden-gateway", &["warden-policies", "warden-sensors", "warden-supervisor"]),
     (
         "warden-config",
@@ -37,6 +41,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 13] = [
             "warden-sensors",
             "warden-supervisor",
             "warden-gateway",
+            "warden-experiment",
             "warden-diagnose",
             "warden-pages",
             "warden-patches",
@@ -46,7 +51,14 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 13] = [
     ),
     (
         "warden-tests",
-        &["warden-policies", "warden-sensors", "warden-patches", "warden-builder", "warden-tracer-reader"],
+        &[
+            "warden-policies",
+            "warden-experiment",
+            "warden-sensors",
+            "warden-patches",
+            "warden-builder",
+            "warden-tracer-reader",
+        ],
     ),
 ];
 
@@ -186,9 +198,9 @@ fn rooms_used(text: &str, depth: usize) -> BTreeSet<String> {
 }
 
 #[test]
-fn policies_and_pages_use_nothing_that_could_do_io() -> Outcome {
+fn pure_crates_use_nothing_that_could_do_io() -> Outcome {
     let found = dependencies(&[DependencyKind::Normal, DependencyKind::Build])?;
-    for pure in ["warden-policies", "warden-pages"] {
+    for pure in ["warden-policies", "warden-experiment", "warden-pages"] {
         let uses = found.get(pure).context(pure)?;
         for used in uses.iter().filter(|used| *used != "warden-policies") {
             assert!(PURE_CRATES_MAY_USE.contains(&used.as_str()), "{pure} must not depend on {used}");
@@ -198,7 +210,7 @@ fn policies_and_pages_use_nothing_that_could_do_io() -> Outcome {
 }
 
 #[test]
-fn policies_and_pages_name_no_clock_no_file_and_no_future() -> Outcome {
+fn pure_crates_name_no_clock_no_file_and_no_future() -> Outcome {
     let banned = [
         "std::fs",
         "std::net",
@@ -210,7 +222,11 @@ fn policies_and_pages_name_no_clock_no_file_and_no_future() -> Outcome {
         "tokio",
     ];
     let files = |folder: &str| rust_files(&root().join(folder));
-    for file in files("policies/src")?.into_iter().chain(files("proxy/pages/src")?) {
+    for file in files("policies/src")?
+        .into_iter()
+        .chain(files("lab/experiment/src")?)
+        .chain(files("proxy/pages/src")?)
+    {
         let text = std::fs::read_to_string(&file)?;
         let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
         for (number, line) in code.enumerate() {
@@ -224,7 +240,7 @@ fn policies_and_pages_name_no_clock_no_file_and_no_future() -> Outcome {
 
 #[test]
 fn every_file_opens_with_what_it_is_for() -> Outcome {
-    for folder in ["policies", "patches", "builder", "proxy", "tests"] {
+    for folder in ["policies", "patches", "builder", "proxy", "lab", "tests"] {
         for file in rust_files(&root().join(folder))? {
             let text = std::fs::read_to_string(&file)?;
             assert!(text.starts_with("//!"), "{} does not open with //!", file.display());

@@ -77,6 +77,7 @@ mod sidecar;
 mod smuggling;
 mod starts;
 mod storm;
+mod style;
 mod supervisor_death;
 mod tcp;
 mod telemetry;

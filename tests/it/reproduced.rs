@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use warden_policies::experiment::Workload;
+use warden_experiment::Workload;
 use warden_rig::home::Ran;
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries};
 

@@ -1,8 +1,8 @@
-//! Reads .tar.gz, .tar.xz and .zip as one stream of entries, whose names are checked before anybody sees them.
+//! Reads .tar.gz, .tar.xz and .zip as one stream of entries with checked names.
 //!
-//! An archive is input from strangers: names that lead out of it end the reading, and so do more bytes or entries
-//! than [`Bounds`] allows, counted after decompression. What is done with an entry is the visitor's business;
-//! [`unpack`] writes a part of an archive to disk.
+//! Archives are untrusted input. A name that leads out of the archive ends the reading, and so do more
+//! bytes or entries than [`Bounds`] allows, counted after decompression. The visitor decides what to do
+//! with an entry; [`unpack`] writes a part of an archive to disk.
 
 mod unpack;
 mod walk;
@@ -16,44 +16,43 @@ pub(crate) use walk::{unreadable, walk};
 
 use crate::error::{Error, Result, io_error};
 
-/// How much an archive may hold.
+/// Limits on the size of an archive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Bytes after decompression, entries that nobody wants included.
+    /// Bytes after decompression, including entries that the caller skips.
     pub(crate) bytes: u64,
     pub(crate) entries: u64,
 }
 
 impl Bounds {
-    /// Ten times the largest source archive that was seen (205 MB, 3,900 entries).
+    /// Ten times the largest source archive seen so far (205 MB, 3,900 entries).
     pub(crate) const SOURCE: Self = Self { bytes: 2 << 30, entries: 100_000 };
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A file, with its content in [`Entry::data`].
+    /// A regular file; its content is in [`Entry::data`].
     File {
-        /// Whether it may be run.
+        /// The file has an execute permission.
         executable: bool,
     },
     Folder,
-    /// A symbolic link to this target.
+    /// A symbolic link with its target.
     Link(String),
-    /// A device, a pipe, a hard link: nothing that a source tree has.
+    /// A device, pipe or hard link. Source trees contain none.
     Other,
-    /// Not an entry: the remark that `git archive` leaves, which is a commit. The name is empty.
+    /// The comment that `git archive` writes, which is the commit id. The entry's name is empty.
     Remark(String),
 }
 
 pub(crate) struct Entry<'a> {
-    /// Relative, normal components only, separated by slashes.
+    /// Relative path of normal components, separated by slashes.
     pub(crate) name: &'a str,
     pub(crate) kind: Kind,
     /// The content of a file; empty for everything else.
     pub(crate) data: &'a mut dyn Read,
 }
 
-/// How an archive is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     TarGz,
@@ -61,7 +60,7 @@ pub(crate) enum Format {
     Zip,
 }
 
-/// Tells the format by the first bytes: names lie.
+/// Detects the format by the first bytes; file extensions may be wrong.
 pub(crate) fn format(path: &Path) -> Result<Format> {
     let mut magic = [0; 6];
     let mut file = File::open(path).map_err(io_error("opening", path))?;
@@ -89,7 +88,7 @@ pub(crate) fn format(path: &Path) -> Result<Format> {
     }
 }
 
-/// Brings a name into its normal form, or says why it must not be used.
+/// Normalizes a name, or returns why it is unsafe.
 fn normal_name(raw: &str) -> std::result::Result<String, &'static str> {
     if raw.starts_with('/') {
         return Err("is an absolute path");

@@ -1,4 +1,4 @@
-//! Archives made by hand, honest ones and others.
+//! Tests with hand-made archives, valid and malicious.
 
 use std::fs;
 use std::io::Write;
@@ -9,13 +9,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 
-/// One entry of a test archive: name, and content or link target.
+/// An entry of a test archive: name, and content or link target.
 pub(crate) enum Made<'a> {
     File(&'a str, &'a [u8]),
     Link(&'a str, &'a str),
 }
 
-/// The bytes of a tar, with names taken as they are, however bad.
+/// The bytes of a tar with unchecked names.
 pub(crate) fn tar(entries: &[Made<'_>]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for entry in entries {
@@ -37,7 +37,7 @@ pub(crate) fn tar(entries: &[Made<'_>]) -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
-/// A .tar.gz in a folder.
+/// Writes a .tar.gz into a folder.
 pub(crate) fn tar_gz(folder: &Path, entries: &[Made<'_>]) -> PathBuf {
     let path = folder.join("made.tar.gz");
     let mut out = flate2::write::GzEncoder::new(File::create(&path).unwrap(), flate2::Compression::fast());
@@ -125,7 +125,7 @@ fn more_bytes_than_allowed_are_refused() {
     assert!(refused(&[Made::File("zeroes", &data)]).contains("more than 1 MiB"));
 }
 
-/// A GNU sparse file of 8 MiB, of which the archive holds the last 512 bytes.
+/// Writes a GNU sparse file of 8 MiB, of which the archive contains the last 512 bytes.
 fn sparse(folder: &Path) -> PathBuf {
     const WHOLE: u64 = 8 << 20;
     let path = folder.join("sparse.tar.gz");
@@ -162,7 +162,7 @@ fn a_sparse_file_counts_with_its_holes() {
     assert_eq!((content.len(), content[0], content[content.len() - 1]), (8 << 20, 0, 7));
 }
 
-/// A .tar.gz with an extension header of this type and size before a file.
+/// Writes a .tar.gz with an extension header of this type and size before a file.
 fn extended(folder: &Path, kind: tar::EntryType, size: usize) -> PathBuf {
     let path = folder.join("extended.tar.gz");
     let mut header = tar::Header::new_gnu();
@@ -178,7 +178,7 @@ fn extended(folder: &Path, kind: tar::EntryType, size: usize) -> PathBuf {
     };
     builder.append(&header, &*content).unwrap();
     let mut bytes = builder.into_inner().unwrap();
-    // Without the two blocks of zeroes that end an archive.
+    // Without the two zero blocks that end an archive.
     bytes.truncate(bytes.len() - 1024);
     bytes.extend(tar(&[Made::File("a", b"1")]));
     let mut out = flate2::write::GzEncoder::new(File::create(&path).unwrap(), flate2::Compression::fast());
@@ -275,7 +275,7 @@ fn links_may_climb_only_within_the_tree_and_only_at_their_beginning() {
     assert!(stays_inside("link", "./x"));
     assert!(!stays_inside("link", ".."));
     assert!(!stays_inside("a/link", ".././../x"));
-    // A later `..` undoes a component that may itself be a link to somewhere higher.
+    // A later `..` cancels a component that may itself be a link to a higher folder.
     assert!(!stays_inside("a/link", "x/.."));
     assert!(!stays_inside("link", ""));
 }

@@ -1,9 +1,9 @@
-//! Writes the part of an archive below one folder to disk, and nothing outside of the destination.
+//! Unpacks the part of an archive below one folder, and never writes outside the destination.
 //!
-//! Three rules make that hold. Names are normal (see [`super::normal_name`]). Nothing is written through a link
-//! of the archive. A link's target climbs (`..`) only at its beginning, and not above the part that is unpacked:
-//! since the link's own folder is a real one, those steps are exact, and every later component is inside by the
-//! same rule.
+//! Three rules ensure this. Names are normal (see [`super::normal_name`]). No file is written through a
+//! link of the archive. A link's target has `..` only at its beginning, and does not climb above the
+//! unpacked part. The link's own folder is a real folder, so those steps are exact, and the components
+//! after them stay inside by the same rule.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -17,8 +17,8 @@ use super::walk::unreadable;
 use super::{Bounds, Entry, Kind, walk};
 use crate::error::{Error, Result, io_error};
 
-/// Unpacks what lies below `top` (empty: everything) into `into`, which must exist and be empty. `wanted` is asked
-/// with names relative to `top`.
+/// Unpacks everything below `top` (empty: the whole archive) into `into`, which must exist and be empty.
+/// `wanted` selects entries by their names relative to `top`.
 pub(crate) fn unpack(
     path: &Path,
     top: &str,
@@ -36,7 +36,7 @@ pub(crate) fn unpack(
     })
 }
 
-/// The rest of a name below a folder; empty for the folder itself. Everything is below the empty name.
+/// The rest of a name below a folder; empty for the folder itself. An empty `top` contains every name.
 pub(crate) fn below<'a>(name: &'a str, top: &str) -> Option<&'a str> {
     if top.is_empty() {
         return Some(name);
@@ -67,7 +67,8 @@ fn write(
         Kind::Folder => fs::create_dir_all(&target).map_err(io_error("creating", target)),
         Kind::File { executable } => {
             let mode = if executable { 0o755 } else { 0o644 };
-            // A name that comes twice would else follow what the first one left.
+            // `create_new`: a name that occurs twice must not be written through a link left by the first
+            // one.
             let mut file = OpenOptions::new()
                 .write(true)
                 .create_new(true)
@@ -93,7 +94,7 @@ fn write(
     }
 }
 
-/// Whether a link may stand there: see the rules above.
+/// Returns true if a link at `name` with this target stays inside (rules: see the module).
 pub(crate) fn stays_inside(name: &str, target: &str) -> bool {
     if target.is_empty() || target.starts_with('/') {
         return false;

@@ -1,4 +1,4 @@
-//! The one loop over an archive's entries, whatever its format.
+//! Walks the entries of an archive of any supported format.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -11,15 +11,15 @@ use tokio_util::sync::CancellationToken;
 use super::{Bounds, Entry, Format, Kind, format, normal_name};
 use crate::error::{Error, Result, io_error};
 
-/// Longest target of a link that is believed; the kernel's own bound.
+/// Longest link target that is accepted; the kernel has the same limit.
 const LONGEST_TARGET: u64 = 4096;
-/// Bytes of all headers of one entry: its name, a link's target and other extensions together. The longest path that a
-/// kernel takes is 4 KiB, and the reader keeps headers in memory.
+/// Total bytes of an entry's headers: name, link target and other extensions. The kernel's longest path has
+/// 4 KiB, and the tar reader keeps headers in memory.
 const LONGEST_HEADERS: u64 = 64 << 10;
-/// Characters of a name that an error shows.
+/// Characters of a name that an error message shows.
 const SHOWN: usize = 200;
 
-/// Visits every entry in the archive's order. Ends with the visitor's first error.
+/// Visits every entry in the archive's order. Stops at the visitor's first error.
 pub(crate) fn walk(
     path: &Path,
     bounds: Bounds,
@@ -50,7 +50,7 @@ impl Walk<'_> {
         let stream = Bounded { inner: stream, left: self.bounds.bytes };
         let mut archive = tar::Archive::new(HeaderBound { inner: stream, allowance: headers.clone() });
         let path = self.path;
-        // Contents are counted once more as they come: a sparse file has more of them than the stream has bytes.
+        // Contents have their own count: a sparse file has more bytes than the stream.
         let mut left = self.bounds.bytes;
         let bounds = self.bounds;
         let failed = |source| unreadable(path, &source, bounds);
@@ -93,7 +93,7 @@ impl Walk<'_> {
             };
             let mut data = Bounded { inner: &mut entry, left };
             self.visit(&name, kind, &mut data)?;
-            // To its end, so that nothing but headers lies before the next entry.
+            // Skip the rest of the content, so that only headers lie before the next entry.
             io::copy(&mut data, &mut io::sink()).map_err(failed)?;
             left = data.left;
         }
@@ -125,7 +125,7 @@ impl Walk<'_> {
             } else {
                 Kind::File { executable: entry.unix_mode().is_some_and(|mode| mode & 0o100 != 0) }
             };
-            // What the directory says about sizes is not to be trusted, so bytes are counted as they come.
+            // The sizes in the zip directory are untrusted, so bytes are counted while they are read.
             let mut data = Bounded { inner: &mut entry, left };
             self.visit(&name, kind, &mut data)?;
             left = data.left;
@@ -150,17 +150,17 @@ impl Walk<'_> {
             })?,
         };
         if name.is_empty() && !matches!(kind, Kind::Remark(_)) {
-            // The top folder itself.
+            // The top folder itself is no entry.
             return Ok(());
         }
         (self.visit)(Entry { name: &name, kind, data })
     }
 }
 
-/// Bytes that headers may still take; `None` while content is read. Nothing is left where one was refused.
+/// Remaining bytes for headers; `None` while content is read. Zero after a refused header.
 type HeaderAllowance = Rc<Cell<Option<u64>>>;
 
-/// Refuses headers that are longer than allowed: the reader of tar takes names of any length into memory.
+/// Fails on headers longer than the allowance: the tar reader would load names of any length into memory.
 struct HeaderBound<R> {
     inner: R,
     allowance: HeaderAllowance,
@@ -180,7 +180,7 @@ impl<R: Read> Read for HeaderBound<R> {
     }
 }
 
-/// The beginning of a name that is too long to be shown.
+/// Shortens a name for an error message.
 fn shortened(name: &str) -> String {
     match name.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}… ({} bytes)", &name[..end], name.len()),
@@ -188,7 +188,7 @@ fn shortened(name: &str) -> String {
     }
 }
 
-/// Reads no more than so many bytes, and says so when there is more.
+/// Reads up to `left` bytes, and fails if there are more.
 struct Bounded<R> {
     inner: R,
     left: u64,
@@ -209,7 +209,7 @@ fn too_large(path: &Path, limit: String) -> Error {
     Error::ArchiveTooLarge { path: path.to_owned(), limit }
 }
 
-/// A read error of an entry: the archive's own fault, unless it was our bound.
+/// Maps an entry's read error: the archive is damaged, or larger than our bounds.
 pub(crate) fn unreadable(path: &Path, source: &io::Error, bounds: Bounds) -> Error {
     if source.kind() == io::ErrorKind::QuotaExceeded {
         return too_large(path, format!("{} MiB", bounds.bytes >> 20));

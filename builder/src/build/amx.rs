@@ -1,5 +1,5 @@
-//! Leaves the kernels for Intel's AMX out where they are known to crash: where the compiler drops a part of their
-//! configuration, and where a build with them was seen to.
+//! Disables the kernels for Intel's AMX where they are known to crash: with compilers that drop a part of
+//! their configuration, and after a build with them crashed here.
 
 use std::path::{Path, PathBuf};
 
@@ -13,10 +13,10 @@ use crate::toolchain::Compilers;
 use crate::toolchain::amx::{TileCode, compiles_amx, tile_code};
 use crate::whole::{self, Loss};
 
-/// The options by which ggml and its users name them.
+/// The cmake options of these kernels in ggml and its dependents.
 const OPTIONS: [&str; 2] = ["GGML_AMX_TILE", "GGML_AMX_INT8"];
 
-/// What becomes of them in a build of this source; `None` where none would be compiled.
+/// Decides about the kernels for a build of this source; `None` if the build would not compile them.
 pub(super) async fn kernels(
     builder: &Builder,
     request: &Request,
@@ -58,7 +58,7 @@ pub(super) async fn kernels(
     Ok(Some(AmxKernels::Compiled))
 }
 
-/// Remembers that a build with them crashes, so that the next plan leaves them out at once.
+/// Remembers that a build with these kernels crashes, so that the next plan disables them at once.
 pub(super) fn remember(cache: &Path, compilers: &Compilers, source: &str, why: &str) -> Result<()> {
     let file = file(cache, compilers, source);
     whole::write(&file, why.as_bytes(), Loss::Bearable).map_err(io_error("writing", &file))
@@ -68,7 +68,7 @@ fn remembered(file: &Path) -> Option<String> {
     std::fs::read_to_string(file).ok().filter(|why| !why.is_empty())
 }
 
-/// Named by all that shapes those kernels.
+/// The note's path, keyed by everything that shapes these kernels.
 fn file(cache: &Path, compilers: &Compilers, source: &str) -> PathBuf {
     let shaped = format!("{source}\0{}\0{}\0{}", compilers.cxx.version, compilers.c.version, compilers.cpu);
     cache.join("amx").join(hex::encode(&Sha256::digest(shaped)[..8]))

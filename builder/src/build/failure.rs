@@ -1,14 +1,14 @@
-//! Finds the error that matters in the output of cmake or of compilers: the first one, with the lines that explain
-//! it.
+//! Finds the error that matters in the output of cmake or compilers: the first one, with the lines that
+//! explain it.
 
-/// Lines shown after the first of an error.
+/// Lines shown after the first line of an error.
 const CONTEXT: usize = 5;
-/// Longest line that is shown: command lines of compilers fill screens.
+/// Longest line shown, in characters: compiler command lines would fill the screen.
 const LONGEST: usize = 300;
 
-/// Kinds of first lines, the most telling kind first.
+/// Patterns of an error's first line, the root cause first.
 const KINDS: [fn(&str) -> bool; 5] = [
-    // The others only follow from it.
+    // Out of disk or memory: the other errors follow from it.
     ran_out,
     |line| {
         line.contains(" error: ") || line.starts_with("error: ") || line.contains("undefined reference to")
@@ -28,9 +28,9 @@ pub(super) fn excerpt(log: &str) -> String {
     text.join("\n").trim_end().to_owned()
 }
 
-/// Whether a compiler or linker was killed from outside, which is what the kernel does when memory runs out.
+/// Returns true if a compiler or linker was killed from outside; the kernel does so when memory runs out.
 pub(super) fn was_killed(log: &str) -> bool {
-    // As gcc, clang and nvcc say it for their own children, and as a shell says it.
+    // The wordings of gcc, clang and nvcc for their child processes, and those of a shell.
     [
         "Killed signal terminated program",
         "terminated with signal 9",
@@ -43,8 +43,9 @@ pub(super) fn was_killed(log: &str) -> bool {
         || log.lines().any(|line| line == "Killed")
 }
 
-/// Whether disk or memory ran out. It is looked for in all of the output: an error that only follows from it may come before or behind
-/// it, as a compiler's last words come behind those of the linker that it called.
+/// Returns true if disk or memory ran out. Searches the whole output: an error that only follows from it
+/// may stand before or after it, because a compiler's last message comes after those of the linker it
+/// called.
 pub(super) fn had_no_room(log: &str) -> bool {
     was_killed(log) || log.lines().any(ran_out)
 }
@@ -53,25 +54,25 @@ fn ran_out(line: &str) -> bool {
     !is_quoted(line) && wants_room(line)
 }
 
-/// Whether these words say that disk or memory ran out.
+/// Returns true if the text says that disk or memory ran out.
 pub(crate) fn wants_room(text: &str) -> bool {
     [
         "No space left on device",
         "Disk quota exceeded",
         "Cannot allocate memory",
-        // A linker's, and with `virtual` before it that of older compilers.
+        // From linkers; older compilers say `virtual memory exhausted`.
         "memory exhausted",
         "out of memory allocating",
         "LLVM ERROR: out of memory",
         "std::bad_alloc",
-        // No process could be begun.
+        // From fork: no new process is possible.
         "Resource temporarily unavailable",
     ]
     .iter()
     .any(|words| text.contains(words))
 }
 
-/// A line of the source that a compiler shows, as `   12 | code`: what is written there happens to nobody now.
+/// Returns true for a source line quoted by a compiler, such as `   12 | code`: its text is no error message.
 fn is_quoted(line: &str) -> bool {
     let (number, _) = line.split_once('|').unwrap_or(("-", ""));
     number.trim().bytes().all(|byte| byte.is_ascii_digit())

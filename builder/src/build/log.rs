@@ -1,4 +1,4 @@
-//! The full output of one build, in a file, and its end in memory for the error message.
+//! The full output of one build in a file, with its end in memory for error messages.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -6,21 +6,20 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Result, io_error};
 
-/// Bytes of a phase's output that are kept at least for finding its first error. ninja stops at the first failure,
-/// so what matters is near the end; a whole build without warnings says some 30 KB.
+/// Bytes kept of a phase's output to find its first error. ninja stops at the first failure, so the error
+/// is near the end; a whole build without warnings prints some 30 KB.
 const KEPT: usize = 1 << 20;
 
-/// A log that is written while it grows.
 #[derive(Debug)]
 pub(super) struct Log {
     path: PathBuf,
     file: BufWriter<File>,
-    /// Output of the running phase.
+    /// Output of the current phase.
     phase: String,
 }
 
 impl Log {
-    /// Begins a new log, in place of an older one.
+    /// Creates the log, replacing an older one.
     pub(super) fn create(path: PathBuf) -> Result<Self> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
@@ -33,19 +32,19 @@ impl Log {
         &self.path
     }
 
-    /// Begins the output of a phase with the command that makes it.
+    /// Starts a phase's output with its command line.
     pub(super) fn begin(&mut self, command: &str) {
         self.phase.clear();
         self.write(&format!("$ {command}"));
     }
 
-    /// Adds a line of output.
+    /// Appends a line of output.
     pub(super) fn line(&mut self, line: &str) {
         self.phase.push_str(line);
         self.phase.push('\n');
         if self.phase.len() > 2 * KEPT {
             let enough = self.phase.len() - KEPT;
-            // After a line's end, so that no character is cut.
+            // Cut after a line's end, so that no character is split.
             let cut = self
                 .phase
                 .bytes()
@@ -58,16 +57,16 @@ impl Log {
     }
 
     fn write(&mut self, line: &str) {
-        // A full disk stops the compilers, and then that is told.
+        // On a full disk the compilers fail, too, and that failure is reported.
         writeln!(self.file, "{line}").ok();
     }
 
-    /// Ends the output of a phase: all of it is in the file.
+    /// Ends a phase's output and flushes it to the file.
     pub(super) fn end(&mut self) {
         self.file.flush().ok();
     }
 
-    /// The part of the phase's output that may explain a failure.
+    /// The kept part of the phase's output, which may explain a failure.
     pub(super) fn output(&self) -> &str {
         &self.phase
     }

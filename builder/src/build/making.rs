@@ -1,4 +1,4 @@
-//! One build on its way: from its source in the work folder to the binary in the store.
+//! Runs one build: from the source in the work folder to the binary in the store.
 
 use std::path::Path;
 use std::process::ExitStatus;
@@ -21,27 +21,27 @@ use crate::source::file_sha256;
 use crate::store::{Binary, Host, Provenance, SCHEMA, Timings};
 use crate::toolchain::Drivers;
 
-/// The only target that is built.
+/// The only cmake target that is built.
 const TARGET: &str = "llama-server";
-/// What a shell reports for a program that signal 9 ended.
+/// Exit status that a shell reports for a program killed by signal 9.
 const KILLED_STATUS: i32 = 128 + 9;
 
-/// What became of a plan.
+/// Result of making a plan.
 pub(super) enum Made {
     Built(Box<Built>),
-    /// Its web page cannot be made, and why; nothing of it is left.
+    /// The web page failed, with the reason; the build left nothing behind.
     NoPage(String),
-    /// Its kernels for repacked weights fail, and others do not; nothing of it is left.
+    /// The kernels for repacked weights fail while the others work; the build left nothing behind.
     Wrong(Box<Error>),
 }
 
-/// One build on its way.
+/// A build in progress.
 pub(super) struct Making<'a> {
     pub(super) builder: &'a Builder,
     pub(super) request: &'a Request,
     pub(super) plan: Plan,
     pub(super) drivers: Drivers,
-    // Fields are dropped in this order: the folder goes last, when no child writes into it any more.
+    // Fields are dropped in this order: the work folder last, when no child writes into it any more.
     pub(super) log: Log,
     pub(super) work: Work,
 }
@@ -126,7 +126,7 @@ impl Making<'_> {
         Ok(Made::Built(Box::new(built)))
     }
 
-    /// Writes the patch sets into the work folder.
+    /// Applies the patch sets to the source in the work folder.
     async fn patch(&self) -> Result<()> {
         if !self.plan.patches.iter().any(PlannedSet::applied) {
             return Ok(());
@@ -137,7 +137,7 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// Refuses a binary that lacks a fix, or a line of a hook, that was put into its source.
+    /// Fails if the binary lacks a fix or a hook that was patched into its source.
     async fn look_for_markers(&self, binary: &Path) -> Result<()> {
         let (plan, binary) = (self.plan.clone(), binary.to_owned());
         let look = move |cancel: CancellationToken| {
@@ -163,7 +163,7 @@ impl Making<'_> {
         command.args(&self.plan.recipe.cmake);
         if let Some(launcher) = &self.drivers.launcher {
             self.tell(Event::Note(format!("compiler cache: {}", launcher.display())));
-            // ggml finds ccache by itself; the compilers of other parts and sccache need to be told.
+            // ggml detects ccache; sccache and the compilers of other parts need these options.
             if launcher.ends_with("sccache") {
                 command.arg(option("CMAKE_C_COMPILER_LAUNCHER", launcher));
                 command.arg(option("CMAKE_CXX_COMPILER_LAUNCHER", launcher));
@@ -190,8 +190,8 @@ impl Making<'_> {
         .await
     }
 
-    /// A command of this build: our compilers, the compiler cache blind for where the work folder is, and no
-    /// repository in sight but what is in the source itself.
+    /// A command of this build: with our compilers, a compiler cache that ignores the work folder's path,
+    /// and no git repository except one in the source itself.
     pub(super) fn command(&self, program: &Path, folder: &Path) -> Command {
         let mut command = self.builder.env.command(program);
         command
@@ -207,7 +207,7 @@ impl Making<'_> {
         command
     }
 
-    /// Runs a command into the log and tells the events that its lines stand for.
+    /// Runs a command, logs its output and reports the events found in it.
     pub(super) async fn run(
         &mut self,
         phase: &'static str,
@@ -252,7 +252,7 @@ fn failed(phase: &'static str, output: &str, status: ExitStatus, log: &Path) -> 
     Error::Build { phase, excerpt, log: log.to_owned(), killed, no_room }
 }
 
-/// `-DNAME=PATH`.
+/// Formats `-DNAME=PATH`.
 fn option(name: &str, path: &Path) -> std::ffi::OsString {
     let mut option = std::ffi::OsString::from(format!("-D{name}="));
     option.push(path);

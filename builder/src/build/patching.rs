@@ -1,7 +1,7 @@
-//! The patch sets of a build: judged when it is planned, and written into its work folder when it is made.
+//! Judges the patch sets of a build when it is planned, and applies them to the work folder when it is made.
 //!
-//! Both times the sets are judged anew, and the second result has to be the first one: so what is built is what was
-//! planned, whatever happened to the source in between.
+//! The sets are judged both times, and both results must be equal: the build is exactly what was planned,
+//! even if the source changed in between.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Backend, Offers, Plan};
 use crate::source::{Found, Remembered, Source};
 
-/// Judges the sets of a selection in a source, and looks what it offers. Blocks.
+/// Judges the selected sets against a source, and collects what the source offers. Blocks.
 pub(super) fn judge(
     selection: &Selection,
     backend: Backend,
@@ -27,7 +27,7 @@ pub(super) fn judge(
     Ok((planned, Offers::of(&tree, &found.server)?))
 }
 
-/// Writes the changes of the plan's sets into the tree at `root`, as `patches apply` does: all of them, or none and an
+/// Applies the plan's sets to the tree at `root`, as `patches apply` does: all of them, or none and an
 /// error. Blocks.
 pub(super) fn apply(selection: &Selection, plan: &Plan, root: &Path) -> Result<usize> {
     let mut target = Target::open(root, plan.source.revision.clone())?;

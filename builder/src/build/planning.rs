@@ -1,4 +1,4 @@
-//! What a build would be: the source examined, its patch sets judged, and what the machine can build in.
+//! Plans a build: examines the source, judges its patch sets, and checks the tools of this machine.
 
 use warden_patches::PlannedSet;
 
@@ -9,11 +9,11 @@ use crate::plan::{AmxKernels, Backend, Fetches, Ingredients, Offers, Plan, Tools
 use crate::source::{Found, Source};
 use crate::toolchain;
 
-/// Why npm makes no page.
+/// The reason for no page on machines without npm.
 const NO_NPM: &str = "there is no npm here (apt install npm, or put the page of a release into tools/ui/dist of the source), \
                       then build again";
 
-/// What a plan leaves out although the source has it, and why.
+/// Parts of the source that a plan leaves out, each with its reason.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LeftOut {
     /// The web page.
@@ -23,16 +23,17 @@ pub(super) struct LeftOut {
 }
 
 impl Builder {
-    /// What a build of this request would be. Writes nothing but what it learned about an archive into the cache.
+    /// Plans a build of this request. Writes only facts about an archive into the cache.
     ///
     /// # Errors
     ///
-    /// The source is none, a tool is missing or too old, a patch set is refused, or the request contradicts itself.
+    /// Fails if the source has no llama.cpp, a tool is missing or too old, a patch set is refused, or the
+    /// request contradicts itself.
     pub async fn plan(&self, request: &Request) -> Result<Plan> {
         self.plan_without(request, LeftOut::default()).await
     }
 
-    /// The same, without what could not be made or failed.
+    /// Like [`Self::plan`], without the parts that failed or could not be made.
     pub(super) async fn plan_without(&self, request: &Request, without: LeftOut) -> Result<Plan> {
         let LeftOut { page, amx } = without;
         let compilers = toolchain::compilers(&self.env, request.arch.cpu, &self.cancel);
@@ -83,7 +84,7 @@ impl Builder {
         self.blocking(move |cancel| source.examine(&cache, &cancel)).await
     }
 
-    /// What is to be known of the source's files: which sets fit, and what it offers.
+    /// Determines from the source's files which sets fit and what the source offers.
     async fn judge(
         &self,
         request: &Request,

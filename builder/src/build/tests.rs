@@ -1,7 +1,6 @@
-//! Whole builds with cmake, ninja and compilers that are shell scripts, so that they take no time and fail on
-//! demand.
+//! Complete builds with shell scripts as cmake, ninja and compilers, which take no time and fail on demand.
 //!
-//! The real ones take minutes: tests/it/build.rs makes them.
+//! Builds with the real programs take minutes: see tests/it/build.rs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +13,7 @@ mod gpu;
 mod page;
 mod patched;
 
-/// A machine of our own: a source, programs, and the folders that a build writes to.
+/// A simulated machine: a source, programs, and the folders of a build.
 struct Rig {
     folder: tempfile::TempDir,
     builder: Builder,
@@ -22,7 +21,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// Puts a build of this plan into the store.
+    /// Installs a build of this plan into the store.
     fn install(&self, plan: Plan) {
         let binary = self.folder.path().join("binary");
         fs::write(&binary, "12345").unwrap();
@@ -56,7 +55,7 @@ impl Rig {
         }
         let builder = Builder {
             dirs: Dirs { cache: root.join("cache"), data: root.join("data") },
-            // The scripts themselves need a few programs.
+            // Programs that the scripts need.
             env: Environment {
                 path: format!("{}:/usr/bin:/bin", root.join("bin").display()).into(),
                 ..Environment::default()
@@ -93,7 +92,7 @@ impl Rig {
     }
 }
 
-/// A ninja that says its version when asked and does this otherwise.
+/// A ninja that supports `--version` and otherwise runs this script.
 fn ninja(script: &str) -> String {
     format!("[ \"$1\" = --version ] && echo 1.11 && exit; {script}")
 }

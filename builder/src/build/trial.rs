@@ -1,13 +1,13 @@
-//! How the new server of a GPU build proves itself on a machine that may not have the GPU.
+//! Verifies the new server of a GPU build, also on a machine without that GPU.
 //!
-//! | the machine | what is done |
+//! | machine | verification |
 //! |---|---|
 //! | has GPUs that the build is for | the sample model runs on them |
-//! | has other GPUs, too, or nobody knows | they are hidden: to compile code for them may take minutes, or fail |
-//! | has no GPU | the server falls back to the CPU by itself |
-//! | has no driver either | the toolkit's stand-in for the driver lets the server start |
+//! | has other GPUs or unknown ones | GPUs are hidden: compiling for them may take minutes, or fail |
+//! | has no GPU | the server falls back to the CPU |
+//! | has no driver | the toolkit's stub of the driver library lets the server start |
 //!
-//! Which devices the server saw is written into its provenance.
+//! The provenance records which devices the server saw.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -21,10 +21,10 @@ use crate::plan::{Backend, Plan};
 use crate::toolchain::{cuda_architectures, driver_stub, hip_architectures};
 use crate::verify::{Trial, Verified, try_out};
 
-/// The driver's library, which every build for CUDA asks for.
+/// The driver's library; every CUDA build links to it.
 const DRIVER: &str = "libcuda.so.1";
 
-/// Verifies the binary of a plan. `folder` is for files of ours.
+/// Verifies the binary of a plan. `folder` receives temporary files.
 pub(super) async fn prove(
     builder: &Builder,
     plan: &Plan,
@@ -59,7 +59,7 @@ pub(super) async fn prove(
     }
 }
 
-/// A folder with the driver's stand-in under the driver's name.
+/// Makes a folder with the stub library under the driver's name.
 fn stand_in(stub: &Path, folder: &Path) -> Result<PathBuf> {
     let folder = folder.join("driver");
     std::fs::create_dir_all(&folder).map_err(io_error("creating", &folder))?;
@@ -68,7 +68,7 @@ fn stand_in(stub: &Path, folder: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// This machine's GPUs, for backends that compile for them beforehand.
+/// Architectures of this machine's GPUs, for backends that compile for them ahead of time.
 async fn architectures(builder: &Builder, plan: &Plan) -> Result<Vec<String>> {
     let Some(toolkit) = &plan.toolkit else { return Ok(Vec::new()) };
     let cancel: &CancellationToken = &builder.cancel;
@@ -79,8 +79,8 @@ async fn architectures(builder: &Builder, plan: &Plan) -> Result<Vec<String>> {
     }
 }
 
-/// Whether code that was built for one architecture runs on another without being compiled anew, which would take
-/// longer than an answer may.
+/// Returns true if code built for one architecture runs on another without a new compilation, which would
+/// take longer than the time limit of an answer.
 fn runs(backend: Backend, built: &str, here: &str) -> bool {
     if backend == Backend::Hip {
         return built.split(':').next() == here.split(':').next();
@@ -93,7 +93,7 @@ fn runs(backend: Backend, built: &str, here: &str) -> bool {
     let number = |text: &str| text.trim_end_matches(['a', 'f']).parse::<u32>().unwrap_or_default();
     let (built_for, here) = (number(digits), number(here));
     let code = !built.ends_with("-virtual");
-    // Within a generation, later ones run what earlier ones do.
+    // Within a generation, later GPUs run code of earlier ones.
     code && (built_for == here || (!exact && built_for / 10 == here / 10 && built_for < here))
 }
 

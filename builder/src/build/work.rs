@@ -1,7 +1,8 @@
-//! The folder that a build happens in, which is gone when the build is over, however it ended.
+//! The folder of a running build, `work/<BuildId>/{src,build}` under the cache folder. The end of the build
+//! removes it, after success and failure.
 //!
-//! `work/<BuildId>/{src,build}` under the cache folder. A build that was killed hard leaves it behind; the next
-//! build removes whatever no living process holds the lock of, if a build made it ([`crate::owned`]).
+//! A build killed by SIGKILL leaves its folder behind. The next build removes every folder made by a build
+//! ([`crate::owned`]) whose lock no living process holds.
 
 use std::fs;
 use std::io;
@@ -12,7 +13,7 @@ use crate::lock::Lock;
 use crate::owned;
 use crate::store::BuildId;
 
-/// Attempts to remove a folder in which a dying compiler may still make a file.
+/// Attempts to remove a folder: a dying compiler may still create a file in it.
 const ATTEMPTS: usize = 5;
 
 /// A work folder. Dropping it removes it.
@@ -22,7 +23,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Makes it empty. The caller holds the build's lock.
+    /// Creates an empty work folder. The caller holds the build's lock.
     pub(super) fn create(cache: &Path, id: &BuildId) -> Result<Self> {
         let folder = cache.join("work").join(id.as_str());
         remove(&folder).map_err(io_error("removing", &folder))?;
@@ -38,8 +39,7 @@ impl Work {
         &self.folder
     }
 
-    /// The source tree. Source and build folder lie beside each other always, so that a compiler cache sees one
-    /// layout.
+    /// The source tree, always next to the build folder, so that a compiler cache sees the same layout.
     pub(super) fn source(&self) -> PathBuf {
         self.folder.join("src")
     }
@@ -57,12 +57,12 @@ impl Drop for Work {
     }
 }
 
-/// The lock of a build, held while anything of it is in the work folder or on its way into the store.
+/// The lock of a build, held while the build has files in the work folder or installs into the store.
 pub(super) fn lock_path(cache: &Path, id: &str) -> PathBuf {
     cache.join("locks").join(format!("build-{id}.lock"))
 }
 
-/// Removes work folders that nobody works in any more.
+/// Removes work folders of builds that have ended.
 pub(super) fn sweep(cache: &Path) {
     let Ok(entries) = fs::read_dir(cache.join("work")) else { return };
     for entry in entries.flatten() {

@@ -1,10 +1,10 @@
-//! GGUF files: what a model file is made of.
+//! Reads and writes GGUF model files.
 //!
 //! | file | job |
 //! |---|---|
-//! | `read` | what a file says of its model, for those who want to know what it needs |
-//! | `weight_kind` | the forms of numbers in both |
-//! | `write` | the sample models |
+//! | `read` | reads a file's facts about its model, for estimates of what the model needs |
+//! | `weight_kind` | the number formats of weights, for both |
+//! | `write` | writes the sample models |
 
 mod read;
 mod weight_kind;

@@ -1,10 +1,10 @@
-//! Reads what a GGUF file says of its model: its metadata, and how many bytes each tensor has. Never a tensor.
+//! Reads the metadata of a GGUF file and the size of each tensor, but no tensor data.
 //!
-//! Version 2 and 3, little-endian, as the specification has it (ggml, `docs/gguf.md`). What is not needed to know a model's size
-//! (the texts of its vocabulary) is passed over. A file may be anybody's: every count is compared with what the file can hold, nothing
-//! is allocated because a number says so, and no more than [`HEAD`] is read.
+//! Supports versions 2 and 3, little-endian, as specified in ggml's `docs/gguf.md`. Long texts and arrays,
+//! such as the vocabulary, are skipped. Files are untrusted: counts are checked against limits, no
+//! allocation trusts a count of the file, and at most [`HEAD`] bytes are read.
 //!
-//! The size of a tensor is the distance to the next one, so types that this module has never heard of have a size, too.
+//! A tensor's size is the distance to the next tensor, so tensors of unknown types have a size, too.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -14,81 +14,81 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// Bytes before the first tensor, at most. The largest vocabularies take 20 MiB.
+/// Maximum bytes before the first tensor. The largest vocabularies take 20 MiB.
 const HEAD: u64 = 256 << 20;
-/// Entries and tensors, at most. The largest models have some thousands.
+/// Maximum number of entries, and of tensors. The largest models have some thousands.
 const COUNT: u64 = 1 << 17;
-/// Bytes of a name or of a text that is kept.
+/// Maximum bytes of a name, and of a text that is kept.
 const TEXT: u64 = 64 << 10;
-/// Bytes of all names and texts that are kept. The largest models have some hundred KiB.
+/// Maximum bytes of all kept names and texts. The largest models have some hundred KiB.
 const TEXTS: u64 = 16 << 20;
-/// Numbers of an array that is kept: one for each layer.
+/// Longest array that is kept: one number per layer.
 const NUMBERS: u64 = 4096;
-/// Parts of a model that is split over files.
+/// Maximum number of files of a split model.
 const PARTS: u64 = 999;
 
-/// Why a file tells nothing.
+/// Errors of reading a GGUF file.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It is something else.
+    /// The file has another format.
     #[error("{} is no GGUF file: {why}", path.display())]
     NotGguf {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What it is instead.
+        /// Description of the actual format.
         why: &'static str,
     },
-    /// It ends too early, or contradicts itself.
+    /// The file is truncated or inconsistent.
     #[error("{} is damaged: {why}; compare its size with that of the download", path.display())]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where.
+        /// Place and kind of the damage.
         why: String,
     },
 }
 
-/// One tensor.
+/// Description of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
-    /// Its name, such as `blk.0.attn_q.weight`.
+    /// Name, such as `blk.0.attn_q.weight`.
     pub name: String,
-    /// Its lengths, the innermost first.
+    /// Dimensions, the innermost first.
     pub lengths: Vec<u64>,
-    /// Bytes in the file, with what pads them.
+    /// Bytes in the file, with padding.
     pub bytes: u64,
 }
 
-/// What a model file says.
+/// Metadata and tensors of a model file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
-    /// Texts by their keys, without long ones.
+    /// Text values by key, without long ones.
     pub texts: BTreeMap<String, String>,
-    /// Numbers and truth values (0 and 1) by their keys; an array has as many as it has values.
+    /// Numbers and booleans (0 and 1) by key; an array has several values.
     pub numbers: BTreeMap<String, Vec<f64>>,
-    /// How many values each array has, the texts of the vocabulary among them.
+    /// Length of each array by key, including the vocabulary.
     pub lengths: BTreeMap<String, u64>,
-    /// All tensors, of all files of a model that is split.
+    /// All tensors, from all files of a split model.
     pub tensors: Vec<Tensor>,
-    /// Bytes of all its files.
+    /// Total bytes of all files of the model.
     pub file_bytes: u64,
 }
 
 impl Facts {
-    /// The architecture, such as `llama`; empty where the file does not say.
+    /// The architecture, such as `llama`; empty if the file has none.
     pub fn architecture(&self) -> &str {
         self.texts.get("general.architecture").map_or("", String::as_str)
     }
 
-    /// A number of the architecture's own, such as `block_count`.
+    /// An architecture's number, such as `block_count`.
     #[cfg(test)]
     pub(crate) fn of_architecture(&self, name: &str) -> Option<&[f64]> {
         self.numbers.get(&format!("{}.{name}", self.architecture())).map(Vec::as_slice)
@@ -98,7 +98,7 @@ impl Facts {
 /// Reads a file, and its siblings if the model is split (`…-00001-of-00003.gguf`).
 ///
 /// # Errors
-/// It cannot be read, is no GGUF file, or is damaged; the same of a sibling.
+/// Fails if the file or one of its siblings cannot be read, is no GGUF file, or is damaged.
 pub fn read(path: &Path) -> Result<Facts, GgufError> {
     let mut facts = read_one(path)?;
     let parts = facts.numbers.get("split.count").and_then(|count| count.first()).copied().unwrap_or(0.0);
@@ -119,9 +119,9 @@ pub fn read(path: &Path) -> Result<Facts, GgufError> {
     Ok(facts)
 }
 
-/// The other parts of a model whose first one this is.
+/// Paths of the other parts of a split model, given its first part.
 fn siblings(path: &Path, parts: f64) -> Option<Vec<PathBuf>> {
-    // A count of files is far below what a float has exactly.
+    // A count of files is far below the largest integer that a float represents exactly.
     let parts = whole(parts).filter(|parts| *parts <= PARTS)?;
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(&format!("-00001-of-{parts:05}.gguf"))?;
@@ -130,7 +130,7 @@ fn siblings(path: &Path, parts: f64) -> Option<Vec<PathBuf>> {
     )
 }
 
-/// A number that is whole and not negative.
+/// Converts a number that is whole and not negative.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -147,7 +147,7 @@ fn read_one(path: &Path) -> Result<Facts, GgufError> {
         }
         _ => GgufError::Io { path: path.to_owned(), source },
     };
-    // A pipe would wait for somebody who writes to it.
+    // Non-blocking: opening a pipe would wait for a writer.
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(io)?;
     let facts = file.metadata().map_err(io)?;
@@ -162,10 +162,10 @@ fn read_one(path: &Path) -> Result<Facts, GgufError> {
     })
 }
 
-/// What may be wrong with a file.
+/// Errors while parsing, without the path.
 enum Fault {
     Io(io::Error),
-    /// It is none.
+    /// The file has another format.
     Other(&'static str),
     Odd(String),
 }
@@ -176,13 +176,13 @@ impl From<io::Error> for Fault {
     }
 }
 
-/// The beginning of a file.
+/// Reader of a file's metadata section.
 struct Head {
     inner: BufReader<File>,
     at: u64,
-    /// Of the whole file.
+    /// Bytes of the whole file.
     size: u64,
-    /// Bytes of texts that are kept.
+    /// Bytes of texts kept so far.
     kept: u64,
 }
 
@@ -219,7 +219,7 @@ impl Head {
         Ok(())
     }
 
-    /// A text; empty if it is a long one.
+    /// Reads a text; returns an empty one if it is too long.
     fn text(&mut self) -> Result<String, Fault> {
         let length = self.u64()?;
         if length > TEXT {
@@ -245,11 +245,11 @@ impl Head {
     }
 }
 
-/// The types of values.
+/// Type codes of values.
 const TEXT_TYPE: u32 = 8;
 const ARRAY_TYPE: u32 = 9;
 
-/// Bytes of a number of this type.
+/// Bytes of a number with this type code.
 const fn width(kind: u32) -> Option<u64> {
     match kind {
         0 | 1 | 7 => Some(1),

@@ -1,4 +1,4 @@
-//! A whole file is read; a file that is damaged, or no GGUF file, gives an error that says what is wrong.
+//! Reads complete files; damaged and foreign files give an error that names the problem.
 
 use proptest::prelude::*;
 
@@ -71,7 +71,7 @@ fn numbers_that_no_file_can_mean_are_not_believed() {
     let mut odd = model();
     odd[16..24].copy_from_slice(&(1_u64 << 40).to_le_bytes());
     assert!(read_bytes(&odd).unwrap_err().to_string().contains("entries"));
-    // Each byte in turn is another: whatever comes of it, nothing is believed beyond the file.
+    // Change each byte in turn: no result may exceed the file.
     let whole = model();
     for at in 24..whole.len() - 64 {
         let mut odd = whole.clone();
@@ -117,7 +117,7 @@ fn a_pipe_waits_for_nobody_and_texts_without_end_are_not_kept() {
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     let told = read(&path).unwrap_err();
     assert!(matches!(told, GgufError::NotGguf { .. }), "{told}");
-    // 20 MiB of texts, none of which is long.
+    // 20 MiB of short texts.
     let mut bytes = b"GGUF\x03\0\0\0".to_vec();
     bytes.extend_from_slice(&0_u64.to_le_bytes());
     bytes.extend_from_slice(&400_u64.to_le_bytes());
@@ -133,7 +133,7 @@ fn a_pipe_waits_for_nobody_and_texts_without_end_are_not_kept() {
 }
 
 proptest! {
-    /// Whatever the bytes are: an answer, soon, and no size beyond that of the file.
+    /// Any bytes give an answer soon, and no size beyond that of the file.
     #[test]
     fn any_bytes_are_read_or_refused(
         changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>(), 0..4_u8), 0..12),

@@ -1,6 +1,6 @@
-//! Storage forms of a tensor's numbers: plain floats, and the quantised blocks that llama.cpp computes with.
+//! Storage formats of weights: plain floats, and the quantised blocks of llama.cpp.
 
-/// A storage form of weights.
+/// Storage format of weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightKind {
     /// 32-bit floats.
@@ -8,37 +8,37 @@ pub enum WeightKind {
     F32,
     /// 16-bit floats (IEEE binary16).
     F16,
-    /// 8-bit integers with a scale for 32 of them.
+    /// 8-bit integers with a scale per 32.
     Q8_0,
-    /// 4-bit integers with a scale for 32 of them.
+    /// 4-bit integers with a scale per 32.
     Q4_0,
-    /// 4-bit integers with a scale and a minimum for 32 of them, in blocks of 256.
+    /// 4-bit integers with a scale and a minimum per 32, in blocks of 256.
     Q4K,
-    /// The same with 5 bits.
+    /// 5-bit integers with a scale and a minimum per 32, in blocks of 256.
     Q5K,
-    /// 6-bit integers with a scale for 16 of them, in blocks of 256.
+    /// 6-bit integers with a scale per 16, in blocks of 256.
     Q6K,
-    /// 4-bit indices into a fixed table, with a scale for 32 of them.
+    /// 4-bit indices into a fixed table, with a scale per 32.
     Iq4Nl,
-    /// 4-bit floats with a power of two for 32 of them (OCP Microscaling).
+    /// 4-bit floats with a power of two as scale per 32 (OCP Microscaling).
     Mxfp4,
 }
 
-/// The shape of a block, and llama.cpp's numbers for the form.
+/// Block size of a format, and its numbers in ggml and llama.cpp.
 struct BlockLayout {
     name: &'static str,
-    /// ggml's number of the tensor type.
+    /// ggml's tensor type.
     tensor_type: u32,
-    /// llama.cpp's number of the file type.
+    /// llama.cpp's file type.
     file_type: u32,
-    /// Numbers in a block.
+    /// Numbers per block.
     length: usize,
-    /// Bytes of a block.
+    /// Bytes per block.
     bytes: usize,
 }
 
 impl WeightKind {
-    /// All of them: plain floats first.
+    /// All formats, plain floats first.
     pub const ALL: [Self; 9] = [
         Self::F32,
         Self::F16,
@@ -66,33 +66,33 @@ impl WeightKind {
         BlockLayout { name, tensor_type, file_type, length, bytes }
     }
 
-    /// The name on a command line and in reports, such as `q4_0`.
+    /// The name in options and reports, such as `q4_0`.
     pub const fn name(self) -> &'static str {
         self.layout().name
     }
 
-    /// The form of a name, if there is one.
+    /// Parses a format's name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Numbers in one block; rows of a tensor are whole blocks.
+    /// Numbers per block; a tensor's row consists of whole blocks.
     pub const fn block_length(self) -> usize {
         self.layout().length
     }
 
-    /// Bytes of so many numbers, which are whole blocks.
+    /// Bytes of `numbers` weights, a multiple of the block length.
     pub const fn bytes(self, numbers: u64) -> u64 {
         let BlockLayout { length, bytes, .. } = self.layout();
         numbers / length as u64 * bytes as u64
     }
 
-    /// ggml's number for tensors of this form.
+    /// ggml's tensor type of this format.
     pub(crate) const fn tensor_type(self) -> u32 {
         self.layout().tensor_type
     }
 
-    /// llama.cpp's number for files whose matrices mostly have this form.
+    /// llama.cpp's file type for files whose matrices mostly have this format.
     pub(crate) const fn file_type(self) -> u32 {
         self.layout().file_type
     }

@@ -1,8 +1,8 @@
 //! Writes GGUF version 3 files: typed metadata, tensors, alignment 32.
 //!
-//! It exists for the sample models, so it never reads a file. A tensor is held, or made while it is written: a model of
-//! many gigabytes needs memory for one block of numbers. The layout is that of the GGUF specification (ggml,
-//! `docs/gguf.md`), all integers little-endian:
+//! Used for the sample models only; never reads a file. A tensor's numbers are kept in memory, or computed
+//! while the file is written: a model of many gigabytes then needs memory for one block only. The layout
+//! follows the GGUF specification (ggml, `docs/gguf.md`), all integers little-endian:
 //!
 //! ```text
 //!  "GGUF" | version u32 | tensors u64 | entries u64
@@ -16,36 +16,33 @@ use std::io::{self, Write};
 
 use super::WeightKind;
 
-/// Every offset in the data section is a multiple of this many bytes; 32 is what a reader assumes by default.
+/// Alignment of offsets in the data section, in bytes; 32 is the default of readers.
 pub(crate) const ALIGNMENT: usize = 32;
-/// The format version that this module writes.
+/// The format version written.
 pub(crate) const VERSION: u32 = 3;
 
-/// One metadata value. Arrays hold one type each, as the format wants.
+/// A metadata value. The format demands one type per array.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
-    /// A 32-bit unsigned integer; most sizes and token ids.
+    /// Used for most sizes and token ids.
     U32(u32),
-    /// A 32-bit float.
     F32(f32),
-    /// A truth value, one byte.
     Bool(bool),
-    /// UTF-8 text.
     String(String),
-    /// Texts, such as a vocabulary.
+    /// Used for the vocabulary.
     Strings(Vec<String>),
-    /// 32-bit signed integers, such as token types.
+    /// Used for token types.
     I32s(Vec<i32>),
-    /// 32-bit floats, such as the mean of each colour.
+    /// Used for the mean of each colour channel.
     F32s(Vec<f32>),
-    /// 32-bit unsigned integers, such as heads by layer.
+    /// Used for heads per layer.
     U32s(Vec<u32>),
-    /// Truth values, such as which layers have a window.
+    /// Used for the layers with a sliding window.
     Bools(Vec<bool>),
 }
 
 impl Value {
-    /// The format's number for this type of value.
+    /// The format's type code of the value.
     const fn kind(&self) -> u32 {
         match self {
             Self::U32(_) => 4,
@@ -86,7 +83,7 @@ impl Value {
     }
 }
 
-/// Writes the numbers of a tensor, row by row, as many as its lengths say.
+/// Writes the numbers of a tensor, row by row, as many as its dimensions demand.
 pub(crate) type Fill = Box<dyn Fn(&mut dyn Write) -> io::Result<()>>;
 
 enum Data {
@@ -94,10 +91,10 @@ enum Data {
     Made(Fill),
 }
 
-/// A named tensor, stored row by row.
+/// A named tensor in row-major order.
 struct Tensor {
     name: String,
-    /// ggml's order: the length of a row first, then the number of rows.
+    /// Dimensions in ggml's order: row length first, then the number of rows.
     lengths: Vec<u64>,
     kind: WeightKind,
     data: Data,
@@ -128,7 +125,7 @@ impl Tensor {
     }
 }
 
-/// A model file to be. Entries and tensors are written in the order in which they were added.
+/// A model file under construction. Entries and tensors are written in the order of insertion.
 #[derive(Default)]
 pub(crate) struct Gguf {
     entries: Vec<(String, Value)>,
@@ -142,14 +139,14 @@ impl std::fmt::Debug for Gguf {
 }
 
 impl Gguf {
-    /// An empty file for a model architecture, such as `llama`.
+    /// Starts a file for a model architecture, such as `llama`.
     pub(crate) fn new(architecture: &str) -> Self {
         let mut file = Self::default();
         file.set("general.architecture", Value::String(architecture.to_owned()));
         file
     }
 
-    /// Adds one metadata entry. The format wants each key once; a reader takes the first.
+    /// Adds a metadata entry. The format demands unique keys; readers use the first one.
     pub(crate) fn set(&mut self, key: &str, value: Value) -> &mut Self {
         self.entries.push((key.to_owned(), value));
         self
@@ -159,15 +156,15 @@ impl Gguf {
         self.held(name, vec![data.len() as u64], data)
     }
 
-    /// Adds a matrix of rows that are `columns` long; what is left of an incomplete last row is cut off.
+    /// Adds a matrix with `columns` numbers per row; an incomplete last row is cut off.
     pub(crate) fn matrix(&mut self, name: &str, columns: usize, mut data: Vec<f32>) -> &mut Self {
         let rows = data.len().checked_div(columns).unwrap_or(0);
         data.truncate(rows * columns);
         self.held(name, vec![columns as u64, rows as u64], data)
     }
 
-    /// Adds a tensor of any number of dimensions, the innermost length first. What is missing is zero and what is too
-    /// much is cut off.
+    /// Adds a tensor of any number of dimensions, the innermost first. Missing numbers are zero, excess
+    /// ones are cut off.
     pub(crate) fn tensor(&mut self, name: &str, lengths: &[usize], mut data: Vec<f32>) -> &mut Self {
         data.resize(lengths.iter().product(), 0.0);
         let lengths = lengths.iter().map(|length| *length as u64).collect();
@@ -184,8 +181,8 @@ impl Gguf {
         self
     }
 
-    /// Adds a tensor whose numbers are made while the file is written, the innermost length first. Writing fails if `fill`
-    /// gives another number of bytes than the lengths ask for.
+    /// Adds a tensor whose numbers are computed while the file is written, the innermost dimension first.
+    /// Writing fails if `fill` yields another number of bytes than the dimensions demand.
     pub(crate) fn made(&mut self, name: &str, kind: WeightKind, lengths: &[u64], fill: Fill) -> &mut Self {
         self.tensors.push(Tensor {
             name: name.to_owned(),
@@ -202,7 +199,7 @@ impl Gguf {
         self.tensors.iter().map(Tensor::bytes).sum()
     }
 
-    /// Bytes of the tensors that this value keeps in memory.
+    /// Bytes of the tensors held in memory.
     #[cfg(test)]
     pub(crate) fn held_bytes(&self) -> u64 {
         self.tensors.iter().filter(|tensor| matches!(tensor.data, Data::Held(_))).map(Tensor::bytes).sum()
@@ -212,7 +209,7 @@ impl Gguf {
     ///
     /// # Errors
     ///
-    /// The writer fails, or a tensor is not filled as it was announced.
+    /// Fails if the writer fails, or if a tensor yields another size than announced.
     pub(crate) fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let mut out = Counted { inner: out, written: 0 };
         out.write_all(b"GGUF")?;
@@ -242,7 +239,7 @@ impl Gguf {
     }
 }
 
-/// Knows how much was written, which is what alignment is about.
+/// Counts the bytes written, to compute padding.
 struct Counted<'a, W> {
     inner: &'a mut W,
     written: usize,

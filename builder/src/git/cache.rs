@@ -1,16 +1,16 @@
-//! What was fetched from servers, and stays: bare repositories in the cache folder.
+//! Cached bare repositories with the commits fetched from servers.
 //!
-//! Of one URL there may be two, `<name>-<hash of the URL>.git` and `...-history.git`. The first one is shallow: a commit
-//! and its files each, a tenth of the bytes. The second one has all of history, for ranges and for counting; where it
-//! exists, it is used for everything. They are kept apart because deepening a shallow repository changes what it says
-//! about itself before the commits arrive, so that an interruption would leave it wrong.
+//! A URL may have two: `<name>-<hash of the URL>.git` and `...-history.git`. The first one is shallow:
+//! single commits with their files, a tenth of the bytes. The second one has all of history, for ranges and
+//! build numbers, and is used for everything once it exists. They are separate because deepening a shallow
+//! repository changes its metadata before the commits arrive: an interruption would leave it inconsistent.
 //!
 //! # Interruptions
 //!
-//! A repository is made beside its place and renamed. A fetch writes its pack under a temporary name, then renames it,
-//! then sets references; whatever ends it in between leaves a temporary file, which the next one removes. It takes the
-//! pack from its beginning again: git's protocol cannot go on in the middle. A repository that was damaged otherwise is
-//! noticed by the next fetch, and made anew.
+//! A repository is created under a temporary name and renamed. A fetch writes its pack under a temporary
+//! name, renames it, and sets references last. An interruption leaves a temporary file, which the next
+//! fetch removes. The next fetch downloads the whole pack again, because git's protocol cannot resume. A
+//! repository damaged in other ways is detected and replaced, too.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,22 +24,22 @@ use super::repository::Repository;
 use crate::error::{Result, io_error};
 use crate::owned;
 
-/// Bytes of the hash that tells URLs apart.
+/// Bytes of the URL's hash in a folder's name.
 const HASH: usize = 6;
-/// How the names of git's temporary files begin.
+/// Name prefixes of git's temporary files.
 const TEMPORARY: [&str; 2] = ["tmp_", ".tmp-"];
 
-/// A place in the cache for one URL.
+/// The cache folder of one URL.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) folder: PathBuf,
     /// The URL without a password.
     pub(super) shown: String,
-    /// Whether all of history is kept there.
+    /// The repository has all of history.
     pub(super) history: bool,
 }
 
-/// The place for a URL: that with all of history if it is asked for or there already.
+/// The cache folder for a URL: the one with history if `history` is set or if it exists already.
 pub(super) fn place(cache: &Path, url: &str, history: bool) -> Place {
     let shown = redacted(url);
     let bare = shown.trim_end_matches('/').trim_end_matches(".git");
@@ -55,12 +55,12 @@ pub(super) fn place(cache: &Path, url: &str, history: bool) -> Place {
 }
 
 impl Place {
-    /// Held by whoever writes there.
+    /// The lock that a writer holds.
     pub(super) fn lock_path(&self) -> PathBuf {
         self.folder.with_extension("lock")
     }
 
-    /// The repository, if anything was fetched there.
+    /// Opens the repository; `None` if nothing was fetched yet.
     pub(super) fn open(&self) -> Result<Option<Arc<Repository>>> {
         if !self.folder.exists() {
             return Ok(None);
@@ -68,8 +68,8 @@ impl Place {
         Repository::open_as(&self.folder, self.shown.clone()).map(Some)
     }
 
-    /// Whether it is there and cannot be used any more: no repository, or its references lead to nothing. Another user's
-    /// is not damaged.
+    /// Returns true if the folder exists and is unusable: no repository, or with dangling references. A
+    /// repository of another user is not damaged.
     pub(super) fn is_damaged(&self) -> bool {
         let leads_nowhere = |repo: &git2::Repository, reference: &git2::Reference<'_>| {
             let target = reference.target().map(|id| repo.find_object(id, None));
@@ -86,7 +86,7 @@ impl Place {
         }
     }
 
-    /// Puts it where the next [`Place::create`] removes it. The caller holds the lock.
+    /// Moves the repository to where the next [`Place::create`] removes it. The caller holds the lock.
     pub(super) fn discard(&self) -> Result<()> {
         if !owned::is_ours(&self.folder) {
             let why =
@@ -97,7 +97,7 @@ impl Place {
         fs::rename(&self.folder, self.beside()).map_err(io_error("removing", &self.folder))
     }
 
-    /// Where it is made, before it takes its place.
+    /// Temporary name of a repository under construction.
     fn beside(&self) -> PathBuf {
         self.folder.with_extension("new")
     }
@@ -106,7 +106,7 @@ impl Place {
         owned::remove(&self.beside()).map_err(io_error("removing", self.beside()))
     }
 
-    /// Makes the repository if it is not there. The caller holds the lock.
+    /// Creates the repository if it does not exist. The caller holds the lock.
     pub(super) fn create(&self) -> Result<()> {
         if self.folder.exists() {
             return Ok(());
@@ -115,7 +115,7 @@ impl Place {
         let beside = self.beside();
         owned::create(&beside).map_err(io_error("creating", &beside))?;
         let mut options = git2::RepositoryInitOptions::new();
-        // No templates: a user's hooks have no place here.
+        // No templates: they would install the user's hooks.
         options.bare(true).external_template(false);
         git2::Repository::init_opts(&beside, &options).map_err(|error| Fault::Repository {
             doing: "creating the cache of",
@@ -125,7 +125,7 @@ impl Place {
         fs::rename(&beside, &self.folder).map_err(io_error("creating", &self.folder))
     }
 
-    /// Removes what an interrupted fetch left. The caller holds the lock.
+    /// Removes files of an interrupted fetch. The caller holds the lock.
     pub(super) fn sweep(&self) {
         if !owned::is_ours(&self.folder) {
             return;
@@ -134,7 +134,7 @@ impl Place {
             let Ok(entries) = fs::read_dir(self.folder.join(folder)) else { continue };
             for entry in entries.flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
-                // `shallow.lock` and its like: nobody else writes here, so whoever made it is gone.
+                // `shallow.lock` and the like: we hold the only write lock, so their owner has ended.
                 let left = TEMPORARY.iter().any(|begin| name.starts_with(begin))
                     || Path::new(&name).extension().is_some_and(|end| end == "lock");
                 if left && let Err(error) = fs::remove_file(entry.path()) {
@@ -164,7 +164,7 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let place = place(cache.path(), "https://example.org/a", false);
         assert!(place.open().unwrap().is_none());
-        // As if an earlier attempt was killed.
+        // Simulates an earlier attempt that was killed.
         owned::create(&place.folder.with_extension("new")).unwrap();
         fs::create_dir_all(place.folder.with_extension("new").join("objects")).unwrap();
         place.create().unwrap();

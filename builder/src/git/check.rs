@@ -1,4 +1,4 @@
-//! Patch sets judged at many commits of a repository.
+//! Judges patch sets at many commits of a repository.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,12 +13,12 @@ use super::history::RevisionInfo;
 use super::repository::Repository;
 use crate::error::{Error, Result};
 
-/// Judges sets at many commits of a repository, on all cores. The rows come in the order of the revisions. `told` is
-/// called with how many are done and the label of one of them.
+/// Judges sets at many commits of a repository, on all cores. Returns the rows in the order of the
+/// revisions. Calls `told` with the number of judged revisions and the label of the last one.
 ///
 /// # Errors
 ///
-/// A commit cannot be read, or `cancel` was set.
+/// Fails if a commit cannot be read, or if `cancel` was set.
 pub fn check_range(
     sets: &[&PatchSet],
     repository: &Repository,
@@ -30,7 +30,7 @@ pub fn check_range(
     let judge = Judge::default();
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let work = || -> Result<Vec<(usize, Vec<Row>)>> {
-        // One handle each: a repository answers one question at a time.
+        // Each thread opens its own handle: a repository serves one call at a time.
         let own = Repository::open_as(repository.path(), repository.shown().to_owned())?;
         let mut found = Vec::new();
         loop {

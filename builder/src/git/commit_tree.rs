@@ -1,4 +1,4 @@
-//! A commit as a tree of files: where llama.cpp lies in it, and its files by name.
+//! Reads a commit as a tree of files: the folder of llama.cpp in it, and its files by name.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use super::repository::Repository;
 use crate::error::{Error, Result};
 use crate::source::tree::{DEEPEST, Located, Search, join};
 
-/// The type bits of a symbolic link among a tree's entries.
+/// File mode of a symbolic link in a git tree.
 pub(super) const LINK: i32 = 0o120_000;
-/// Largest file that is looked into; the largest source file of llama.cpp has 1 MiB.
+/// Largest file that is read, in bytes; llama.cpp's largest source file has 1 MiB.
 const LARGEST_FILE: u64 = 64 << 20;
 
-/// The llama.cpp of a commit. Only what is asked for is read, so a repository that lacks other objects is no trouble.
+/// The llama.cpp of a commit. Objects are read on demand, so a partial clone works if it has the needed ones.
 #[derive(Debug)]
 pub struct CommitTree {
     repository: Arc<Repository>,
@@ -40,19 +40,19 @@ impl CommitTree {
         Ok(tree)
     }
 
-    /// The same, with the build number that is known from elsewhere: counting costs a walk through all of history.
+    /// Sets a build number known from elsewhere: counting needs a walk through all of history.
     #[must_use]
     pub(crate) fn with_revision(self, revision: Revision) -> Self {
         Self { revision, ..self }
     }
 
-    /// 40 hexadecimal digits.
+    /// The commit's id, 40 hexadecimal digits.
     pub fn commit(&self) -> &str {
         &self.commit
     }
 
-    /// llama.cpp's folder in the repository, empty when that is llama.cpp itself; `None` when there is none that could
-    /// be built.
+    /// llama.cpp's folder in the repository, empty for the top folder; `None` if there is none that can be
+    /// built.
     pub fn root(&self) -> Option<&str> {
         self.located.as_ref().map(|located| located.root.as_str())
     }
@@ -65,7 +65,7 @@ impl CommitTree {
         &self.repository
     }
 
-    /// The tree that llama.cpp's root is, with its path in the repository.
+    /// The git tree of llama.cpp's root, with its path in the repository.
     pub(super) fn root_tree(&self) -> Option<(Oid, &str)> {
         match self.root().unwrap_or_default() {
             "" => Some((self.top, "")),
@@ -73,14 +73,15 @@ impl CommitTree {
         }
     }
 
-    /// Names at the top, to tell what this is instead.
+    /// Names in the top folder, for the error message about a repository without llama.cpp.
     pub(crate) fn top_names(&self) -> Vec<String> {
         let repo = self.repository.lock();
         let Ok(tree) = repo.find_tree(self.top) else { return Vec::new() };
         tree.iter().map(|entry| String::from_utf8_lossy(entry.name_bytes()).into_owned()).collect()
     }
 
-    /// Most commits are llama.cpp themselves: three look-ups tell. For others every folder near the top is seen.
+    /// Finds llama.cpp's root. Most commits are llama.cpp itself, recognized by three look-ups; for others,
+    /// all folders near the top are searched.
     fn locate(&self) -> Option<Located> {
         let here = |name: &str| self.entry_at(name).is_some();
         let mut search = Search::default();
@@ -113,9 +114,9 @@ impl CommitTree {
     }
 }
 
-/// Shows the search what lies in folders, as deep as it wants to know.
+/// Feeds the entries of a folder and its subfolders to the search, down to its depth limit.
 fn look(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, search: &mut Search) {
-    // A folder that is missing cannot be built from: as good as absent.
+    // A folder missing from a partial clone cannot be built, so it counts as absent.
     let Ok(tree) = repo.find_tree(tree) else { return };
     for entry in &tree {
         let Ok(file_name) = entry.name() else { continue };
@@ -124,7 +125,7 @@ fn look(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, search: &m
             Some(ObjectType::Blob) => search.see(&below, entry.filemode() != LINK),
             Some(ObjectType::Tree) => {
                 search.see(&below, false);
-                // Two more than the deepest root, for `tools/server`.
+                // Two levels below the deepest root, for `tools/server`.
                 if depth < DEEPEST + 2 {
                     look(repo, entry.id(), &below, depth + 1, search);
                 }

@@ -1,61 +1,61 @@
-//! What can go wrong with a repository, each with its cure.
+//! Errors about git repositories, each with its remedy.
 
 use crate::kind::Kind;
 
-/// Why something was not taken from a repository.
+/// Errors about git repositories.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum Fault {
-    /// Neither a name, nor a URL, nor a path.
+    /// The text is no known name, URL or path.
     #[error("`{text}` is no git source: {why}")]
     Source {
         text: String,
         why: String,
-        /// The names that the configuration knows.
+        /// Names defined in the configuration.
         names: Vec<String>,
     },
-    /// The server was not reached, or stopped answering.
+    /// The server cannot be reached, or stopped responding.
     #[error("{host} could not be asked for {reference}: {why}")]
     Unreachable { host: String, reference: String, why: String },
-    /// The server was reached, and refused.
+    /// The server refused the request.
     #[error("{url} was refused: {why}")]
     Refused { url: String, why: String },
-    /// There is no `git` to ask a server with.
+    /// The `git` program, needed for servers, is missing.
     #[error("git is not installed: it is what servers are asked with")]
     NoGit,
-    /// The server sends more than a source can have.
+    /// The server sends more bytes than the limit.
     #[error("{url} sends more than {most} MiB, which is more than any llama.cpp: nothing of it was taken")]
     TooLarge { url: String, most: u64 },
-    /// The network is not to be used, and the cache does not have it.
+    /// The cache lacks the revision, and the caller forbids network access.
     #[error("{reference} of {url} is not in the cache, and the network is not to be used")]
     Offline { url: String, reference: String },
     /// No tag, branch or commit has this name.
     #[error("{repository} has no tag, branch or commit `{reference}`{}", alike(.similar))]
     NoSuchReference { repository: String, reference: String, similar: Vec<String> },
-    /// A beginning of several commits, or of several of a server's branches and tags.
+    /// The prefix matches several commits, branches or tags.
     #[error("`{reference}` is the beginning of several commits in {repository}")]
     Ambiguous { repository: String, reference: String },
-    /// The repository was cloned without an object that is needed.
+    /// A partial clone lacks a needed object.
     #[error("{repository} lacks `{path}` of commit {commit}")]
     Missing {
         repository: String,
-        /// The file, relative to the repository's root.
+        /// Path of the file relative to the repository's root.
         path: String,
         commit: String,
     },
-    /// A tree that would write, or point, outside of the folder it is written into.
+    /// A tree with an entry that leads outside the destination folder.
     #[error("commit {commit} was not written out: its entry `{entry}` {why}")]
     Unsafe { commit: String, entry: String, why: &'static str },
-    /// A range that holds nothing, or that the history at hand does not reach.
+    /// The range is empty, or exceeds the available history.
     #[error("the range {from}..{to} of {repository} {why}")]
     Range { repository: String, from: String, to: String, why: &'static str },
-    /// A folder that is no repository, or that there is not.
+    /// The folder is missing or is no repository.
     #[error("there is no git repository at {path}")]
     NoRepository { path: String },
-    /// Anything else.
+    /// Any other error of a repository.
     #[error("{doing} {repository}: {why}")]
     Repository {
-        /// What was being done, such as `opening`.
+        /// The operation, such as `opening`.
         doing: &'static str,
         repository: String,
         why: String,
@@ -63,7 +63,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Whose turn it is.
+    /// Class of the error by who has to act.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Source { .. }
@@ -82,7 +82,7 @@ impl Fault {
         }
     }
 
-    /// What the reader can do about it.
+    /// The remedy for the user.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Source { names, .. } => {
@@ -129,7 +129,7 @@ impl Fault {
     }
 }
 
-/// 7 to 39 hexadecimal digits.
+/// Returns true for 7 to 39 hexadecimal digits.
 pub(super) fn is_abbreviated(text: &str) -> bool {
     (7..40).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

@@ -1,4 +1,4 @@
-//! Asks a server for commits: which it has, which of them is meant, and that one, or all.
+//! Fetches from a server: lists its references, resolves the requested one, and downloads that commit or all.
 
 use std::collections::HashSet;
 
@@ -14,33 +14,31 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Reporter};
 use crate::lock::Lock;
 
-/// Bytes of one commit that are taken from a server: thirty times what llama.cpp has. Whoever sends more sends no source.
+/// Maximum bytes fetched for one commit: thirty times llama.cpp's size. More is no source.
 const MOST_OF_COMMIT: usize = 1 << 30;
-/// Bytes of a whole history: ten times llama.cpp's.
+/// Maximum bytes fetched for a whole history: ten times llama.cpp's size.
 const MOST_OF_HISTORY: usize = 5 << 30;
-/// Everything below `HEAD` and the branches and tags, as a clone has it.
+/// Refspecs of all branches and tags, as in a clone.
 const EVERYTHING: [&str; 2] = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"];
-/// The depth that means all of it, also behind what a shallow repository has.
+/// The `--depth` that means all of history, also for a shallow repository.
 const WHOLE: u32 = 0x7fff_ffff;
-/// Where the commits that were asked for by name are kept: else a later clean-up would take them for garbage.
+/// References to commits fetched by id: without them, git's garbage collection would remove the commits.
 const KEPT: &str = "refs/llama-warden/";
 
-/// What is wanted of a server.
+/// A fetch request.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) url: String,
     pub(super) place: Place,
-    /// A tag, a branch, or a commit; `None`: what the server calls `HEAD`.
+    /// Tag, branch or commit; `None`: the server's `HEAD`.
     pub(super) reference: Option<String>,
     pub(super) most: Most,
 }
 
-/// How much may be received, in bytes.
+/// Limits on received bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Most {
-    /// For one commit.
     pub(super) commit: usize,
-    /// For a whole history.
     pub(super) history: usize,
 }
 
@@ -50,7 +48,7 @@ impl Default for Most {
     }
 }
 
-/// Fetches it and says which commit it is. Holds the place's lock, which the caller took, until nothing more is written.
+/// Fetches the requested commit and returns its id. Holds the caller's lock until the last write is done.
 pub(super) async fn fetch(
     wanted: Wanted,
     lock: Lock,
@@ -91,7 +89,7 @@ impl Work<'_> {
             self.anew()?;
         }
         match self.once().await {
-            // The server was asked and it is our own copy that fails.
+            // The server responded, and the cached repository fails.
             Err(Error::Git(Fault::Repository { .. })) if was_there && place.is_damaged() => {
                 self.anew()?;
                 self.once().await
@@ -119,12 +117,12 @@ impl Work<'_> {
         } else if !self.has(target.id)? {
             let kept = format!("+{}:{KEPT}{}", target.asked, target.id);
             match self.download(&[&kept], Some(1)).await {
-                // It does not allow that: see below.
+                // The server does not allow fetching by id: see below.
                 Err(Error::Git(Fault::Repository { .. })) if target.by_id => {}
                 other => other?,
             }
             if !self.has(target.id)? && target.by_id {
-                // An old server, or one that was told so: it gives commits by name only.
+                // Old servers, and servers configured so, give out commits by name only.
                 let note = format!("{} does not hand out single commits: fetching all of them", place.shown);
                 self.reporter.tell(Event::Note(note));
                 self.download(&EVERYTHING, Some(WHOLE)).await?;
@@ -141,7 +139,7 @@ impl Work<'_> {
         git2::Repository::open_bare(&self.wanted.place.folder).map_err(|error| self.failed(&error))
     }
 
-    /// Whether the commit is here, with its tree.
+    /// Returns true if the repository has the commit and its tree.
     fn has(&self, id: Oid) -> Result<bool> {
         Ok(self.open()?.find_commit(id).and_then(|commit| commit.tree()).is_ok())
     }
@@ -150,7 +148,7 @@ impl Work<'_> {
         Server { url: &self.wanted.url, folder: &self.wanted.place.folder, wanted: self.described }
     }
 
-    /// What the server has: a line each, `<40 digits>` and a name.
+    /// Lists the server's references: a line each, `<40 digits>` and a name.
     async fn heads(&self) -> Result<Vec<Head>> {
         let mut heads = Vec::new();
         let line = |line: &str| {
@@ -176,7 +174,7 @@ impl Work<'_> {
         let mut told = None;
         let line = |line: &str| {
             let Some((done, total, size)) = progress(line) else { return };
-            // A hundred lines are enough for anybody.
+            // A hundred progress lines suffice.
             let part = u64::from(done) * 100 / u64::from(total.max(1));
             if told.replace(part) != Some(part) {
                 self.reporter.tell(Event::Progress { done, total, item: format!("objects, {size}") });
@@ -189,7 +187,7 @@ impl Work<'_> {
         outcome
     }
 
-    /// Sets the references that later calls resolve without a network, and that tell a commit's build number.
+    /// Sets the references that later calls resolve offline, and that determine a commit's build number.
     fn remember(
         &self,
         repo: &git2::Repository,
@@ -210,7 +208,7 @@ impl Work<'_> {
                 repo.reference(name, target.id, true, why)?;
             }
         }
-        // Counting commits begins at HEAD: it is to be the server's.
+        // Build numbers are counted from HEAD, so it has to be the server's.
         if let Some(head) = heads.iter().find(|head| head.name == "HEAD")
             && self.wanted.place.history
             && let Some(branch) =
@@ -221,7 +219,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Which commit is meant, and how to ask for it.
+    /// Resolves the requested commit, and determines how to fetch it.
     fn target(&self, heads: &[Head]) -> Result<Target> {
         let Some(wanted) = &self.wanted.reference else {
             return heads
@@ -232,7 +230,7 @@ impl Work<'_> {
         };
         for folder in ["refs/tags/", "refs/heads/", ""] {
             let name = format!("{folder}{wanted}");
-            // An annotated tag is listed twice, the second time as the commit that it is on.
+            // An annotated tag is listed twice, the second time (`^{}`) with its commit.
             let peeled = heads.iter().find(|head| head.name.strip_suffix("^{}") == Some(&name));
             if let Some(head) = peeled.or_else(|| heads.iter().find(|head| head.name == name)) {
                 return Ok(Target { id: head.id, asked: name.clone(), name: Some(name), by_id: false });
@@ -266,32 +264,32 @@ impl Work<'_> {
         Err(no_such(&self.wanted.place.shown, wanted, names).into())
     }
 
-    /// What libgit2 says of our own copy.
+    /// Wraps a libgit2 error about the cached repository.
     fn failed(&self, error: &git2::Error) -> Error {
         let (repository, why) = (self.wanted.place.shown.clone(), error.message().to_owned());
         Fault::Repository { doing: "fetching from", repository, why }.into()
     }
 }
 
-/// Removes references to what was not kept: the next fetch would take the repository for damaged.
+/// Removes references to missing commits: the next fetch would take the repository for damaged.
 fn forget_missing(repo: &git2::Repository) {
     let Ok(references) = repo.references() else { return };
     for mut reference in references.flatten() {
         if reference.target().is_some_and(|id| repo.find_object(id, None).is_err()) {
-            // One that stays is found with the damage.
+            // If this fails, the next fetch finds the damage.
             reference.delete().ok();
         }
     }
 }
 
-/// Removes the branches and tags that the server has no more: one may stand in the way of a new one (`a` and `a/b`).
+/// Removes branches and tags that the server has deleted: one may conflict with a new one (`a` and `a/b`).
 fn forget(repo: &git2::Repository, heads: &[Head]) {
     let known: HashSet<&str> = heads.iter().map(|head| head.name.as_str()).collect();
     for folder in ["refs/heads/*", "refs/tags/*"] {
         let Ok(references) = repo.references_glob(folder) else { continue };
         for mut reference in references.flatten() {
             if !reference.name().is_ok_and(|name| known.contains(name)) {
-                // One that stays is told about when it is in the way.
+                // If this fails, the conflict is reported when it occurs.
                 reference.delete().ok();
             }
         }
@@ -300,10 +298,10 @@ fn forget(repo: &git2::Repository, heads: &[Head]) {
 
 struct Target {
     id: Oid,
-    /// What the server is asked for: a name, or 40 digits.
+    /// The refspec to fetch: a name, or 40 digits.
     asked: String,
-    /// The reference that is set here.
+    /// The local reference to set.
     name: Option<String>,
-    /// Whether it is asked for by its digits, which not every server allows.
+    /// The commit is fetched by id, which not every server allows.
     by_id: bool,
 }

@@ -1,7 +1,8 @@
-//! Histories: ranges of commits, and build numbers.
+//! Determines ranges of commits, and build numbers.
 //!
-//! Upstream's build number is the count of a commit's ancestors, itself included (`git rev-list --count`). Upstream's
-//! main line has no merges, so there it is also the place in the line; forks do merge, so everything is counted.
+//! Upstream's build number is the number of a commit's ancestors, including itself (`git rev-list
+//! --count`). Upstream's main branch has no merges, so there the number is also the position on the branch;
+//! forks do merge, so all ancestors are counted.
 
 use std::collections::HashSet;
 
@@ -12,7 +13,7 @@ use super::fault::Fault;
 use super::repository::Repository;
 use crate::error::Result;
 
-/// Upstream abbreviates commits to nine digits.
+/// Digits of an abbreviated commit; upstream uses nine.
 const SHORT: usize = 9;
 
 /// A commit of a range.
@@ -20,47 +21,47 @@ const SHORT: usize = 9;
 pub struct RevisionInfo {
     /// 40 hexadecimal digits.
     pub commit: String,
-    /// Its build tag (`b9976`); else `b<count>-<commit in nine digits>`; else, in a history that is cut off, the nine
+    /// Its build tag (`b9976`); without a tag `b<count>-<nine digits>`; in a shallow history the nine
     /// digits alone.
     pub label: String,
-    /// Day of the commit, in UTC: `2026-08-22`.
+    /// Date of the commit in UTC, such as `2026-08-22`.
     pub date: String,
-    /// Upstream's build number, when it is known.
+    /// Upstream's build number, if known.
     pub build_number: Option<u32>,
-    /// The first line of its message.
+    /// First line of the commit message.
     pub subject: String,
 }
 
 /// Age of a commit relative to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelativeAge {
-    /// It descends from the other.
+    /// The commit descends from the other.
     Descendant,
-    /// It is the other, or an ancestor of it.
+    /// The commit equals the other, or is an ancestor of it.
     Ancestor,
-    /// Neither descends from the other, and it was made before the other.
+    /// Neither descends from the other; the commit is older.
     Earlier,
-    /// Neither descends from the other, and it was made at the same time or later.
+    /// Neither descends from the other; the commit has the same date or a later one.
     Later,
 }
 
-/// One step back along first parents.
+/// A commit on a first-parent line.
 struct Step {
     id: Oid,
     seconds: i64,
     subject: String,
-    /// All but the first.
+    /// All parents except the first.
     merged: Vec<Oid>,
 }
 
 impl Repository {
-    /// The commits of `from..to` along first parents, oldest first. `from` itself is left out, as git does; `to` is
-    /// always in it. Of more than that every `every`-th is taken, counted from the beginning. Both ends may be
-    /// anything that [`Repository::resolve`] understands.
+    /// Returns the commits of `from..to` along first parents, oldest first. As in git, `from` itself is
+    /// excluded; `to` is always included. Otherwise only every `every`-th commit is returned, counted from
+    /// the beginning. Both ends may be anything that [`Repository::resolve`] accepts.
     ///
     /// # Errors
     ///
-    /// An end is unknown, the range holds nothing, or the history is cut off before its beginning.
+    /// Fails if an end is unknown, the range is empty, or a shallow history ends before its beginning.
     pub fn range(&self, from: &str, to: &str, every: usize) -> Result<Vec<RevisionInfo>> {
         let fault = |why| Fault::Range {
             repository: self.shown().to_owned(),
@@ -70,7 +71,7 @@ impl Repository {
         };
         let (first, last) = (self.id(&self.resolve(from)?)?, self.id(&self.resolve(to)?)?);
         let line = self.first_parents(last)?;
-        // From here on they are behind the beginning, and all that follow too: an ancestor's ancestors are ancestors.
+        // From here on, all commits are ancestors of `from`: an ancestor's ancestors are ancestors.
         let here = line.iter().position(|step| step.id == first);
         let cut = here.unwrap_or_else(|| {
             let repo = self.lock();
@@ -94,11 +95,11 @@ impl Repository {
             .collect())
     }
 
-    /// The commits from `from` to `to` along first parents, oldest first, both of them in it.
+    /// Returns the commits from `from` to `to` along first parents, oldest first, including both.
     ///
     /// # Errors
     ///
-    /// An end is unknown, or `from` is not behind `to` on that line, as far as the history is here.
+    /// Fails if an end is unknown, or if `from` is not on the available first-parent line of `to`.
     pub fn line(&self, from: &str, to: &str) -> Result<Vec<RevisionInfo>> {
         let (first, last) = (self.id(&self.resolve(from)?)?, self.id(&self.resolve(to)?)?);
         let line = self.first_parents(last)?;
@@ -118,7 +119,8 @@ impl Repository {
         }
     }
 
-    /// Age of a commit relative to another one, both given as 40 digits. `None` if the repository lacks one of them.
+    /// Age of `commit` relative to `beside`, both given as 40 digits. `None` if the repository lacks one of
+    /// them.
     pub fn age(&self, commit: &str, beside: &str) -> Option<RelativeAge> {
         let (one, other) = (self.id(commit).ok()?, self.id(beside).ok()?);
         let repo = self.lock();
@@ -136,7 +138,7 @@ impl Repository {
         })
     }
 
-    /// What is told of the newest `count` commits of a line, the oldest of them first.
+    /// Describes the newest `count` commits of a line, oldest first.
     fn infos(&self, line: &[Step], count: usize) -> Result<Vec<RevisionInfo>> {
         let tags = self.build_tags()?;
         let counts = if self.is_complete() { self.counts(line)? } else { vec![None; line.len()] };
@@ -154,7 +156,7 @@ impl Repository {
         Ok(infos.rev().collect())
     }
 
-    /// The count of a commit's history; `None` where that is cut off.
+    /// Number of commits in the history of a commit; `None` if the history is shallow.
     pub(super) fn count(&self, commit: Oid) -> Result<Option<u32>> {
         if !self.is_complete() {
             return Ok(None);
@@ -162,16 +164,16 @@ impl Repository {
         let repo = self.lock();
         let mut walk = repo.revwalk().map_err(self.failed("counting the history of"))?;
         walk.push(commit).map_err(self.failed("counting the history of"))?;
-        // A parent that is missing, as in a damaged clone, leaves the number unknown.
+        // A missing parent, as in a damaged clone, leaves the number unknown.
         Ok(walk
             .collect::<std::result::Result<Vec<_>, _>>()
             .ok()
             .and_then(|all| u32::try_from(all.len()).ok()))
     }
 
-    /// The commit on the first-parent line of `HEAD` whose history has so many commits.
+    /// Finds the commit with this build number on the first-parent line of `HEAD`.
     pub(super) fn commit_of_build(&self, number: u32) -> Result<Option<String>> {
-        // A tag names it whatever its history is.
+        // Tags also work in a shallow history.
         if let Some((id, _)) = self.build_tags()?.iter().find(|(_, tag)| **tag == number) {
             return Ok(Some(id.to_string()));
         }
@@ -189,7 +191,7 @@ impl Repository {
             .map(|(step, _)| step.id.to_string()))
     }
 
-    /// A commit and everything behind it along first parents, newest first, as far as it is here.
+    /// Returns a commit and its first-parent ancestors, newest first, as far as the repository has them.
     fn first_parents(&self, from: Oid) -> Result<Vec<Step>> {
         let repo = self.lock();
         let mut line = Vec::new();
@@ -197,7 +199,7 @@ impl Repository {
         while let Some(id) = next {
             let commit = match repo.find_commit(id) {
                 Ok(commit) => commit,
-                // Beyond the edge of a shallow clone.
+                // The edge of a shallow clone.
                 Err(_) if !line.is_empty() && repo.is_shallow() => break,
                 Err(error) => return Err(self.failed("reading the history of")(error)),
             };
@@ -209,8 +211,8 @@ impl Repository {
         Ok(line)
     }
 
-    /// The count of the history of each commit of a line. One pass: from the oldest on, each adds itself and what
-    /// it merged that was not there before.
+    /// Counts the history of each commit of a line in one pass: from the oldest on, each adds itself and
+    /// those merged commits that were not counted before.
     fn counts(&self, line: &[Step]) -> Result<Vec<Option<u32>>> {
         let repo = self.lock();
         let mut seen: HashSet<Oid> = HashSet::with_capacity(line.len());

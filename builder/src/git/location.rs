@@ -1,4 +1,4 @@
-//! Where a repository is: a URL, a folder, or a name that the configuration gives to one of them.
+//! Location of a repository: a URL, a folder, or a name defined in the configuration.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,37 +7,37 @@ use std::path::{Path, PathBuf};
 use super::fault::Fault;
 use crate::error::{Result, io_error};
 
-/// Schemes that can be fetched from. ssh is left out: it would need keys, agents and questions.
+/// Supported URL schemes. ssh is excluded: it would need keys, agents and prompts.
 const SCHEMES: [&str; 4] = ["https://", "http://", "git://", "file://"];
 
-/// A repository that something is to be taken from.
+/// Location of a repository.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Location {
-    /// A server. What is fetched is kept in the cache.
+    /// A server; fetched commits are cached.
     Url(String),
-    /// A repository on disk, read in place: plain, bare, or a worktree of one.
+    /// A repository on disk, read in place: with a worktree, bare, or a linked worktree.
     Path(PathBuf),
 }
 
-/// What a name of the configuration stands for: a location, and the revision that is taken when none is asked for.
+/// A location with an optional default revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// Where it is.
+    /// Location of the repository.
     pub location: Location,
-    /// A tag, a branch or a commit; `None`: what the repository shows first (its `HEAD`).
+    /// A tag, a branch or a commit; `None`: the repository's `HEAD`.
     pub reference: Option<String>,
 }
 
 impl Named {
-    /// Reads what people write: one of the names, a URL, or a path; each may end in `#REF`.
+    /// Parses user input: a configured name, a URL, or a path; each may end in `#REF`.
     ///
     /// # Errors
     ///
-    /// A URL that cannot be fetched from, or an empty reference.
+    /// Fails on an unsupported URL or an empty reference.
     pub fn parse(text: &str, names: &BTreeMap<String, String>) -> Result<Self> {
         let written = names.get(text).map_or(text, String::as_str);
         let (place, reference) = match written.split_once('#') {
-            // A folder may have such a character in its name.
+            // A folder's name may contain `#`.
             Some(_) if Path::new(written).exists() => (written, None),
             Some((place, reference)) => (place, Some(reference)),
             None => (written, None),
@@ -76,13 +76,13 @@ fn local(path: &str) -> Result<Location> {
     std::path::absolute(path).map(Location::Path).map_err(io_error("finding", path))
 }
 
-/// `git@github.com:owner/name`.
+/// Recognizes `git@github.com:owner/name`.
 fn is_ssh(text: &str) -> bool {
     text.split_once(':').is_some_and(|(host, _)| host.contains('@') && !host.contains('/'))
 }
 
 impl Location {
-    /// The host that is asked; empty for folders.
+    /// The server's host; empty for folders.
     pub fn host(&self) -> &str {
         match self {
             Self::Url(url) => host(url),
@@ -91,7 +91,7 @@ impl Location {
     }
 }
 
-/// As people may see it: without the user and the password that a URL may carry.
+/// Hides user and password of a URL.
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -101,14 +101,14 @@ impl fmt::Display for Location {
     }
 }
 
-/// The same: what is printed for debugging ends in logs too.
+/// Hides user and password, too: debug output ends up in logs.
 impl fmt::Debug for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Location({self})")
     }
 }
 
-/// What stands between the scheme and the path, and what follows it.
+/// Splits a URL into scheme, authority and rest.
 fn authority(url: &str) -> Option<(&str, &str, &str)> {
     let (scheme, rest) = url.split_once("://")?;
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
@@ -119,7 +119,7 @@ fn host(url: &str) -> &str {
     authority(url).map_or("", |(_, authority, _)| authority.rsplit('@').next().unwrap_or(authority))
 }
 
-/// The user and the password of a URL, as they stand there.
+/// The user and password of a URL, as written.
 pub(super) fn secret(url: &str) -> Option<&str> {
     authority(url)?.1.rsplit_once('@').map(|(secret, _)| secret)
 }

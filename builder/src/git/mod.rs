@@ -1,26 +1,26 @@
-//! Repositories as sources: commits of a server, kept in a cache, or of a repository on disk, read in place.
+//! Repositories as sources: cached commits of a server, or a repository on disk, read in place.
 //!
 //! ```text
 //!  name, URL or path --Named::parse--> Location + reference
 //!                                          |
-//!                                       obtain          whole commit in the cache, or a path: no network
-//!                                          |            else fetched, shallow where no history is asked for
+//!                                       obtain          full commit id in the cache, or a path: no network
+//!                                          |            else fetched, shallow unless history is requested
 //!                                          v
-//!                              Repository + commit --> CommitTree: files by name (patches), written out (builds)
+//!                              Repository + commit --> CommitTree: files by name (patches), copied (builds)
 //!                                   |
 //!                                   +--> range: commits of A..B, oldest first
 //! ```
 //!
 //! | question | answer |
 //! |---|---|
-//! | what is a commit's identity as a source? | `git-<40 digits>`; llama.cpp's folder in it is part of the plan too |
-//! | when is a server asked? | for tags and branches always (they move), for a whole commit only if it is not here |
-//! | and when it does not answer? | then what the cache last saw is taken, with a note; else it is an error |
-//! | how much is fetched? | one commit with its files; all of history for ranges and where the cache has it already |
-//! | what of an interrupted fetch? | nothing is harmed, the next one begins again |
-//! | who talks to the server? | the user's `git`, with their credentials, proxies and certificates; nothing is asked for, stored or shown |
+//! | identity of a commit as a source | `git-<40 digits>`; the plan also has llama.cpp's folder in it |
+//! | when a server is contacted | for tags and branches always (they move), for a full id if not cached |
+//! | if the server does not respond | the last cached state is used, with a note; without one, an error |
+//! | amount fetched | one commit with its files; all of history for ranges, and where cached |
+//! | interrupted fetch | harmless; the next fetch starts over |
+//! | client of the server | the user's `git` with their credentials, proxies, certificates; we store none |
 //!
-//! Nothing is written into a repository that is not ours: no worktree is registered, no reference set.
+//! Repositories that are not ours are never written to: no worktree is registered, no reference set.
 
 mod cache;
 mod check;

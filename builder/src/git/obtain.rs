@@ -1,4 +1,4 @@
-//! From what was asked for to a commit that is here: from the cache, from a server, or from a repository on disk.
+//! Finds the requested commit: in the cache, on a server, or in a repository on disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,37 +14,38 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Phase, Reporter};
 use crate::lock::Lock;
 
-/// Where the cache keeps what a server calls `HEAD`.
+/// Reference to the server's `HEAD` in a cached repository.
 const HEAD: &str = "refs/llama-warden/head";
 
-/// A commit that is wanted.
+/// A request for a commit.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The repository.
+    /// Location of the repository.
     pub location: Location,
-    /// A tag, a branch, or a commit; `None`: what the repository shows first (its `HEAD`).
+    /// A tag, a branch, or a commit; `None`: the repository's `HEAD`.
     pub reference: Option<String>,
-    /// Whether the network must not be used. It is not used either for a whole commit that is here.
+    /// Forbids network access. A full commit id that is cached needs none in any case.
     pub offline: bool,
-    /// Whether all commits before it are needed too, as for a range. Ten times the bytes, once.
+    /// Requests all earlier commits, too, as for a range: ten times the bytes, once.
     pub history: bool,
 }
 
-/// A repository with the commit that was asked for.
+/// The requested commit with its repository.
 #[derive(Clone, Debug)]
 pub struct Obtained {
-    /// Where it is.
+    /// Repository with the commit.
     pub repository: Arc<Repository>,
-    /// 40 hexadecimal digits.
+    /// The commit's id, 40 hexadecimal digits.
     pub commit: String,
 }
 
-/// Finds the commit, fetching it where that is needed and allowed. A branch or a tag is looked up on its server each
-/// time, because it may have moved; when the server cannot be asked, what the cache last saw is taken, with a note.
+/// Finds the commit, and fetches it if necessary and allowed. A branch or tag is looked up on its server
+/// each time, because it may have moved; if the server cannot be reached, the last cached state is used,
+/// with a note.
 ///
 /// # Errors
 ///
-/// There is no such commit, or it is not here and cannot be fetched. What the cache holds is never harmed.
+/// Fails if the commit does not exist, or is not here and cannot be fetched. The cache is never damaged.
 pub(crate) async fn obtain(
     request: &Request,
     cache: &Path,
@@ -104,12 +105,12 @@ pub(crate) async fn obtain(
     }
 }
 
-/// What the cache has under a name.
+/// Looks up a reference in the cached repository.
 fn kept(place: &cache::Place, reference: Option<&str>) -> Result<Option<Obtained>> {
     let repository = match place.open() {
         Ok(Some(repository)) => repository,
         Ok(None) => return Ok(None),
-        // A fetch makes it anew.
+        // The next fetch recreates a damaged repository.
         Err(_) if place.is_damaged() => return Ok(None),
         Err(error) => return Err(error),
     };
@@ -117,13 +118,13 @@ fn kept(place: &cache::Place, reference: Option<&str>) -> Result<Option<Obtained
     Ok(commit.filter(|commit| repository.has(commit)).map(|commit| Obtained { repository, commit }))
 }
 
-/// All 40 digits of a commit: it cannot mean another one tomorrow.
+/// Returns true for a full commit id, which never changes its meaning.
 fn is_whole(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    // It can only fail to join when the runtime shuts down.
+    // Joining fails only when the runtime shuts down.
     tokio::task::spawn_blocking(work).await.unwrap_or(Err(Error::Cancelled))
 }

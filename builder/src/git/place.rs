@@ -1,12 +1,13 @@
-//! Writes the llama.cpp of a commit into a folder: what git would check out, without git's metadata, submodules and
-//! models, and without registering a worktree anywhere.
+//! Writes the llama.cpp of a commit into a folder: the files of a git checkout, without git's metadata,
+//! submodules and models. Registers no worktree.
 //!
-//! # Objects that are missing
+//! # Missing objects
 //!
-//! A partial clone lacks large files until somebody asks for them. A missing file fails the build only if it may be part
-//! of it: that is everything in `src/`, `ggml/`, `include/`, `common/`, `cmake/` and `vendor/`, sources, headers and
-//! `.txt` in `tools/` and (in old trees) `examples/`, any `CMakeLists.txt` or `.cmake`, and files at the top. Whatever
-//! else is missing (pages of the web interface, models, test data, documentation) is left out with a note.
+//! A partial clone lacks large files until they are requested. A missing file fails the build only if the
+//! build may need it: everything in `src/`, `ggml/`, `include/`, `common/`, `cmake/` and `vendor/`;
+//! sources, headers and `.txt` in `tools/` and (in old trees) `examples/`; any `CMakeLists.txt` or
+//! `.cmake`; files at the top. Other missing files (pages of the web interface, models, test data,
+//! documentation) are skipped with a note.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -23,19 +24,18 @@ use crate::error::{Error, Result, io_error};
 use crate::event::{Event, Reporter};
 use crate::source::{is_source, join};
 
-/// Folders without which nothing is built.
+/// Folders that a build needs completely.
 const NEEDED: [&str; 6] = ["src/", "ggml/", "include/", "common/", "cmake/", "vendor/"];
-/// Folders of which only some kinds of files are part of a build.
+/// Folders of which a build needs only the extensions in [`CODE`].
 const PARTLY: [&str; 2] = ["tools/", "examples/"];
-/// Those kinds.
 const CODE: [&str; 7] = ["c", "cc", "cpp", "h", "hpp", "txt", "in"];
-/// Largest tree that is written, in bytes and in files: the bounds of an archive.
+/// Limits of a written tree, in bytes and files; the same as those of an archive.
 const LARGEST: (u64, u64) = (2 << 30, 100_000);
-/// Missing files that are named in a note.
+/// Missing files named in a note.
 const SHOWN: usize = 3;
 
 impl CommitTree {
-    /// Writes it into an empty folder. Blocks.
+    /// Writes the tree into an empty folder. Blocks.
     pub(crate) fn place(&self, into: &Path, reporter: &Reporter, cancel: &CancellationToken) -> Result<()> {
         let (root, name) = self.root_tree().ok_or_else(|| self.missing(self.root().unwrap_or_default()))?;
         let mut writing =
@@ -82,7 +82,7 @@ impl Writing<'_> {
             }
             let raw = String::from_utf8_lossy(entry.name_bytes()).into_owned();
             let below = join(name, &raw);
-            // git itself refuses such names; who writes objects by hand need not.
+            // git itself refuses such names, but a crafted tree object may contain them.
             if raw.is_empty() || raw == "." || raw == ".." || raw.contains(['/', '\\', '\0']) {
                 return self.refuse(&below, "has a name that leads elsewhere");
             }
@@ -92,7 +92,7 @@ impl Writing<'_> {
             match entry.kind() {
                 Some(ObjectType::Tree) => self.folder(entry.id(), &below)?,
                 Some(ObjectType::Blob) => self.file(entry.id(), entry.filemode(), below)?,
-                // A submodule: upstream's last one went before the first commit that we build.
+                // A submodule: upstream's last one was removed before the first commit that we support.
                 _ => {}
             }
         }
@@ -120,7 +120,7 @@ impl Writing<'_> {
             return symlink(&*target, &path).map_err(io_error("writing", path));
         }
         let mode = if mode & 0o100 == 0 { 0o644 } else { 0o755 };
-        // Made anew, never followed: a tree made by hand may hold a name twice, once as a link.
+        // `create_new` follows no link: a crafted tree may contain a name twice, once as a link.
         let mut file = match OpenOptions::new().write(true).create_new(true).mode(mode).open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -145,7 +145,7 @@ impl Writing<'_> {
     }
 }
 
-/// Whether a file may be part of a build: the rule at the top of this file.
+/// Returns true if a build may need the file (rule: see the module).
 fn is_needed(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name);
     let extension = Path::new(file).extension().and_then(|extension| extension.to_str()).unwrap_or_default();

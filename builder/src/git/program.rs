@@ -1,7 +1,8 @@
-//! Runs the user's `git` against a server: with their credentials, proxies and certificates, and without questions.
+//! Runs the user's `git` against a server, with their credentials, proxies and certificates, and without
+//! prompts.
 //!
-//! Whoever waits here stops waiting at once when cancelled, after [`SILENCE`], or when more came than was to come; the
-//! program and all that it started are gone then.
+//! A call ends at once when it is cancelled, after [`SILENCE`] without output, or when the download exceeds
+//! its limit. The program and all its descendants have ended then.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -21,27 +22,27 @@ use crate::environment;
 use crate::error::{Error, Result};
 use crate::process::{self, Ended};
 
-/// A server that says nothing for this long is taken for dead. Large repositories are counted for some seconds before
-/// anything comes, with signs of life in between.
+/// A server without output for this long counts as dead. For large repositories, the server counts objects
+/// for some seconds before data arrives, and reports progress meanwhile.
 const SILENCE: Duration = Duration::from_secs(60);
-/// How often is looked how much has come.
+/// Interval between checks of the received bytes.
 const LOOK: Duration = Duration::from_millis(200);
-/// Bytes of a list of branches and tags that are read: some thirty times that of llama.cpp.
+/// Maximum bytes of a list of branches and tags: some thirty times llama.cpp's.
 const MOST_OF_LIST: usize = 64 << 20;
-/// The name under which `git` knows the server. It stands in no file: a URL may hold a password.
+/// Name of the remote in git's configuration, passed by environment only: a URL may contain a password.
 pub(super) const SERVER: &str = "llama-warden";
-/// What is said by people's settings is none of ours here: no hooks, nothing in the background, no other repositories.
+/// Overrides of the user's settings: no hooks, no background tasks, no other repositories.
 const SETTINGS: [&str; 7] = [
     "core.hooksPath=/dev/null",
     "gc.auto=0",
     "maintenance.auto=false",
     "fetch.prune=false",
     "fetch.recurseSubmodules=no",
-    // One file, so that it can be seen how much has come.
+    // A single pack file, so that the received bytes can be measured.
     "fetch.unpackLimit=1",
     "transfer.unpackLimit=1",
 ];
-/// Variables that would lead to another repository, or write what is sent into what we read.
+/// Variables that select another repository, or mix trace output into the output we parse.
 const STRIPPED: [&str; 13] = [
     "GIT_DIR",
     "GIT_WORK_TREE",
@@ -58,32 +59,32 @@ const STRIPPED: [&str; 13] = [
     "LANGUAGE",
 ];
 
-/// A server, and the repository that takes what comes from it.
+/// A server with the local repository that receives its commits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Server<'a> {
     pub(super) url: &'a str,
     pub(super) folder: &'a Path,
-    /// What is wanted of it, in words.
+    /// Description of the requested revision, for messages.
     pub(super) wanted: &'a str,
 }
 
-/// What `git` has said so far.
+/// Output of `git` so far.
 struct Heard {
-    /// When it gave the last sign of life.
+    /// Time of the last output.
     alive: Instant,
     bytes: usize,
     complaints: Vec<String>,
 }
 
-/// What has come into a repository since.
+/// Pack files that appear in a repository during a fetch.
 struct Packs {
     folder: PathBuf,
     before: HashSet<OsString>,
 }
 
 impl Server<'_> {
-    /// The lines that `git` prints for these arguments, each handed over as it comes; an error if it fails, if nothing comes
-    /// for too long, or if it takes more than `most` bytes.
+    /// Runs `git` with these arguments and passes on each line of its output. Fails if `git` fails, if no
+    /// output comes for too long, or if more than `most` bytes arrive.
     pub(super) async fn run(
         self,
         arguments: &[&str],
@@ -150,7 +151,7 @@ impl Server<'_> {
 
     fn command(self, arguments: &[&str]) -> Command {
         let mut command = Command::new("git");
-        // Named, because who sets `safe.bareRepository` to explicit forbids git to find it by itself.
+        // Explicit, because `safe.bareRepository = explicit` forbids git to discover a bare repository.
         command.arg("--git-dir").arg(self.folder);
         for setting in SETTINGS {
             command.args(["-c", setting]);
@@ -159,15 +160,15 @@ impl Server<'_> {
         for name in STRIPPED {
             command.env_remove(name);
         }
-        // Nobody is asked for anything; messages are those that are understood below.
+        // No prompts, and untranslated messages, which are parsed below.
         command.envs([
             ("GIT_TERMINAL_PROMPT", "0"),
             ("GIT_ASKPASS", ""),
             ("SSH_ASKPASS", ""),
             ("LC_ALL", "C"),
         ]);
-        // Not as an argument, which everybody on the machine can read. This variable is what git itself makes of `-c`, and
-        // git from before 2.31 knows no other.
+        // Not as an argument, which every user of the machine can read. git itself turns `-c` into this
+        // variable, and git before 2.31 supports no other.
         let mut settings = environment::git_settings();
         if !settings.is_empty() {
             settings.push(" ");
@@ -186,7 +187,7 @@ impl Server<'_> {
         Fault::Unreachable { host, reference: self.wanted.to_owned(), why }
     }
 
-    /// What `git` says, told apart by whose turn it is.
+    /// Maps git's messages to an error by their cause.
     fn failed(self, complaints: &[String], status: ExitStatus) -> Fault {
         let said = |prefix: &str| complaints.iter().find_map(|line| line.strip_prefix(prefix));
         let why =
@@ -213,7 +214,7 @@ impl Server<'_> {
     }
 }
 
-/// Words of a server that was reached.
+/// Messages that mean: the server refused.
 const REFUSED: [&str; 8] = [
     "Authentication failed",
     "could not read Username",
@@ -224,7 +225,7 @@ const REFUSED: [&str; 8] = [
     "access denied",
     "does not appear to be a git repository",
 ];
-/// Words about the way there, and about one that breaks off.
+/// Messages that mean: the server was not reached, or the connection broke.
 const UNREACHABLE: [&str; 13] = [
     "unable to access",
     "unable to connect",
@@ -241,7 +242,7 @@ const UNREACHABLE: [&str; 13] = [
     "invalid index-pack output",
 ];
 
-/// Keeps what may be needed to say why it failed, and little of it: a server's words go through here, too.
+/// Keeps a few lines that may explain a failure. The lines are bounded, since they may come from the server.
 fn note(complaints: &mut Vec<String>, line: &str) {
     const MOST: usize = 20;
     const LONGEST: usize = 300;
@@ -263,13 +264,13 @@ impl Packs {
         entries(&self.folder).filter(|entry| !self.before.contains(&entry.file_name()))
     }
 
-    /// Bytes so far.
+    /// Bytes received so far.
     fn received(&self) -> usize {
         let sizes = self.arrived().filter_map(|entry| entry.metadata().ok()).map(|file| file.len());
         usize::try_from(sizes.sum::<u64>()).unwrap_or(usize::MAX)
     }
 
-    /// Removes it again.
+    /// Removes the received files.
     fn discard(&self) {
         for entry in self.arrived() {
             if let Err(error) = fs::remove_file(entry.path()) {
@@ -283,7 +284,7 @@ fn entries(folder: &Path) -> impl Iterator<Item = fs::DirEntry> {
     fs::read_dir(folder).into_iter().flatten().flatten()
 }
 
-/// How much of a pack is here, as `git` reports it: `Receiving objects:  45% (450/1000), 3.00 MiB | 1.00 MiB/s`.
+/// Parses git's progress of a download: `Receiving objects:  45% (450/1000), 3.00 MiB | 1.00 MiB/s`.
 pub(super) fn progress(line: &str) -> Option<(u32, u32, &str)> {
     let rest = line.strip_prefix("Receiving objects:")?;
     let (count, rest) = rest.split_once('(')?.1.split_once(')')?;

@@ -1,4 +1,4 @@
-//! A repository on disk: opening it, and finding what a name means in it.
+//! Opens a repository on disk, and resolves names in it.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,15 @@ use super::commit_tree::CommitTree;
 use super::fault::{Fault, is_abbreviated};
 use crate::error::{Error, Result};
 
-/// Names that are shown as similar to one that does not exist.
+/// Similar names suggested for an unknown one.
 const SHOWN: usize = 5;
 
-/// A repository that can be read: plain, bare, a worktree, or one of the cache. Nothing is ever written into it here.
+/// A readable repository: with a worktree, bare, a linked worktree, or a cached one. This type never writes
+/// to it.
 pub struct Repository {
     path: PathBuf,
     shown: String,
-    // libgit2's handles may move between threads, but not be used by two at once.
+    // libgit2's handles may move between threads, but no two threads may use one at once.
     inner: Mutex<git2::Repository>,
 }
 
@@ -29,16 +30,16 @@ impl std::fmt::Debug for Repository {
 }
 
 impl Repository {
-    /// Opens the repository in a folder: its own, not one that happens to enclose it.
+    /// Opens the repository in a folder; a repository that encloses the folder does not count.
     ///
     /// # Errors
     ///
-    /// There is none, or it may not be read.
+    /// Fails if there is none, or if it is not readable.
     pub fn open(path: &Path) -> Result<Arc<Self>> {
         Self::open_as(path, path.display().to_string())
     }
 
-    /// The same, called by another name in messages: the cache's folders mean nothing to people.
+    /// Opens a repository with another name for messages: the cache's folder names mean nothing to users.
     pub(crate) fn open_as(path: &Path, shown: String) -> Result<Arc<Self>> {
         match git2::Repository::open(path) {
             Ok(inner) => Ok(Arc::new(Self { path: path.to_owned(), shown, inner: Mutex::new(inner) })),
@@ -55,23 +56,23 @@ impl Repository {
         }
     }
 
-    /// Its folder.
+    /// The repository's folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// As people know it: its folder or its URL.
+    /// Name in messages: the folder or the URL.
     pub fn shown(&self) -> &str {
         &self.shown
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, git2::Repository> {
-        // Reading leaves nothing half done, so a panic elsewhere does no harm.
+        // Readers leave no inconsistent state, so a poisoned lock is usable.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The content of a file; `None` if it has more than `most` bytes. Its size is asked first, so what is too large is never
-    /// in memory.
+    /// Content of a file; `None` if it has more than `most` bytes. Checks the size first, so that no large
+    /// file is loaded.
     pub(super) fn blob(&self, id: Oid, most: u64) -> std::result::Result<Option<Vec<u8>>, git2::Error> {
         let repo = self.lock();
         let (size, _) = repo.odb()?.read_header(id)?;
@@ -81,7 +82,7 @@ impl Repository {
         Ok(Some(repo.find_blob(id)?.content().to_owned()))
     }
 
-    /// Shorthand for wrapping what libgit2 says.
+    /// Wraps a libgit2 error.
     pub(super) fn failed(&self, doing: &'static str) -> impl Fn(git2::Error) -> Error {
         let repository = self.shown.clone();
         move |error| {
@@ -90,18 +91,18 @@ impl Repository {
         }
     }
 
-    /// Whether all ancestors of its commits are here, so that they can be counted.
+    /// Returns true if the repository is not shallow, so that ancestors can be counted.
     pub fn is_complete(&self) -> bool {
         !self.lock().is_shallow()
     }
 
-    /// The commit that a name means, as 40 hexadecimal digits. In this order: `HEAD`, a tag, a branch, a branch of a
-    /// remote, a commit or the beginning of one, one of these with steps back (`main~3`), and `b1234` as the commit whose
-    /// history on `HEAD` has that many commits, which is upstream's build number.
+    /// Resolves a name to a commit id of 40 hexadecimal digits. Tried in this order: `HEAD`, a tag, a
+    /// branch, a remote branch, a commit id or a prefix of one, any of these with steps back (`main~3`),
+    /// and upstream's build number `b1234` as the commit whose history on `HEAD` has that many commits.
     ///
     /// # Errors
     ///
-    /// Nothing has that name.
+    /// Fails if the name is unknown.
     pub fn resolve(&self, reference: &str) -> Result<String> {
         if let Some(id) = named(&self.lock(), reference) {
             return Ok(id.to_string());
@@ -134,7 +135,7 @@ impl Repository {
         Err(no_such(&self.shown, reference, names.iter().map(String::as_str)).into())
     }
 
-    /// The names of the build tags on each commit.
+    /// Build numbers by commit, from the build tags.
     pub(super) fn build_tags(&self) -> Result<HashMap<Oid, u32>> {
         let repo = self.lock();
         let tags = repo.references_glob("refs/tags/b*").map_err(self.failed("listing the tags of"))?;
@@ -156,11 +157,12 @@ impl Repository {
         Ok(found)
     }
 
-    /// The tag whose name fits a pattern (`b*`, as git has them) and whose commit is the newest, with that commit; `None` if none fits.
+    /// Finds the tag that matches a git pattern (such as `b*`) and has the newest commit. Returns the tag
+    /// and the commit.
     ///
     /// # Errors
     ///
-    /// The tags cannot be read.
+    /// Fails if the tags cannot be read.
     pub fn newest_tag(&self, pattern: &str) -> Result<Option<(String, String)>> {
         let repo = self.lock();
         let failed = || self.failed("listing the tags of");
@@ -168,28 +170,28 @@ impl Repository {
         let dated = tags.flatten().filter_map(|tag| {
             let commit = tag.peel_to_commit().ok()?;
             let name = tag.name().ok().and_then(short_name)?.to_owned();
-            // Of several on one second, or on one commit, the one with the greater number.
+            // Ties (same commit, or same second): the greater number wins.
             let number = name.trim_start_matches(|c: char| !c.is_ascii_digit()).parse::<u64>().ok();
             Some((commit.time().seconds(), number, name, commit.id().to_string()))
         });
         Ok(dated.max().map(|(_, _, name, commit)| (name, commit)))
     }
 
-    /// The tree of a commit, given as 40 digits.
+    /// The tree of a commit, given by 40 digits.
     ///
     /// # Errors
     ///
-    /// The commit is not here.
+    /// Fails if the repository lacks the commit.
     pub fn tree(self: &Arc<Self>, commit: &str) -> Result<CommitTree> {
         CommitTree::new(Arc::clone(self), commit)
     }
 
-    /// What is known of a commit. The build number is the count of its history where all of it is here, else that
-    /// of the tag on it.
+    /// The revision of a commit. Its build number is the length of its history, or in a shallow history the
+    /// number of its tag.
     ///
     /// # Errors
     ///
-    /// The text is no commit, or the repository cannot be read.
+    /// Fails if the text is no commit id, or if the repository cannot be read.
     pub fn revision(&self, commit: &str) -> Result<Revision> {
         let id = self.id(commit)?;
         let build_number = match self.build_tags()?.get(&id) {
@@ -203,7 +205,7 @@ impl Repository {
         Oid::from_str(commit).map_err(self.failed("reading a commit's name in"))
     }
 
-    /// Whether it has a commit and its tree.
+    /// Returns true if the repository has the commit and its tree.
     pub(super) fn has(&self, commit: &str) -> bool {
         let repo = self.lock();
         Oid::from_str(commit).and_then(|id| repo.find_commit(id)?.tree().map(drop)).is_ok()
@@ -214,25 +216,25 @@ fn named(repo: &git2::Repository, reference: &str) -> Option<Oid> {
     let places = ["", "refs/tags/", "refs/heads/", "refs/remotes/origin/", "refs/remotes/"];
     places
         .iter()
-        // Without a folder in front only these two: else `config` would be read as a reference.
+        // Without a folder, only these: else `config` would be read as a reference.
         .filter(|place| !place.is_empty() || reference == "HEAD" || reference.starts_with("refs/"))
         .find_map(|place| repo.find_reference(&format!("{place}{reference}")).ok())
         .and_then(|found| found.peel_to_commit().ok())
         .map(|commit| commit.id())
 }
 
-/// The number in `b1234`.
+/// Parses the number in `b1234`.
 pub(super) fn build_number(text: &str) -> Option<u32> {
     let digits = text.strip_prefix('b')?;
     digits.starts_with(|first: char| first.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
-/// The part of a reference's name that people write.
+/// Strips `refs/tags/` and the like.
 pub(super) fn short_name(name: &str) -> Option<&str> {
     ["refs/tags/", "refs/heads/", "refs/remotes/"].iter().find_map(|folder| name.strip_prefix(folder))
 }
 
-/// An error that shows the names that look like the one asked for.
+/// An error with suggestions of similar names.
 pub(super) fn no_such<'a>(repository: &str, reference: &str, names: impl Iterator<Item = &'a str>) -> Fault {
     let shared = |name: &str| name.bytes().zip(reference.bytes()).take_while(|(a, b)| a == b).count();
     let mut near: Vec<(usize, &str)> =

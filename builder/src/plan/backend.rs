@@ -1,14 +1,14 @@
-//! What a binary computes on.
+//! Compute backends of a binary.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What the binary computes on.
+/// Compute backend of a binary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
-    /// The CPU alone.
+    /// CPU only.
     #[default]
     Cpu,
     /// NVIDIA GPUs.
@@ -17,15 +17,15 @@ pub enum Backend {
     Hip,
     /// GPUs with a Vulkan driver.
     Vulkan,
-    /// Apple's GPUs.
+    /// Apple GPUs.
     Metal,
 }
 
 impl Backend {
-    /// All of them.
+    /// All backends.
     pub const ALL: [Self; 5] = [Self::Cpu, Self::Cuda, Self::Hip, Self::Vulkan, Self::Metal];
 
-    /// As it is typed, and as patch sets call it.
+    /// The name in options and in patch sets.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -36,7 +36,7 @@ impl Backend {
         }
     }
 
-    /// Whether it needs more than compilers for C and C++.
+    /// Returns true for all backends except the CPU; they need a toolkit besides the C and C++ compilers.
     pub const fn has_gpu(self) -> bool {
         !matches!(self, Self::Cpu)
     }

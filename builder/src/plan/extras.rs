@@ -1,14 +1,14 @@
-//! What a llama-server has beside serving: its web page, and HTTPS, by which `-hf` fetches models. Each is built in where it can
-//! be had, and a sentence says which and why not.
+//! Chooses optional features of a llama-server: the web page, and HTTPS for `-hf` downloads. Each is built
+//! in where possible, and a sentence says which and why not.
 //!
 //! | the source has | the web page |
 //! |---|---|
-//! | what `server/CMakeLists.txt` lists as `PUBLIC_ASSETS`, in `server/public` (to about b9174) | is in the binary |
-//! | `tools/ui/dist/index.html`, put there from a release | is in the binary |
-//! | `tools/ui` whole (from about b9299 on) | is made by npm, where that is here; it fetches what `package-lock.json` names |
-//! | less than that | there is none, and the sentence names what is missing |
+//! | `PUBLIC_ASSETS` of `server/CMakeLists.txt` in `server/public` (to about b9174) | embedded |
+//! | `tools/ui/dist/index.html`, copied from a release | embedded |
+//! | `tools/ui` complete (from about b9299 on) | made by npm, if installed, with `package-lock.json` |
+//! | less than that | none; the sentence names the missing file |
 //!
-//! | the source knows | `-hf` fetches through |
+//! | the source supports | `-hf` fetches through |
 //! |---|---|
 //! | `LLAMA_OPENSSL` (from about b6600 on) | its own HTTP with the system's OpenSSL |
 //! | `LLAMA_CURL` only (before, and ik_llama.cpp) | the system's libcurl |
@@ -19,15 +19,15 @@ use warden_patches::Tree;
 use crate::error::Result;
 use crate::toolchain::extras::{Curl, Npm, OpenSsl};
 
-/// The switch of cmake for the page.
+/// cmake option for the page.
 pub(super) const PAGE_OPTION: &str = "LLAMA_BUILD_UI";
-/// Its name in sources before there was `tools/ui`. Newer ones take it, too, and let it win.
+/// Its older name, from before `tools/ui`. Newer sources accept both, and this one overrides.
 pub(super) const OLD_PAGE_OPTION: &str = "LLAMA_BUILD_WEBUI";
-/// The switch for HTTPS.
+/// cmake option for HTTPS.
 const HTTPS_OPTION: &str = "LLAMA_OPENSSL";
-/// The same in sources before that, which fetched through libcurl.
+/// cmake option for HTTPS in older sources, which use libcurl.
 const CURL_OPTION: &str = "LLAMA_CURL";
-/// Of what npm makes the page, and what puts it into the binary. The first one says that there is a page.
+/// Files needed to make and embed the page. The first one exists if the source has a page at all.
 const PAGE_PARTS: [&str; 5] = [
     "tools/ui/package.json",
     "tools/ui/package-lock.json",
@@ -35,91 +35,91 @@ const PAGE_PARTS: [&str; 5] = [
     "tools/ui/src/app.html",
     "scripts/ui-assets.cmake",
 ];
-/// What `tools/ui/CMakeLists.txt` compiles, also where there is no page.
+/// Source that `tools/ui/CMakeLists.txt` compiles even without a page.
 const EMBEDDER: &str = "tools/ui/embed.cpp";
-/// Line of an [`EMBEDDER`] that ends with an error where there is no page to embed.
+/// Line of an [`EMBEDDER`] that fails without a page to embed.
 const NEEDS_PAGE: &str = "asset_dir = argv[3];";
-/// In the recipe of a build with a stand-in for what is missing of `tools/ui`; raised when that changes.
+/// Recipe entry of a build with placeholder files for `tools/ui`; changed when the placeholders change.
 const STAND_IN: &str = "stand-in for tools/ui 1";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offers {
-    /// Where its web page comes from.
+    /// Origin of the web page.
     pub(crate) page: Page,
-    /// Whether it is the old switch that builds without a page.
+    /// The old option disables the page.
     pub(crate) old_switch: bool,
-    /// Whether it lacks what it compiles even without a page.
+    /// Files compiled even without a page are missing.
     pub(crate) stand_in: bool,
-    /// Whether it does not compile without a page.
+    /// The source does not compile without a page.
     pub(crate) needs_page: bool,
-    /// By what it fetches models.
+    /// Library for downloading models.
     pub(crate) fetches: Fetches,
 }
 
-/// Where a web page comes from.
+/// Origin of a web page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Page {
     #[default]
     None,
-    /// There is one, but for this file.
+    /// The source has a page except for this file.
     Lacks(String),
-    /// It is in the source, ready.
+    /// The source contains the finished page.
     Ready,
     Npm,
 }
 
-/// By what a source fetches models.
+/// Library that a source uses for downloading models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Fetches {
-    /// It does not.
+    /// The source cannot download.
     #[default]
     Nothing,
     Curl,
     OpenSsl,
 }
 
-/// What is built in, in words, and what that adds to the recipe.
+/// Built-in features in words, and their part of the recipe.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extras {
-    /// About the web page.
+    /// Sentence about the web page.
     pub page: String,
-    /// About HTTPS.
+    /// Sentence about HTTPS.
     pub https: String,
-    /// Whether `tools/ui` is replaced by a library without a page, because the source lacks a part of it or does not compile without one.
+    /// `tools/ui` is replaced by a library without a page: the source lacks a part of it, or does not
+    /// compile without a page.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stand_in: bool,
 }
 
-/// What of the machine can be built in.
+/// Tools and libraries of this machine for extras.
 #[derive(Clone, Debug)]
 pub(crate) struct Tools {
-    /// What makes the page, or why it is not made.
+    /// npm, or the reason why there is no page.
     pub(crate) npm: std::result::Result<Npm, String>,
     pub(crate) openssl: Option<OpenSsl>,
-    /// The machine's libcurl.
     pub(crate) curl: Option<Curl>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) words: Extras,
-    /// Whether npm makes the page.
+    /// npm makes the page.
     pub(super) npm: bool,
-    /// Whether the old switch has to turn the page off.
+    /// The old option has to disable the page.
     pub(super) old_switch_off: bool,
-    /// What is linked for fetching models.
+    /// Library linked for downloading models.
     pub(super) linked: Fetches,
-    /// Versions of what makes or is linked, for the recipe.
+    /// Versions of tools and linked libraries, for the recipe.
     pub(super) versions: Vec<String>,
 }
 
 impl Offers {
-    /// Whether npm has to make the page.
+    /// Returns true if npm has to make the page.
     pub(crate) fn needs_npm(&self) -> bool {
         self.page == Page::Npm
     }
 
-    /// Looks. `server`: the server's folder in the source.
+    /// Inspects a source. `server`: the server's folder in it.
     pub(crate) fn of(tree: &dyn Tree, server: &str) -> Result<Self> {
         let there = |path: &str| -> Result<bool> { Ok(tree.read(path)?.is_some()) };
         let text = |path: &str| tree.read(path).map(Option::unwrap_or_default);
@@ -154,7 +154,7 @@ impl Offers {
         } else {
             Fetches::Nothing
         };
-        // Some of those with both names make the page unless both say no.
+        // Some sources with both options make the page unless both are off.
         let either = knows(&ui, &format!("{OLD_PAGE_OPTION} OR {PAGE_OPTION}"));
         let old_switch = either
             || !knows(&list, PAGE_OPTION)
@@ -163,7 +163,7 @@ impl Offers {
     }
 }
 
-/// The first of these files that is not there.
+/// The first of these files that is missing.
 fn missing(files: &[String], there: &dyn Fn(&str) -> Result<bool>) -> Result<Option<String>> {
     for file in files {
         if !there(file)? {
@@ -173,7 +173,7 @@ fn missing(files: &[String], there: &dyn Fn(&str) -> Result<bool>) -> Result<Opt
     Ok(None)
 }
 
-/// The names in `set(PUBLIC_ASSETS ...)`: what goes into the binary from the folder `public`.
+/// Parses the names in `set(PUBLIC_ASSETS ...)`: the files embedded from the folder `public`.
 fn public_assets(list: &[u8]) -> Vec<String> {
     let text = String::from_utf8_lossy(list);
     let Some((_, rest)) = text.split_once("set(PUBLIC_ASSETS") else { return Vec::new() };
@@ -182,13 +182,13 @@ fn public_assets(list: &[u8]) -> Vec<String> {
     names.filter(|name| !name.contains('$')).map(str::to_owned).collect()
 }
 
-/// Chooses. `decided`: whether the user set an option of cmake.
+/// Chooses the extras. `decided`: returns true if the user set this cmake option.
 pub(super) fn choose(offers: &Offers, tools: &Tools, decided: impl Fn(&str) -> bool) -> Choice {
     let mut choice = Choice::default();
     let own = [PAGE_OPTION, OLD_PAGE_OPTION].into_iter().any(&decided);
     choice.words.page = match (&offers.page, &tools.npm) {
         _ if own => {
-            // Whoever says no says it to a source that knows the old name only, too.
+            // A user's "off" also holds for a source that supports the old name only.
             choice.old_switch_off = offers.old_switch && !decided(OLD_PAGE_OPTION);
             "as the options say".to_owned()
         }

@@ -1,4 +1,4 @@
-//! The options that cmake is given: ours for every build, those of the backend, and which of the user's are honoured.
+//! cmake options: ours for every build, those of the backend, and the user's that are accepted.
 
 use super::backend::Backend;
 use super::extras::{Choice, Fetches, OLD_PAGE_OPTION, PAGE_OPTION};
@@ -6,7 +6,7 @@ use super::target::Arch;
 use crate::error::{Error, Result};
 use crate::source::found::Found;
 
-/// A static Release server and nothing else but the extras. No network is used while building, but for a page that npm makes.
+/// A static Release build of the server with the extras. Only npm uses the network.
 pub(super) fn fixed(source: &Found, arch: Arch, extras: &Choice) -> Vec<String> {
     let native = match arch {
         Arch::Native => "ON",
@@ -16,60 +16,59 @@ pub(super) fn fixed(source: &Found, arch: Arch, extras: &Choice) -> Vec<String> 
     let revision = &source.revision;
     let mut options: Vec<String> = [
         ("CMAKE_BUILD_TYPE", "Release"),
-        // One file is what a store can keep and a supervisor can start.
+        // A single file, so that the store can keep it and the supervisor can start it.
         ("BUILD_SHARED_LIBS", "OFF"),
         ("GGML_NATIVE", native),
         ("LLAMA_OPENSSL", switch(extras.linked == Fetches::OpenSsl)),
-        // The name of the same switch in sources before OpenSSL replaced curl.
+        // The option's name in sources before OpenSSL replaced curl.
         ("LLAMA_CURL", switch(extras.linked == Fetches::Curl)),
         ("LLAMA_BUILD_TESTS", "OFF"),
         ("LLAMA_BUILD_APP", "OFF"),
         ("LLAMA_BUILD_UI", switch(extras.npm)),
-        // Else it is fetched from a bucket while building.
+        // Otherwise the build would download the page from a bucket.
         ("LLAMA_USE_PREBUILT_UI", "OFF"),
-        // In old sources the server is one of the examples.
+        // Old sources have the server among the examples.
         ("LLAMA_BUILD_EXAMPLES", if source.server.starts_with("examples") { "ON" } else { "OFF" }),
         ("LLAMA_BUILD_SERVER", "ON"),
     ]
     .map(|(name, value)| format!("-D{name}={value}"))
     .into();
     if extras.old_switch_off {
-        // Given only where it is needed: in newer sources it would win over the new name.
+        // Only where needed: newer sources let it override the new name.
         options.push(format!("-D{OLD_PAGE_OPTION}=OFF"));
     }
-    // Always given: without them cmake asks git, and finds the repository that happens to enclose the work folder.
+    // Always set: otherwise cmake asks git, which may find a repository that encloses the work folder.
     options.push(format!("-DLLAMA_BUILD_NUMBER={}", revision.build_number.unwrap_or(0)));
     options.push(format!("-DLLAMA_BUILD_COMMIT={}", revision.short_commit()));
     options
 }
 
-/// What the backend needs. `gpu`: the architectures, where they are named; `target`: what
-/// the compilers make code for.
+/// Options of the backend. `gpu`: architectures, if any are named; `target`: the compilers' target triple.
 pub(super) fn of_backend(backend: Backend, gpu: &[String], target: &str) -> Vec<String> {
     let gpu = gpu.join(";");
     match backend {
-        // On Apple's machines Metal is on by itself; elsewhere the option would only change the names of builds.
+        // Metal is on by default on Apple; elsewhere this option would only change build ids.
         Backend::Cpu if target.contains("apple") => vec!["-DGGML_METAL=OFF".into()],
         Backend::Cpu => Vec::new(),
-        // Without names upstream takes its own list of common ones, as `GGML_NATIVE` is off then.
+        // Without names, upstream uses its list of common architectures, because `GGML_NATIVE` is off.
         Backend::Cuda if gpu.is_empty() => vec!["-DGGML_CUDA=ON".into()],
         Backend::Cuda => vec!["-DGGML_CUDA=ON".into(), format!("-DCMAKE_CUDA_ARCHITECTURES={gpu}")],
         Backend::Hip => vec![
             "-DGGML_HIP=ON".into(),
             format!("-DGPU_TARGETS={gpu}"),
-            // Its name in older sources.
+            // The option's name in older sources.
             format!("-DAMDGPU_TARGETS={gpu}"),
         ],
         Backend::Vulkan => vec!["-DGGML_VULKAN=ON".into()],
-        // One file: the shaders are in the binary instead of beside it.
+        // Embeds the shaders, so that the server is a single file.
         Backend::Metal => vec!["-DGGML_METAL=ON".into(), "-DGGML_METAL_EMBED_LIBRARY=ON".into()],
     }
 }
 
-/// What leaves AMX's kernels out, after the user's own options, which it keeps.
+/// Options that disable the AMX kernels; they keep the user's compiler flags.
 ///
-/// `-march=native` brings AMX in whatever ggml's options say, and flags that take it away are overruled by those behind
-/// them. ggml compiles the kernels where the compiler predefines these names, and an undefined name stays so.
+/// `-march=native` enables AMX regardless of ggml's options, and later flags override the disabling ones.
+/// ggml compiles the kernels where the compiler predefines these macros, and `-U` undefines them for good.
 pub(super) fn without_amx(user: &[String]) -> Vec<String> {
     let mut options: Vec<String> =
         ["TILE", "INT8", "BF16"].map(|part| format!("-DGGML_AMX_{part}=OFF")).into();
@@ -81,13 +80,13 @@ pub(super) fn without_amx(user: &[String]) -> Vec<String> {
     options
 }
 
-/// The value of an option among the user's own, in either form.
+/// The value of one of the user's options, in either form.
 pub(crate) fn of_user<'a>(options: &'a [String], wanted: &str) -> Option<&'a str> {
     let last = options.iter().rev().find(|option| name(option) == wanted)?;
     last.split_once('=').map(|(_, value)| value)
 }
 
-/// Brings a user's option into the form `-DNAME=VALUE`, or refuses it.
+/// Normalizes a user's option to `-DNAME=VALUE`, or rejects it.
 pub(super) fn checked(option: &str) -> Result<String> {
     let refuse = |why| Err(Error::Option { option: option.to_owned(), why });
     let bare = option.strip_prefix("-D").unwrap_or(option);
@@ -123,8 +122,8 @@ pub(super) fn checked(option: &str) -> Result<String> {
     }
 }
 
-/// Whether an option asks for the web page: a wish, which is granted where npm can make it, and not left to cmake, which would wait
-/// for npm for ever.
+/// Returns true if an option requests the web page. The request is fulfilled if npm can make the page; it
+/// is not passed to cmake, which would wait for npm without a limit.
 pub(super) fn wants_page(option: &str) -> bool {
     let value = option.split_once('=').map_or("", |(_, value)| value);
     [PAGE_OPTION, OLD_PAGE_OPTION].contains(&name(option)) && is_on(value)
@@ -134,13 +133,14 @@ pub(crate) fn is_on(value: &str) -> bool {
     matches!(value.to_ascii_uppercase().as_str(), "ON" | "1" | "YES" | "TRUE" | "Y")
 }
 
-/// The name in a user's option, without a type.
+/// The name in a user's option, without its type.
 pub(super) fn name(option: &str) -> &str {
     let bare = option.strip_prefix("-D").unwrap_or(option);
     bare.split(['=', ':']).next().unwrap_or(bare)
 }
 
-/// The value of an option among cmake's arguments: the last one wins, as in cmake. A type after the name is passed over.
+/// The value of an option among cmake's arguments: the last one wins, as in cmake. A type after the name is
+/// ignored.
 pub(crate) fn value<'a>(options: &'a [String], name: &str) -> Option<&'a str> {
     options.iter().rev().find_map(|option| {
         let (typed, value) = option.strip_prefix("-D")?.split_once('=')?;

@@ -1,13 +1,13 @@
-//! What a binary computes on, and for which machines: the wish as it was typed, and what came of it.
+//! Backend and architectures of a build, as requested and as chosen.
 //!
 //! | `--arch` | CPU part | CUDA | HIP |
 //! |---|---|---|---|
-//! | `native` (the default) | this machine's | this machine's GPUs | this machine's GPUs |
-//! | `portable` | the common ones | upstream's list of common ones | have to be named |
-//! | `90` or `86,89` or `gfx1201` | this machine's | these | these |
-//! | `portable,90` | the common ones | these | these |
+//! | `native` (the default) | this machine's CPU | this machine's GPUs | this machine's GPUs |
+//! | `portable` | common CPUs | upstream's list of common GPUs | have to be named |
+//! | `90` or `86,89` or `gfx1201` | this machine's CPU | these GPUs | these GPUs |
+//! | `portable,90` | common CPUs | these GPUs | these GPUs |
 //!
-//! Vulkan and Metal compile for their GPU at run time: only the CPU part is chosen there.
+//! Vulkan and Metal compile for their GPU at run time, so only the CPU part is chosen for them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,48 +17,48 @@ use serde::{Deserialize, Serialize};
 use super::backend::Backend;
 use crate::error::{Error, Result};
 
-/// Which backend is wanted.
+/// Requested backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackendWish {
-    /// The best one that this machine has a device and a toolkit for.
+    /// The best backend for which this machine has a device and a toolkit.
     #[default]
     Auto,
-    /// This one.
+    /// An explicit backend.
     This(Backend),
 }
 
-/// Which CPUs the binary is for.
+/// CPUs that the binary runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arch {
-    /// This machine's, with everything it can do (`-march=native`). The default, as upstream's: most builds run
-    /// where they are made, and on ARM the difference is a multiple. What the compiler knows of the CPU is part of
-    /// the recipe, so a store that moves to another kind of machine is not hit there by mistake.
+    /// This machine's CPU with all its features (`-march=native`). The default, as in upstream: most builds
+    /// run where they are made, and on ARM the difference is a multiple. The recipe includes the CPU's
+    /// features known to the compiler, so a store moved to another kind of machine yields no false hit.
     #[default]
     Native,
-    /// The common ones of today: x86-64 with AVX2, plain aarch64. For stores and compiler caches that several
-    /// machines share.
+    /// Common current CPUs: x86-64 with AVX2, plain aarch64. For stores and compiler caches shared by
+    /// several machines.
     Portable,
 }
 
-/// Which machines the binary is wanted for: a CPU part, and architectures of GPUs by their names.
+/// Requested architectures: a CPU part, and GPU architectures by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ArchWish {
-    /// The CPU part.
+    /// CPU part.
     pub cpu: Arch,
-    /// GPUs, such as `90`, `86-real` or `gfx1201`. Empty: this machine's, or the common ones with a portable CPU
-    /// part.
+    /// GPU architectures, such as `90`, `86-real` or `gfx1201`. Empty: this machine's GPUs, or the common
+    /// ones with a portable CPU part.
     pub gpu: Vec<String>,
 }
 
 impl ArchWish {
-    /// The backend that the named architectures belong to, if any are named.
+    /// The backend of the named GPU architectures, if there are any.
     pub(crate) fn backend(&self) -> Option<Backend> {
         let first = self.gpu.first()?;
         Some(if first.starts_with("gfx") { Backend::Hip } else { Backend::Cuda })
     }
 
-    /// Refuses architectures that the backend does not have.
+    /// Fails if an architecture does not belong to the backend.
     pub(crate) fn check(&self, backend: Backend) -> Result<()> {
         let known: fn(&str) -> bool = match backend {
             Backend::Cuda => is_cuda,
@@ -81,7 +81,8 @@ impl ArchWish {
     }
 }
 
-/// As cmake knows them (`CMAKE_CUDA_ARCHITECTURES`): `90`, `90a`, `120f`, `86-real`, `75-virtual`, `all-major`, `all`.
+/// Matches cmake's names (`CMAKE_CUDA_ARCHITECTURES`): `90`, `90a`, `120f`, `86-real`, `75-virtual`,
+/// `all-major`, `all`.
 fn is_cuda(name: &str) -> bool {
     if matches!(name, "all" | "all-major") {
         return true;
@@ -91,7 +92,7 @@ fn is_cuda(name: &str) -> bool {
     matches!(digits.len(), 2..=3) && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// As LLVM knows them: `gfx1201`, `gfx90a`, `gfx9-4-generic`, `gfx90a:xnack-`.
+/// Matches LLVM's names: `gfx1201`, `gfx90a`, `gfx9-4-generic`, `gfx90a:xnack-`.
 fn is_hip(name: &str) -> bool {
     let Some(rest) = name.strip_prefix("gfx") else { return false };
     let mut parts = rest.split(':');
@@ -124,7 +125,7 @@ impl FromStr for BackendWish {
 impl FromStr for ArchWish {
     type Err = Error;
 
-    /// Names separated by commas or semicolons, `native` and `portable` among them.
+    /// Parses names separated by commas or semicolons, including `native` and `portable`.
     fn from_str(text: &str) -> Result<Self> {
         let refuse = |why: &str| {
             Err(Error::Target {

@@ -1,4 +1,4 @@
-//! What changes a build's name and what does not.
+//! Changes that alter a build's id, and changes that do not.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use warden_patches::{Revision, Status};
 use super::*;
 use crate::toolchain::Tool;
 
-/// A plan of made-up ingredients.
+/// A plan with invented inputs.
 pub(crate) fn plan(options: &[&str]) -> Result<Plan> {
     let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
     Plan::new(ingredients(), &options)

@@ -1,16 +1,17 @@
-//! Cuts a stream of bytes into lines of text. A carriage return ends one, too: so progress is written over itself.
+//! Splits a stream of bytes into lines of text. A carriage return ends a line, too: progress output
+//! overwrites itself.
 
-/// Lines beyond this many bytes are handed over in pieces, so that a program cannot fill our memory with one.
+/// Longest line in bytes; longer ones are passed on in pieces, so that a program cannot fill our memory.
 const LONGEST: usize = 256 * 1024;
 
-/// What is left of a line whose end has not come yet.
+/// Splitter with the incomplete last line.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     pending: Vec<u8>,
 }
 
 impl Lines {
-    /// Takes more bytes and hands over each line that they complete, without its end.
+    /// Adds bytes and passes on each completed line, without its terminator.
     pub(crate) fn push(&mut self, bytes: &[u8], line: &mut impl FnMut(&str)) {
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
@@ -24,7 +25,7 @@ impl Lines {
         }
     }
 
-    /// Hands over what is left, if anything is.
+    /// Passes on the incomplete last line, if any.
     pub(crate) fn finish(&mut self, line: &mut impl FnMut(&str)) {
         if !self.pending.is_empty() {
             line(&String::from_utf8_lossy(&self.pending));

@@ -1,4 +1,4 @@
-//! Runs one child program: in a process group of its own, its output line by line, and gone when we want it gone.
+//! Runs a child program in its own process group, reads its output by line, and ends it on cancellation.
 //!
 //! ```text
 //!  spawn -> reads lines -> exits -> status
@@ -7,7 +7,8 @@
 //!           TERM to the group -> grace -> KILL to the group and to every descendant -> Cancelled
 //! ```
 //!
-//! A future that is dropped kills the group and the descendants at once. It never reads settings and never prints.
+//! Dropping the future kills the group and the descendants at once. This module reads no settings and
+//! prints nothing.
 
 mod lines;
 mod tree;
@@ -27,28 +28,28 @@ use tokio_util::sync::CancellationToken;
 
 use lines::Lines;
 
-/// What a program gets between TERM and KILL: ninja removes half-written files in this time.
+/// Time between TERM and KILL: ninja removes half-written files meanwhile.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long output may follow after the end of a program: a helper that outlives it may hold the pipe for ever.
+/// Time to read output after the program's exit: a helper that outlives the program may keep the pipe open.
 const LINGER: Duration = Duration::from_millis(200);
-/// How long a program may be open for writing before it is told: between a fork and its exec lie milliseconds, on a
+/// Duration of retries after `ETXTBSY` before it is reported: between fork and exec lie milliseconds, on a
 /// loaded machine some hundreds of them.
 const BUSY: Duration = Duration::from_secs(2);
-/// How long a killed descendant may take to be gone.
+/// Time for a killed descendant to end.
 const REAPED: Duration = Duration::from_secs(5);
-/// How often it is tried again until then.
+/// Interval between these retries.
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
-/// How a program ended.
+/// End of a program.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    /// By itself, or by a signal that was not ours.
+    /// The program exited, or a signal from another process ended it.
     Exited(ExitStatus),
-    /// Because we were cancelled. Nothing of it is left.
+    /// The caller cancelled; all processes have ended.
     Cancelled,
 }
 
-/// Runs a program to its end and hands over each line of its standard output and standard error, in their order.
+/// Runs a program to its end, and passes on each line of standard output and standard error in order.
 pub(crate) async fn run(
     mut command: Command,
     cancel: &CancellationToken,
@@ -87,7 +88,7 @@ pub(crate) async fn run(
     Ok(Ended::Exited(status))
 }
 
-/// Runs a program that is over soon, and returns its output, both kinds together.
+/// Runs a short program and returns standard output and standard error together.
 pub(crate) async fn output(command: Command, cancel: &CancellationToken) -> io::Result<(Ended, String)> {
     let mut text = String::new();
     let ended = run(command, cancel, |line| {
@@ -98,22 +99,22 @@ pub(crate) async fn output(command: Command, cancel: &CancellationToken) -> io::
     Ok((ended, text))
 }
 
-/// A child with all that it starts. Dropped while alive, it takes them all along.
+/// A child with its descendants. Dropping it kills all of them.
 #[derive(Debug)]
 pub(crate) struct Family {
     child: Child,
-    /// The child's id, which is also its group's; `None` once the child is reaped.
+    /// PID of the child and its process group; `None` after the child was reaped.
     leader: Option<i32>,
 }
 
 impl Family {
     /// Starts a program as the leader of a new process group.
     ///
-    /// Takes the command by value: it holds our copies of the pipe's writing end, which must close.
+    /// Takes the command by value: the command holds our copies of the pipe's write end, which must close.
     ///
-    /// A program that was just written may be "busy" for a moment: a child that another thread forks at that time
-    /// holds a copy of the open file until it runs its own program. So that error is waited out, for at most
-    /// [`BUSY`]; whoever really holds the file open for writing longer than that gets to see it.
+    /// A program that was just written may be "busy" (`ETXTBSY`) briefly: a child that another thread forks
+    /// at that moment keeps the file open for writing until its exec. Spawning is retried for at most
+    /// [`BUSY`]; after that, the error is returned.
     pub(crate) async fn spawn(mut command: Command) -> io::Result<Self> {
         command.process_group(0).kill_on_drop(true);
         keep_what_is_ours(&mut command);
@@ -133,21 +134,22 @@ impl Family {
         Ok(Self { child, leader })
     }
 
-    /// Waits for the child's own end. Cancel safe.
+    /// Waits for the child to end. Cancel safe.
     pub(crate) async fn wait(&mut self) -> io::Result<ExitStatus> {
         let status = self.child.wait().await?;
         self.leader = None;
         Ok(status)
     }
 
-    /// TERM to those of its descendants that run this program, and to nobody else.
+    /// Sends TERM only to those descendants that run this program.
     pub(crate) fn tell_inside(&self, program: &Path) {
         if let Some(leader) = self.leader {
             tree::tell(&tree::descendants(leader), program);
         }
     }
 
-    /// TERM, a grace, then KILL for whatever is left. Returns when the child is reaped and its descendants are gone.
+    /// Sends TERM, waits for the grace period, then sends KILL. Returns when the child is reaped and its
+    /// descendants have ended.
     pub(crate) async fn stop(&mut self, grace: Duration) -> io::Result<()> {
         let Some(leader) = self.leader else { return Ok(()) };
         let descendants = tree::descendants(leader);
@@ -156,11 +158,12 @@ impl Family {
             signal_group(leader, Signal::KILL);
             self.child.wait().await?;
         }
-        // Members that outlived the leader. The kernel hands ids out in turn, so this number is not another's yet.
+        // Group members that outlived the leader. The kernel assigns PIDs in sequence, so this one is not
+        // reused yet.
         signal_group(leader, Signal::KILL);
         tree::kill(&descendants);
         self.leader = None;
-        // A killed process lives until the kernel gets to it. One that hangs in the kernel is not waited for.
+        // A killed process ends only when the kernel schedules it. Give up if a process hangs in the kernel.
         let given_up = Instant::now() + REAPED;
         while descendants.iter().any(tree::lives) && Instant::now() < given_up {
             tokio::time::sleep(BUSY_POLL).await;
@@ -169,8 +172,8 @@ impl Family {
     }
 }
 
-/// Keeps from a program what our environment has for us alone: sockets of the service manager, and where our own secrets are. As
-/// `warden_policies::own_variables`, which this crate does not know.
+/// Removes variables meant for us alone: sockets of the service manager, and paths of our secrets. Must match
+/// `warden_policies::own_variables`, which this crate cannot use.
 fn keep_what_is_ours(command: &mut Command) {
     const OURS: [&str; 7] = [
         "NOTIFY_SOCKET",
@@ -204,7 +207,7 @@ impl Drop for Family {
 
 fn signal_group(leader: i32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(leader) {
-        // No such group any more: it ended by itself.
+        // The group may have ended already.
         kill_process_group(pid, signal).ok();
     }
 }

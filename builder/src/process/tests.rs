@@ -1,4 +1,4 @@
-//! Children of every temper: quick, chatty, deaf to TERM, and with children of their own.
+//! Child processes of several kinds: short, verbose, ignoring TERM, and with children of their own.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ fn shell(script: &str) -> Command {
     command
 }
 
-/// Waits until a file has a line, for at most ten seconds.
+/// Waits until a file has a line, at most ten seconds.
 async fn line_of(path: &Path) -> String {
     let wait = async {
         loop {
@@ -24,7 +24,7 @@ async fn line_of(path: &Path) -> String {
     tokio::time::timeout(Duration::from_secs(10), wait).await.unwrap()
 }
 
-/// Waits until a process is gone or only a zombie, for at most ten seconds.
+/// Waits until a process has ended or is a zombie, at most ten seconds.
 async fn gone(pid: &str) {
     let wait = async {
         while fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
@@ -48,7 +48,7 @@ async fn a_program_that_does_not_exist_is_an_error() {
     assert_eq!(failed.kind(), io::ErrorKind::NotFound);
 }
 
-/// A program of our own, and a handle that has it open for writing.
+/// A program file, and a handle that holds it open for writing.
 fn program(folder: &Path) -> (Command, fs::File) {
     use std::os::unix::fs::PermissionsExt;
     let path = folder.join("program");
@@ -62,7 +62,7 @@ async fn a_program_that_is_still_open_for_writing_is_waited_for() {
     let folder = tempfile::tempdir().unwrap();
     let (command, writer) = program(folder.path());
     let cancel = CancellationToken::new();
-    // Polled in this order: the first attempt is made while the file is open, the next ones when it is closed.
+    // Biased: the first attempt runs while the file is open, the next ones after it was closed.
     let (ran, ()) = tokio::join!(biased; output(command, &cancel), async { drop(writer) });
     assert_eq!(ran.unwrap().1, "done\n");
 }
@@ -91,7 +91,7 @@ async fn a_helper_that_keeps_the_pipe_does_not_keep_us() {
 async fn cancelling_ends_descendants_in_other_groups_too() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("pid");
-    // `setsid` leaves the group, as ninja's compilers do.
+    // `setsid` leaves the process group, like ninja's compilers.
     let script = format!("setsid sleep 600 & echo $! > {}; wait", file.display());
     let cancel = CancellationToken::new();
     let (ended, pid) = tokio::join!(output(shell(&script), &cancel), async {
@@ -135,7 +135,7 @@ async fn what_runs_inside_of_a_tool_is_told_to_end_and_the_tool_sees_it() {
     let script = format!("{} 600 & echo $! > {}; wait $!; exit 7", sleep.display(), file.display());
     let mut family = Family::spawn(shell(&script)).await.unwrap();
     let pid = line_of(&file).await;
-    // Between its fork and its exec it is a shell yet.
+    // Between fork and exec, the child still is a shell.
     let runs = async {
         while fs::read_link(format!("/proc/{pid}/exe")).ok().as_ref() != Some(&sleep) {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,7 +1,7 @@
-//! Finds the descendants of a process in `/proc`, so that a cancelled build leaves none of them.
+//! Finds the descendants of a process in `/proc`, so that a cancelled build leaves none behind.
 //!
-//! A process group is not enough: ninja puts each compiler into a group of its own, and a ninja that is killed
-//! hard leaves them running. A process is named by id and start time, so that a reused id is never hit.
+//! A process group does not suffice: ninja runs each compiler in its own group, and a killed ninja leaves
+//! them running. A process is identified by PID and start time, so that a reused PID is never signalled.
 
 use std::collections::HashMap;
 use std::fs;
@@ -9,16 +9,16 @@ use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A process, told from a later one with the same id by its start time.
+/// A process, distinguished by start time from a later one with the same PID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     pid: i32,
     parent: i32,
-    /// Clock ticks since boot.
+    /// Start time in clock ticks since boot.
     started: u64,
 }
 
-/// All live descendants of a process, without itself. Empty where `/proc` cannot be read.
+/// All live descendants of a process, without itself. Empty if `/proc` is unreadable.
 pub(crate) fn descendants(root: i32) -> Vec<Process> {
     let Ok(folders) = fs::read_dir("/proc") else { return Vec::new() };
     let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
@@ -38,22 +38,22 @@ pub(crate) fn descendants(root: i32) -> Vec<Process> {
     found
 }
 
-/// Whether a process still runs. One that was killed does for a moment.
+/// Returns true while the process runs; a killed one still does for a moment.
 pub(crate) fn lives(process: &Process) -> bool {
     read(process.pid).is_some_and(|now| now.started == process.started)
 }
 
-/// Kills those that still live. They cannot clean up after themselves, so ask politely before.
+/// Kills the processes that still run. Send TERM before, as a killed process cannot clean up.
 pub(crate) fn kill(processes: &[Process]) {
     for process in processes {
         if let (true, Some(pid)) = (lives(process), Pid::from_raw(process.pid)) {
-            // It may have ended since: that is what we want.
+            // An error means that the process has ended already.
             kill_process(pid, Signal::KILL).ok();
         }
     }
 }
 
-/// Tells those that run this program to end.
+/// Sends TERM to the processes that run this program.
 pub(crate) fn tell(processes: &[Process], program: &Path) {
     let runs = |process: &&Process| {
         let exe = fs::read_link(format!("/proc/{}/exe", process.pid));
@@ -68,8 +68,8 @@ fn read(pid: i32) -> Option<Process> {
     parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The line is `pid (name) state parent ...`, start time at place 22 (`proc_pid_stat(5)`). The name may hold spaces
-/// and parentheses, so what follows the last one counts.
+/// Parses `pid (name) state parent ...` with the start time as field 22 (`proc_pid_stat(5)`). The name may
+/// contain spaces and parentheses, so fields start after the last `)`.
 fn parse(pid: i32, line: &str) -> Option<Process> {
     let mut fields = line.rsplit_once(')')?.1.split_ascii_whitespace();
     if fields.next()? == "Z" {

@@ -1,30 +1,30 @@
-//! Asks one server to give memory back, by the file that docs/patches.md describes: as the supervisor does, for the time of a
-//! comparison.
+//! The supervisor's side of the reclaim file (docs/patches.md), for comparisons: requests memory back from
+//! one server.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// The file begins so; then its version, and the answers of each part.
+/// Magic number of the file. The version follows, then the answers of each part.
 const MAGIC: &[u8; 8] = b"LWRECL1\0";
 const BLOCK: usize = 64;
 const BLOCKS: u32 = 16;
-/// How an answer says that it is done, and that part of it was not to be had.
+/// Status bits of an answer: done, and done in part only.
 const DONE: u16 = 1;
 const PARTLY: u16 = 2;
-/// Graphs, pools, cuBLAS and the heap.
+/// Request bits for graphs, pools, cuBLAS and the heap.
 pub(super) const ALL: u32 = 1 | 2 | 4 | 8;
 
-/// What a part answered.
+/// Answer of one part of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// Whether it belongs to the CUDA backend, else to llama-server itself.
+    /// The part is the CUDA backend, else llama-server itself.
     pub(super) cuda: bool,
     pub(super) done: bool,
     pub(super) bytes: u64,
 }
 
-/// The supervisor's side.
+/// The mapped file, as the supervisor uses it.
 pub(super) struct Channel(File);
 
 impl Channel {
@@ -39,12 +39,12 @@ impl Channel {
         Ok(Self(file))
     }
 
-    /// One that is there.
+    /// Uses an existing file.
     pub(super) const fn of(file: File) -> Self {
         Self(file)
     }
 
-    /// Asks; a number that is not higher than the last one is no request.
+    /// Writes a request. Its number must be higher than the last one, else the server ignores it.
     pub(super) fn ask(&self, number: u64, what: u32, deadline_ms: u32) -> std::io::Result<()> {
         let mut block = [0; BLOCK];
         block[..8].copy_from_slice(&number.to_ne_bytes());
@@ -55,7 +55,7 @@ impl Channel {
         self.0.write_all_at(&block, BLOCK as u64)
     }
 
-    /// Parts that have taken a block: what is asked before counts for them as done.
+    /// Number of parts that have claimed a block. A part counts earlier requests as done.
     pub(super) fn joined(&self) -> usize {
         let blocks = (0..2 * BLOCKS).filter(|at| {
             let mut block = [0; BLOCK];
@@ -66,7 +66,7 @@ impl Channel {
         blocks.count()
     }
 
-    /// The answers to a request so far.
+    /// Answers to a request so far.
     pub(super) fn answers(&self, number: u64) -> Vec<Answer> {
         (0..2 * BLOCKS)
             .filter_map(|at| {
@@ -89,7 +89,7 @@ fn answer_of(block: &[u8; BLOCK], number: u64, cuda: bool) -> Option<Answer> {
     Some(Answer { cuda, done: matches!(result, DONE | PARTLY), bytes })
 }
 
-/// FNV-1a over all but the last eight bytes.
+/// Checksum: FNV-1a over all but the last eight bytes.
 fn check_of(block: &[u8; BLOCK]) -> u64 {
     block[..BLOCK - 8]
         .iter()

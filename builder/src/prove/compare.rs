@@ -1,4 +1,4 @@
-//! A plain and a patched server side by side: the same requests, with every fix off and with each fix on.
+//! Compares an unpatched and a patched server by the same requests, with all fixes off and with each fix on.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -19,35 +19,37 @@ use crate::error::{Error, Result, io_error};
 use crate::sample_model;
 use crate::verify::{Server, Trial, healthy};
 
-/// How often an answer, or a file, is looked for again.
+/// Poll interval for answers and files.
 const POLL: Duration = Duration::from_millis(50);
-/// How long a part may take to take its block of the file, and then to answer, unless somebody says otherwise.
+/// Default time for a part to claim its block of the file, and then to answer.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Two builds of one tree.
+/// Two builds of the same source tree.
 #[derive(Clone, Debug)]
 pub struct Pair<'a> {
-    /// The llama-server of the plain one.
+    /// Path of the unpatched llama-server.
     pub plain: &'a Path,
-    /// And of the patched one.
+    /// Path of the patched llama-server.
     pub patched: &'a Path,
-    /// The fixes that are in it.
+    /// Fixes in the patched server.
     pub fixes: Vec<&'a Fix>,
-    /// Whether they compute on a GPU of this machine.
+    /// Both compute on a GPU of this machine.
     pub gpu: bool,
-    /// A tool that watches the GPU's memory, if it is to be used.
+    /// Path of compute-sanitizer, if it is to be used.
     pub sanitizer: Option<PathBuf>,
-    /// Bounds each start and each round of requests.
+    /// Time limit for each start and for each round of requests.
     pub limit: Duration,
-    /// Bounds the wait for what a part of a fix writes by itself: its counters, its block, its answer. [`PATIENCE`] is enough for any machine.
+    /// Time limit for the output of a fix: counters, block, answer. [`PATIENCE`] suffices
+    /// on any machine.
     pub patience: Duration,
 }
 
-/// Compares. Returns what was shown.
+/// Compares both servers and returns one result per step.
 ///
 /// # Errors
 ///
-/// A file cannot be written, or it was cancelled. Answers that differ, or servers that die, are no errors: the steps that met them are listed as failed.
+/// Fails if a file cannot be written, or on cancellation. Different answers and crashed servers are no
+/// errors: their steps are marked as failed.
 pub async fn compare(builder: &Builder, pair: &Pair<'_>) -> Result<Vec<Done>> {
     let base = short_temporary_folder();
     let folder = tempfile::Builder::new()
@@ -113,11 +115,11 @@ pub async fn compare(builder: &Builder, pair: &Pair<'_>) -> Result<Vec<Done>> {
     Ok(all)
 }
 
-/// What one start of a server came to.
+/// Result of one server start.
 struct Round {
     answers: Vec<Value>,
     output: String,
-    /// What was seen beside its answers, and whether that is good.
+    /// Observations besides the answers, each with a verdict.
     seen: Vec<(bool, String)>,
 }
 
@@ -128,7 +130,7 @@ struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// What a fix is switched on with: its defaults, and files of ours.
+    /// Variables that enable a fix: its defaults, and paths of our files.
     fn variables(&self, fix: &Fix) -> Result<Vec<(String, String)>> {
         let mut all = Vec::new();
         for (number, variable) in fix.variables.iter().enumerate() {
@@ -149,7 +151,7 @@ impl Rounds<'_> {
         Ok(all)
     }
 
-    /// Starts a server, asks it, looks at what its fixes say, and stops it.
+    /// Starts a server, sends the requests, checks the reports of its fixes, and stops it.
     async fn round(
         &self,
         name: &str,
@@ -159,7 +161,8 @@ impl Rounds<'_> {
         self.round_of(name, binary, variables, None).await
     }
 
-    /// The same; `inside`: the server that `binary`, a tool, runs. The tool has to see it end by itself, or it tells nothing.
+    /// Like [`Self::round`]. `inside`: the server that `binary`, a tool, runs. The tool reports only if the
+    /// server exits normally.
     async fn round_of(
         &self,
         name: &str,
@@ -176,7 +179,7 @@ impl Rounds<'_> {
         };
         let flags = ["-m", "sample.gguf", "-t", "1", "-c", "1024", "-np", "1", "--cache-ram", "0"];
         let mut started = None;
-        // Older ones know no Unix sockets, and not every flag.
+        // Older servers lack Unix sockets and some flags.
         for (unix, flags) in [(true, &flags[..]), (false, &flags[..8])] {
             let mut server =
                 Server::start(binary, self.folder, &format!("{name}-{unix}"), flags, &trial, unix).await?;
@@ -246,7 +249,7 @@ impl Rounds<'_> {
         }
     }
 
-    /// Whether the counters of a report have moved.
+    /// Returns true if the counters of a report have changed.
     async fn reported(&self, file: &Path) -> (bool, String) {
         let until = Instant::now() + self.pair.patience;
         loop {
@@ -262,12 +265,12 @@ impl Rounds<'_> {
         }
     }
 
-    /// Whether what is hoarded comes back when it is asked for.
+    /// Checks that the server returns its hoarded memory on request.
     async fn reclaimed(&self, file: &Path) -> Vec<(bool, String)> {
         let opened = fs::File::options().read(true).write(true).open(file).map(Channel::of);
         let Ok(channel) = opened else { return vec![(false, "its file is gone".to_owned())] };
-        // One part for each fix that can be asked. A part takes its block a moment after its first computation, and what was asked before
-        // counts for it as done.
+        // Each fix that supports requests has a part. A part claims its block shortly after its first
+        // computation, and counts earlier requests as done.
         let reads = |fix: &&Fix| fix.variables.iter().any(|variable| variable.name == RECLAIM);
         let all = self.pair.fixes.iter().filter(|fix| reads(fix)).count();
         let until = Instant::now() + self.pair.patience;
@@ -304,7 +307,7 @@ impl Rounds<'_> {
         told.collect()
     }
 
-    /// All fixes together under a tool that watches the GPU's memory.
+    /// Runs all fixes together under compute-sanitizer.
     async fn memcheck(&self, plain: &Round) -> Result<Done> {
         let what = "compute-sanitizer's memcheck finds nothing, with all fixes on".to_owned();
         let Some(tool) = &self.pair.sanitizer else {
@@ -324,13 +327,14 @@ impl Rounds<'_> {
             Err(text) => return Ok(Done { what, how: How::Failed, text }),
             Ok(round) => round,
         };
-        // What the fixes did not do under it was not watched either.
+        // A fix that was idle under the tool was not checked by it.
         let idle = round.seen.iter().find(|(good, _)| !good).map(|(_, text)| text.clone());
         let mut note = "";
         let mut wrong = idle;
         if let Some(differ) = questions::difference(&plain.answers, &round.answers) {
-            // Under a tool that slows it many times over a server may compute in other batches, and their last digits differ. Then its answers
-            // there say nothing; whether they do is asked of the plain one.
+            // A server that a tool slows down many times may compute in other batches, which changes the
+            // last digits. Then its answers prove nothing; the unpatched server under the tool shows if
+            // that is the case.
             let (under, _) = self.watched("watched-plain", tool, self.pair.plain, &[]).await?;
             let other =
                 under.is_ok_and(|under| questions::difference(&plain.answers, &under.answers).is_some());
@@ -356,7 +360,7 @@ impl Rounds<'_> {
         Ok(Done { what, how, text })
     }
 
-    /// One start of a server under the tool, and where that told what it found.
+    /// Starts a server under the tool. Returns its round and the path of the tool's log.
     async fn watched(
         &self,
         name: &str,
@@ -365,7 +369,8 @@ impl Rounds<'_> {
         variables: &[(String, String)],
     ) -> Result<(std::result::Result<Round, String>, PathBuf)> {
         let wrapper = self.folder.join(name);
-        // Of what it finds the last line counts the errors. Calls that ggml makes to be refused, and handles, are none.
+        // The log's last line counts the errors. CUDA calls that ggml expects to fail, and leaked handles,
+        // are not counted.
         let log = self.folder.join(format!("{name}.memcheck"));
         let text = format!(
             "#!/bin/sh\nexec '{}' --tool memcheck --report-api-errors no --log-file '{}' '{}' \"$@\"\n",
@@ -379,13 +384,13 @@ impl Rounds<'_> {
         Ok((self.round_of(name, &wrapper, variables, Some(program)).await?, log))
     }
 
-    /// The same with files of another name.
+    /// Like [`Self::variables`], with a suffix in the names of files.
     fn variables_with(&self, fix: &Fix, suffix: &str) -> Result<Vec<(String, String)>> {
         let named = Fix { id: format!("{}-{suffix}", fix.id), ..fix.clone() };
         self.variables(&named)
     }
 }
 
-/// The variables whose files are looked at.
+/// Variables whose files are checked.
 const REPORT: &str = "LLAMA_WARDEN_REPORT";
 const RECLAIM: &str = "LLAMA_WARDEN_RECLAIM";

@@ -1,7 +1,7 @@
-//! Compiles the program of a set's conformance with a tree's own code, and plays its scenarios.
+//! Compiles the conformance program of a patch set with a tree's own code, and runs its scenarios.
 //!
-//! Each scenario is a process of its own in a folder of its own, with none of our variables but those that it names. Where the
-//! compiler has them, sanitizers watch addresses and undefined behaviour.
+//! Each scenario is a process in its own folder, with only those of our variables that it names. If the
+//! compiler supports them, sanitizers check addresses and undefined behaviour.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,24 +18,24 @@ use crate::error::{Error, Result, io_error};
 use crate::event::Event;
 use crate::process::{self, Ended};
 
-/// How long one scenario may take: the longest waits for some seconds, under a sanitizer and on a busy machine for some more.
+/// Time limit of a scenario: the longest takes some seconds, and more under a sanitizer or on a busy machine.
 const SCENARIO: Duration = Duration::from_secs(180);
-/// How long the compiler may take for one program.
+/// Time limit of a compilation.
 const COMPILE: Duration = Duration::from_secs(300);
-/// Lines of a compiler, or of a program that failed, that are shown.
+/// Lines shown of a compiler's or a failed program's output.
 const LINES: usize = 6;
 
-/// Flags that are always given.
+/// Flags of every compilation.
 const FLAGS: [&str; 6] = ["-std=c++17", "-O1", "-g", "-pthread", "-Wall", "-Wno-unused-function"];
-/// What watches addresses and undefined behaviour.
+/// Flags that enable the sanitizers.
 const WATCH: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
 
-/// Compiles and plays. Returns what was shown, and the tools that were used.
+/// Compiles and runs all scenarios. Returns one result per step, and the tools used.
 ///
 /// # Errors
 ///
-/// There is no C++ compiler, a file cannot be written, or it was cancelled. What does not compile, or does not behave, is no error:
-/// its step is listed as failed.
+/// Fails if there is no C++ compiler, if a file cannot be written, or on cancellation. Failed compilations
+/// and scenarios are no errors: their steps are marked as failed.
 pub async fn conform(
     builder: &Builder,
     conformance: &Conformance,
@@ -85,7 +85,7 @@ pub async fn conform(
     Ok((all, tools))
 }
 
-/// Plays one scenario in each way in which the tree was compiled. The first that fails counts.
+/// Runs a scenario in each compiled variant. Returns the first failure.
 async fn played(
     scenario: &Scenario,
     programs: &[(String, PathBuf)],
@@ -105,7 +105,7 @@ async fn played(
         command
             .arg(&scenario.id)
             .envs(scenario.env.iter().map(|(name, value)| (name, value.replace("{folder}", &place))))
-            // What is kept for good on purpose is no leak; what has to go is counted by the program itself.
+            // Some memory is kept until exit on purpose; the program itself checks what must be freed.
             .env("ASAN_OPTIONS", "detect_leaks=0")
             .current_dir(own.path());
         let (code, output) = run(command, SCENARIO, cancel).await?;
@@ -125,7 +125,7 @@ async fn played(
     })
 }
 
-/// The C++ compiler that builds take, too.
+/// The C++ compiler, the same one as for builds.
 fn compiler(builder: &Builder) -> Result<PathBuf> {
     let wish = builder.env.cxx.clone().unwrap_or_else(|| "c++".into());
     builder.env.find(&wish).ok_or_else(|| Error::MissingProgram {
@@ -141,7 +141,7 @@ fn folder() -> Result<TempDir> {
     made.map_err(io_error("creating a folder in", base))
 }
 
-/// The first line of what it says of itself.
+/// First line of the compiler's `--version`.
 async fn version(compiler: &Path, cancel: &CancellationToken) -> Result<String> {
     let mut command = Command::new(compiler);
     command.arg("--version");
@@ -149,7 +149,7 @@ async fn version(compiler: &Path, cancel: &CancellationToken) -> Result<String> 
     Ok(output.lines().next().unwrap_or_default().to_owned())
 }
 
-/// Whether programs with sanitizers can be made here, and started.
+/// Returns true if the compiler can build programs with sanitizers, and if they start here.
 async fn watches(compiler: &Path, folder: &Path, cancel: &CancellationToken) -> Result<bool> {
     let (source, program) = (folder.join("empty.cpp"), folder.join("empty"));
     std::fs::write(&source, "int main() { return 0; }\n").map_err(io_error("writing", &source))?;
@@ -161,7 +161,7 @@ async fn watches(compiler: &Path, folder: &Path, cancel: &CancellationToken) -> 
     Ok(run(Command::new(&program), SCENARIO, cancel).await?.0 == Some(0))
 }
 
-/// Runs a program to its end, or to that of its time. The code is none where a signal or the time ended it.
+/// Runs a program within a time limit. The exit code is `None` after a signal or a timeout.
 async fn run(command: Command, limit: Duration, cancel: &CancellationToken) -> Result<(Option<i32>, String)> {
     let shown = command.as_std().get_program().to_string_lossy().into_owned();
     let Ok(ended) = tokio::time::timeout(limit, process::output(command, cancel)).await else {
@@ -176,7 +176,7 @@ async fn run(command: Command, limit: Duration, cancel: &CancellationToken) -> R
     }
 }
 
-/// What a compiler says is wrong: its errors, else its last lines.
+/// A compiler's error lines, else its last lines.
 fn errors_of(output: &str) -> String {
     let errors: Vec<&str> = output.lines().filter(|line| line.contains("error")).take(LINES).collect();
     if errors.is_empty() { end_of(output) } else { errors.join("; ") }

@@ -1,11 +1,11 @@
-//! Shows a patch set to be good in a tree that nobody has looked at, as far as this machine can.
+//! Verifies a patch set on this machine in an unreviewed tree.
 //!
 //! ```text
-//!  conform:  the set's own program with the tree's code ── compiled ── each scenario played ──> Done, one for each
-//!  compare:  two servers, plain and patched ── the same requests ── answers, reports, what comes back ──> Done
+//!  conform:  the set's own program with the tree's code ── compile ── run each scenario ──> one Done each
+//!  compare:  unpatched and patched server ── same requests ── answers, reports, returned memory ──> Done
 //! ```
 //!
-//! Nothing here decides what is good enough, and nothing is written down here: what was shown is a value.
+//! The results are values. This module neither decides if they suffice, nor stores them.
 
 mod channel;
 mod compare;
@@ -16,12 +16,12 @@ mod report;
 pub use compare::{PATIENCE, Pair, compare};
 pub use conform::conform;
 
-/// Now, as a record says it: RFC 3339 in UTC.
+/// The current time for a record: RFC 3339 in UTC.
 pub fn now() -> String {
     crate::clock::now()
 }
 
-/// This machine, as a record says it: its name, its kernel, its CPU.
+/// This machine for a record: host name, kernel, architecture and CPU.
 pub fn host() -> String {
     let here = crate::store::Host::here();
     let parts = [here.name, here.kernel, here.machine, here.cpu];

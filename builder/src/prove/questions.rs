@@ -1,17 +1,18 @@
-//! The requests that two servers are compared by, and what of an answer must be the same.
+//! Requests for comparing two servers, and the fields of an answer that must be equal.
 //!
-//! The sample model talks nonsense, and it does so the same way each time: greedy, and drawn with a fixed seed.
+//! The sample model's answers are nonsense but reproducible: greedy, or sampled with a fixed seed.
 
 use serde_json::{Value, json};
 
 use crate::verify::Door;
 
-/// How many requests there are: texts of these many words each, so that graphs and pools of several sizes come to be.
+/// Words in the prompt of each request; the lengths vary so that graphs and pools of several sizes are
+/// created.
 const WORDS: [usize; 8] = [1, 7, 30, 3, 90, 12, 200, 2];
-/// Tokens of each answer.
+/// Tokens per answer.
 const TOKENS: u64 = 24;
 
-/// All requests, in their order.
+/// All requests in order.
 pub(super) fn all() -> Vec<Value> {
     let ask = |(number, words): (usize, &usize)| {
         let prompt: Vec<String> = (0..*words).map(|word| format!("w{}", (word * 7 + number) % 50)).collect();
@@ -24,7 +25,7 @@ pub(super) fn all() -> Vec<Value> {
     WORDS.iter().enumerate().map(ask).collect()
 }
 
-/// Asks all, one after the other; what must be the same of each answer, or why there is none.
+/// Sends all requests in sequence. Returns the comparable part of each answer, or why one is missing.
 pub(super) async fn answers(door: &Door) -> Result<Vec<Value>, String> {
     let client = door.client().map_err(|error| error.to_string())?;
     let mut answers = Vec::new();
@@ -47,7 +48,7 @@ pub(super) async fn answers(door: &Door) -> Result<Vec<Value>, String> {
     Ok(answers)
 }
 
-/// The first answer that differs, in words.
+/// Describes the first difference between two lists of answers.
 pub(super) fn difference(one: &[Value], other: &[Value]) -> Option<String> {
     let number = one.iter().zip(other).position(|(one, other)| one != other);
     let number = number.or_else(|| (one.len() != other.len()).then(|| one.len().min(other.len())))?;

@@ -1,21 +1,21 @@
-//! The counters of a memory report, as a patched server publishes them: the few that a comparison looks at. The layout is in
-//! `patches/cuda-memory/llama-warden-cuda.cuh`; the sensors read all of it while serving.
+//! Reads the few counters of a patched server's memory report that a comparison needs. The layout is
+//! defined in `patches/cuda-memory/llama-warden-cuda.cuh`; the sensors read the whole report while serving.
 
-/// The file begins so.
+/// Magic number of the file.
 const MAGIC: &[u8; 8] = b"LWREPT1\0";
-/// Bytes before the first record.
+/// Bytes of the file's header.
 const HEADER: usize = 128;
-/// Bytes of a record, and of what stands before its values.
+/// Bytes of a record, and of the fields before its values.
 const RECORD: usize = 256;
 const BEFORE: usize = 16;
-/// What a record of a living context has in its second field.
+/// Second field of a record whose context exists.
 const LIVE: u32 = 1;
-/// Places of values in a record.
+/// Indices of values in a record.
 const COMPUTES: usize = 0;
 const GRAPHS: usize = 1;
 const POOL_BYTES: usize = 10;
 
-/// Added up over all living contexts.
+/// Sums over all existing contexts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counters {
     pub(super) computes: u64,
@@ -23,7 +23,7 @@ pub(super) struct Counters {
     pub(super) pool_bytes: u64,
 }
 
-/// Reads a report; `None` if it is none.
+/// Parses a report; `None` for any other file.
 pub(super) fn read(file: &[u8]) -> Option<Counters> {
     if file.get(..MAGIC.len())? != MAGIC {
         return None;

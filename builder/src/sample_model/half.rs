@@ -1,39 +1,40 @@
-//! Rounds numbers to 16 bits (IEEE binary16), to the nearest and ties to even, and reads them: integer arithmetic only,
-//! so the bytes of a model are the same everywhere.
+//! Converts numbers to and from 16 bits (IEEE binary16), rounding to nearest, ties to even. Uses integer
+//! arithmetic only, so the bytes of a model are the same on every platform.
 
-/// The bits of the nearest binary16; what is too large becomes infinite.
+/// Bits of the nearest binary16; numbers out of range become infinite.
 pub(crate) fn bits(number: f32) -> u16 {
     let bits = number.to_bits();
     let sign = (bits >> 16) & 0x8000;
     let exponent = (bits >> 23) & 0xff;
     let mantissa = bits & 0x007f_ffff;
     let rounded = match exponent {
-        // Not a number, or infinite.
+        // NaN or infinite.
         0xff => 0x7c00 | (u32::from(mantissa != 0) << 9),
         // Normal, or rounded up into infinity: the exponents of the two types differ by 112.
         113.. => nearest(((exponent - 112) << 23) | mantissa, 13).min(0x7c00),
-        // Subnormal: the leading bit becomes visible. Below 102 even half of the smallest is missed.
+        // Subnormal: the leading bit is stored. Below 102, numbers are less than half of the smallest
+        // subnormal.
         102..113 => nearest(mantissa | 0x0080_0000, 126 - exponent),
         _ => 0,
     };
     u16::try_from(sign | rounded).unwrap_or(u16::MAX)
 }
 
-/// The number that a binary16 means.
+/// The value of a binary16.
 pub(crate) fn number(bits: u16) -> f32 {
     let (sign, exponent, mantissa) =
         (u32::from(bits >> 15) << 31, u32::from(bits >> 10) & 0x1f, u32::from(bits) & 0x3ff);
     let magnitude = match exponent {
-        // Subnormal: so many times 2^-24, which every f32 can say.
+        // Subnormal: a multiple of 2^-24, which is exact in f32.
         0 => (f32::from(bits & 0x3ff) * f32::from_bits(0x3380_0000)).to_bits(),
-        // Infinite, or not a number.
+        // Infinite or NaN.
         0x1f => 0x7f80_0000 | mantissa << 13,
         _ => (exponent + 112) << 23 | mantissa << 13,
     };
     f32::from_bits(sign | magnitude)
 }
 
-/// Drops this many bits (1 to 24), rounding to the nearest, ties to even.
+/// Drops `dropped` low bits (1 to 24), rounding to nearest, ties to even.
 fn nearest(value: u32, dropped: u32) -> u32 {
     let kept = value >> dropped;
     let rest = value & ((1 << dropped) - 1);
@@ -45,7 +46,7 @@ fn nearest(value: u32, dropped: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// What a binary16 means, from its definition.
+    /// The value of a binary16 by its definition.
     fn meaning(bits: u16) -> f64 {
         let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
         let (exponent, mantissa) = (i32::from((bits >> 10) & 31), f64::from(bits & 1023));
@@ -67,7 +68,8 @@ mod tests {
 
     #[test]
     fn ties_go_to_even_and_what_is_too_large_is_infinite() {
-        // 1 + 1/2048 lies between 1 and 1 + 1/1024; 1 + 3/2048 between two of which the upper is even.
+        // 1 + 1/2048 is halfway between 1 and 1 + 1/1024; 1 + 3/2048 is halfway between two numbers, of
+        // which the upper is even.
         assert_eq!(bits(1.0 + 1.0 / 2048.0), 0x3c00);
         assert_eq!(bits(1.0 + 3.0 / 2048.0), 0x3c02);
         assert_eq!(bits(1.0 + 1.1 / 2048.0), 0x3c01);

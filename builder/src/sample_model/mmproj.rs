@@ -1,8 +1,9 @@
-//! A vision encoder and projector for the sample models: what `--mmproj` takes.
+//! A vision encoder and projector for the sample models, for `--mmproj`.
 //!
-//! One layer of 32 channels over patches of 8 by 8 pixels, projected to the sample models' embedding. Different images
-//! give different texts, the same image the same text; that is all it is for. The keys and names of tensors are
-//! those of llama.cpp's `tools/mtmd/clip-impl.h`, for its projector `gemma3`, which needs no tokens of its own.
+//! One layer of 32 channels over patches of 8 by 8 pixels, projected to the sample models' embedding.
+//! Different images give different texts, the same image gives the same text; the model has no other
+//! purpose. Keys and tensor names are those of llama.cpp's `tools/mtmd/clip-impl.h` for the projector
+//! `gemma3`, which needs no tokens of its own.
 
 use crate::gguf::{Gguf, Value};
 
@@ -10,14 +11,14 @@ use super::WIDTH;
 use super::noise::Noise;
 
 const CHANNELS: u32 = 32;
-/// Width inside its FFN.
+/// Width inside the FFN.
 const INNER: u32 = 64;
-/// Edge of the image that the encoder sees, and of a patch, in pixels.
+/// Edge in pixels of the encoder's input image, and of a patch.
 const IMAGE: u32 = 64;
 const PATCH: u32 = 8;
-/// Patches are pooled by this many in each direction: (64 / 8 / 2)^2 = 16 tokens an image.
+/// Patches pooled in each direction: (64 / 8 / 2)^2 = 16 tokens per image.
 const POOL: u32 = 2;
-/// The projection's gain: enough that the text depends on the image.
+/// Gain of the projection: high enough that the text depends on the image.
 const GAIN: f64 = 6.0;
 
 pub(crate) fn file(seed: u64) -> Gguf {
@@ -71,10 +72,10 @@ pub(crate) fn file(seed: u64) -> Gguf {
         file.vector(&format!("{norm}.bias"), vec![0.0; channels]);
     }
     file.vector("mm.soft_emb_norm.weight", vec![1.0; channels]);
-    // Stored the other way round: a row for each channel of the encoder.
+    // Stored transposed: a row per channel of the encoder.
     let name = "mm.input_projection.weight";
     let mut projection = noise(name, channels * width, width, GAIN);
-    // The first two channels of the embedding are no picture's business (see `super`).
+    // Images must not write to the first two channels of the embedding (see `super`).
     projection.chunks_exact_mut(width).for_each(|row| row[..2].fill(0.0));
     file.matrix(name, width, projection);
     file

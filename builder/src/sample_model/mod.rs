@@ -1,19 +1,19 @@
 //! The sample model: a tiny GGUF with random weights that llama-server loads like any other model.
 //!
-//! Users and tests get a model with no download, and a build is verified with it. What it says is nonsense, but
-//! always whole words of valid UTF-8, and every word depends on the whole context, so a wrong or stale KV cache
-//! shows. The same [`Options`] give the same bytes on every platform.
+//! Users and tests get a model without a download, and builds are verified with this model. Its answers are
+//! nonsense, but always whole words of valid UTF-8. Every word depends on the whole context, so a wrong or
+//! stale KV cache shows. The same [`Options`] give the same bytes on every platform.
 //!
-//! Two ideas make that work. The vocabulary round-trips (see `vocab.rs`), and channel 0 of the embedding is a
-//! constant that no layer writes to, so that after the last norm it is an input of known sign: column 0 of the
-//! output matrix is then a bias per token, which forbids byte and control tokens and makes the end as likely as
-//! wanted.
+//! Two design choices make that work. The vocabulary round-trips (see `vocab.rs`). Channel 0 of the
+//! embedding is a constant that no layer writes to, so after the last norm it is an input of known sign.
+//! Column 0 of the output matrix thereby is a bias per token: it excludes byte and control tokens, and sets
+//! the probability of the end token.
 //!
-//! With a [`WeightKind`] other than f32 the matrices are stored in that form, in a model that is 256 wide: a row has to
-//! be whole blocks. Nothing but the form is different from a trained model's weights, so the kernels that compute with
-//! it can be tried.
+//! With a [`WeightKind`] other than f32 the matrices are stored in that format, in a model of width 256,
+//! since a row has to consist of whole blocks. The format is the same as in trained models, so its kernels
+//! can be tested.
 //!
-//! [`sized`] has models of other architectures and sizes by the same ideas.
+//! [`sized`] has models of other architectures and sizes with the same design.
 
 mod half;
 mod mmproj;
@@ -31,59 +31,61 @@ use noise::Noise;
 use sized::{Arch, SizedModel, Sizes, VisionModel, VisionSizes};
 pub(crate) use vocab::{FIRST_WORD, WORDS};
 
-/// In the name of every sample model.
+/// Prefix of the name of every sample model.
 const OURS: &[u8] = b"llama-warden sample (";
-/// Where the name is: before the vocabulary, which is what makes a head long.
+/// Bytes searched for the name: it stands before the vocabulary, which takes most of the metadata.
 const HEAD: u64 = 1 << 20;
-/// The value of the constant channel in each embedding; about a fifth of the vector's energy.
+/// Value of the constant channel in each embedding; about a fifth of the vector's energy.
 const CONSTANT: f32 = 3.0;
-/// A bias that no other term of a logit comes near.
+/// Bias that excludes a token; no other term of a logit is near it.
 const NEVER: f32 = -1e3;
-/// Variance of the logits: high enough that sampling is not uniform, low enough that answers differ by prompt.
+/// Variance of the logits: high enough that sampling is not uniform, low enough that answers depend on the
+/// prompt.
 const OUTPUT_GAIN: f64 = 4.0;
-/// Variance of what attention and FFN add: enough that the next token depends on far tokens.
+/// Variance that attention and FFN add: enough that the next token depends on distant tokens.
 const GAIN: f64 = 1.6;
 
-/// What the model is for.
+/// A sample model by its purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preset {
-    /// Three layers, 64 wide, with a chat template; 0.8 MB. Never ends by itself, so an answer has exactly
+    /// Three layers, width 64, with a chat template; 0.8 MB. Answers have no end token, so each has exactly
     /// `max_tokens` tokens.
     #[default]
     Chat,
-    /// As `Chat`, but answers end by themselves, mostly within 80 tokens (`finish_reason` is `stop`).
+    /// As `Chat`, but it ends its answers, mostly within 80 tokens (`finish_reason` is `stop`).
     Ends,
-    /// As `Chat`, without a chat template: what a base model looks like.
+    /// As `Chat`, without a chat template, like a base model.
     Plain,
-    /// As `Chat` with 96 layers, 14 MB: decodes some 150 tokens a second, so that there is time to kill it.
+    /// As `Chat` with 96 layers, 14 MB: it decodes some 150 tokens per second, slow enough to be killed
+    /// meanwhile.
     Slow,
-    /// One layer of 16 KiB of KV cache per token (f16), 4.6 MB: memory grows fast for little arithmetic.
+    /// One layer with 16 KiB of KV cache per token (f16), 4.6 MB: memory grows fast with little computation.
     FatKv,
-    /// As `Chat`, and sometimes calls a tool that the request offers: `<tool_call>`, whose shape llama-server's grammar
-    /// sees to.
+    /// As `Chat`; it sometimes calls a tool of the request with `<tool_call>`. llama-server's grammar
+    /// enforces the call's format.
     Tools,
-    /// No model of its own: a vision encoder and projector for `--mmproj` beside any of the others, 80 KB. An image is
-    /// 16 tokens.
+    /// A vision encoder and projector for `--mmproj`, to be used with any other preset; 80 KB. An image
+    /// takes 16 tokens.
     Mmproj,
-    /// Two layers, 64 wide, f16; 0.4 MB.
+    /// Two layers, width 64, f16; 0.4 MB.
     Llama,
-    /// 16 layers, 2048 wide, f16; 1.4 GiB, so that a GPU has something to do.
+    /// 16 layers, width 2048, f16; 1.4 GiB: a load for a GPU.
     LlamaGpu,
-    /// Two layers, 2048 wide, with a large KV cache: 16 heads of keys and values in each layer; 126 MB.
+    /// Two layers, width 2048, with a large KV cache: 16 KV heads per layer; 126 MB.
     LlamaWide,
-    /// Six layers, 64 wide, f16, five of them with a window of 512 tokens; 0.7 MB.
+    /// Six layers, width 64, f16, five of them with a window of 512 tokens; 0.7 MB.
     Gemma4,
-    /// 18 layers, 2048 wide, f16, five of six with a window of 1,024 tokens; 1.8 GiB.
+    /// 18 layers, width 2048, f16, five of six with a window of 1,024 tokens; 1.8 GiB.
     Gemma4Gpu,
-    /// No model of its own: gemma4's vision encoder and projector, for `--mmproj` next to `gemma4` or `llama`. An image
-    /// is 70 tokens or more.
+    /// gemma4's vision encoder and projector, for `--mmproj` with `gemma4` or `llama`. An image takes 70
+    /// tokens or more.
     Gemma4Vision,
-    /// The same for `gemma4-gpu` or `llama-gpu`.
+    /// The same encoder and projector for `gemma4-gpu` or `llama-gpu`.
     Gemma4VisionGpu,
 }
 
 impl Preset {
-    /// All presets, in the order of this page.
+    /// All presets, in the order of the enum.
     pub const ALL: [Self; 14] = [
         Self::Chat,
         Self::Ends,
@@ -101,7 +103,7 @@ impl Preset {
         Self::Gemma4VisionGpu,
     ];
 
-    /// The name on a command line.
+    /// The name in options.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Chat => "chat",
@@ -121,12 +123,12 @@ impl Preset {
         }
     }
 
-    /// The preset of a name, if there is one.
+    /// Parses a preset's name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|preset| preset.name() == name)
     }
 
-    /// Whether its matrices can be stored in another form than its own.
+    /// Returns true if the matrices can be stored in another format.
     pub const fn takes_weights(self) -> bool {
         matches!(self, Self::Chat | Self::Ends | Self::Plain | Self::Slow | Self::FatKv | Self::Tools)
     }
@@ -147,14 +149,14 @@ impl Preset {
     }
 }
 
-/// Which model to write.
+/// Options of a sample model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Different seeds give models that answer differently.
+    /// Seed of the weights; models with different seeds answer differently.
     pub seed: u64,
-    /// What the model is for.
+    /// Preset of the model.
     pub preset: Preset,
-    /// How the matrices are stored, if [`Preset::takes_weights`].
+    /// Format of the matrices, if [`Preset::takes_weights`].
     pub weights: WeightKind,
 }
 
@@ -170,9 +172,9 @@ struct Shape {
     layers: u32,
     heads: u32,
     kv_heads: u32,
-    /// Width of one attention head.
+    /// Width of an attention head.
     head: u32,
-    /// Tokens of context that the model says it was trained with.
+    /// Training context in tokens, as stated in the metadata.
     context: u32,
     /// Width of the embedding.
     width: u32,
@@ -180,20 +182,20 @@ struct Shape {
     inner: u32,
 }
 
-/// Width of the embedding of models with f32 weights.
+/// Embedding width of models with f32 weights.
 const WIDTH: u32 = 64;
 
-/// How matrices are written down.
+/// Storage of matrices in the file.
 #[derive(Clone, Copy)]
 enum Stored {
-    /// In their form.
+    /// Stored in this format.
     As(WeightKind),
-    /// In f32, each number as it is read from its form: what is computed with both differs by kernels alone.
+    /// Stored in f32 after rounding to this format: answers of both models differ by their kernels alone.
     AsReadFrom(WeightKind),
 }
 
 impl Stored {
-    /// Adds a matrix whose numbers are drawn when the file is written, so memory holds one matrix at a time.
+    /// Adds a matrix whose numbers are drawn while the file is written, so memory holds one matrix at a time.
     fn add(
         self,
         file: &mut Gguf,
@@ -233,29 +235,29 @@ fn file(options: &Options) -> Gguf {
     }
 }
 
-/// Writes the model of these options with its numbers in f32, each as it is read from the form of the options.
+/// Writes a model in f32 whose numbers are rounded to the format of the options.
 pub(crate) fn write_twin(path: &Path, options: &Options) -> io::Result<()> {
     persist(path, &model(options, Stored::AsReadFrom(options.weights)))
 }
 
-/// The file's bytes.
+/// Returns the file's bytes.
 pub fn bytes(options: &Options) -> Vec<u8> {
     let mut out = Vec::new();
-    // A Vec takes everything, so there is no error to pass on.
+    // Writing to a Vec cannot fail.
     file(options).write(&mut out).ok();
     out
 }
 
-/// Writes the file, whole or not at all: readers never see a part of it, and an older file stays if this fails.
+/// Writes the file atomically: readers never see a part of it, and an older file stays if this fails.
 ///
 /// # Errors
 ///
-/// The folder cannot be made, or the file cannot be written or put into its place.
+/// Fails if the folder cannot be created, or if the file cannot be written or renamed.
 pub fn write(path: &Path, options: &Options) -> io::Result<()> {
     persist(path, &file(options))
 }
 
-/// The same for any model.
+/// Writes any model atomically.
 fn persist(path: &Path, model: &Gguf) -> io::Result<()> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -272,15 +274,15 @@ fn persist(path: &Path, model: &Gguf) -> io::Result<()> {
     model.write(&mut out)?;
     out.flush()?;
     drop(out);
-    // A private mode is for secrets; a model is to be read by whoever serves it.
+    // Temporary files have a private mode; other users must be able to read a model.
     let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     temporary.as_file().set_permissions(readable)?;
     temporary.persist(path).map_err(|failed| failed.error)?;
     Ok(())
 }
 
-/// Whether nothing is lost with a file: it is not there, empty, or a sample model of ours, whose name says so near its
-/// beginning.
+/// Returns true if the file may be overwritten: it is missing, empty, or a sample model of ours by the name
+/// near its beginning.
 fn may_replace(path: &Path) -> bool {
     use std::io::Read as _;
     let Ok(facts) = std::fs::metadata(path) else { return std::fs::symlink_metadata(path).is_err() };
@@ -335,10 +337,10 @@ fn model(options: &Options, stored: Stored) -> Gguf {
     stored.add(&mut file, "token_embd.weight", by_token, move || weights.embedding());
     file.vector("output_norm.weight", vec![1.0; shape.width as usize]);
     stored.add(&mut file, "output.weight", by_token, move || weights.output(preset));
-    // Layers share one contribution to the residual stream, whatever their number.
+    // All layers together add the same amount to the residual stream, for any number of layers.
     let residual = GAIN * (3.0 / f64::from(shape.layers)).sqrt();
-    // Heads four times as wide: attention would choose one token, and what is rounded away in a key would choose
-    // another.
+    // Heads four times as wide would make attention pick a single token, and rounding of a key would change
+    // which one.
     let attention = if wide { GAIN * 0.75 } else { GAIN * 1.5 };
     let (queries, keys) = (shape.heads * shape.head, shape.kv_heads * shape.head);
     for layer in 0..shape.layers {
@@ -356,10 +358,10 @@ fn model(options: &Options, stored: Stored) -> Gguf {
             stored.add(&mut file, &name, [columns, rows], move || {
                 let mut data = weights.matrix(&own, rows, columns, gain);
                 if own.contains("output") || own.contains("down") {
-                    // Row 0 writes to the constant channel: it must not.
+                    // Row 0 writes to the constant channel, so it must be zero.
                     data[..columns as usize].fill(0.0);
                     if tools {
-                        // Nor row 1 to the one that a newline after `<tool_call>` hangs on.
+                        // Row 1 writes to the channel that triggers the newline after `<tool_call>`.
                         data[columns as usize..2 * columns as usize].fill(0.0);
                     }
                 }
@@ -378,12 +380,12 @@ fn model(options: &Options, stored: Stored) -> Gguf {
 struct Weights {
     seed: u64,
     tokens: usize,
-    /// Of the embedding.
+    /// Width of the embedding.
     width: u32,
 }
 
 impl Weights {
-    /// Rows of `columns` numbers whose products with a unit-variance vector have the standard deviation `gain`.
+    /// A matrix whose product with a unit-variance vector has the standard deviation `gain`.
     fn matrix(&self, name: &str, rows: u32, columns: u32, gain: f64) -> Vec<f32> {
         Noise::new(self.seed, name).take((rows * columns) as usize, gain / f64::from(columns).sqrt())
     }
@@ -425,14 +427,17 @@ impl Weights {
     }
 }
 
-/// Found by trying on llama-server: of 20 answers the shortest had 2 tokens, the median 28, the longest 293.
+/// Bias of the end token, tuned on llama-server: of 20 answers the shortest had 2 tokens, the median 28,
+/// the longest 293.
 const ENDS_BIAS: f32 = 11.0;
 
-/// Found by trying on llama-server: most answers to a request with a tool call it, after some words.
+/// Bias of `<tool_call>`, tuned on llama-server: most answers to a request with a tool call it, after some
+/// words.
 const CALL_BIAS: f32 = 13.0;
-/// Likewise: answers end, though not at once.
+/// Bias of the end token with tools, tuned on llama-server: answers end, but not at once.
 const TOOLS_END_BIAS: f32 = 10.0;
-/// What only `<tool_call>` has in channel 1, and what makes of it the newline that the format wants there.
+/// Value of channel 1 in the embedding of `<tool_call>` only, and the weight that turns it into the newline
+/// that the format demands there.
 const CALLING: f32 = 30.0;
 const AFTER_CALL: f32 = 1e4;
 

@@ -1,18 +1,19 @@
 //! Seeded noise whose bits are the same on every platform.
 //!
-//! Only integer arithmetic, and IEEE operations that are exactly rounded everywhere. Nothing here calls `ln`, `cos`
-//! or another function whose last bit depends on the C library, so the usual normal distributions are out.
+//! Uses only integer arithmetic and IEEE operations that are exactly rounded everywhere. `ln`, `cos` and
+//! the like are avoided, because their last bit depends on the C library; this excludes the usual normal
+//! distributions.
 
-/// A stream of pseudo-random numbers: splitmix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number
-/// Generators", 2014), which is a counter and a mixing function.
+/// Pseudo-random numbers by splitmix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number
+/// Generators", 2014): a counter and a mixing function.
 #[derive(Clone, Debug)]
 pub(crate) struct Noise(u64);
 
-/// What splitmix64 counts by.
+/// Increment of splitmix64's counter.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Noise {
-    /// A stream that depends on the seed and on a name, so that adding a tensor does not change the others.
+    /// A stream that depends on seed and name, so that adding a tensor does not change the others.
     pub(crate) fn new(seed: u64, name: &str) -> Self {
         // FNV-1a, to spread the name over 64 bits.
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -21,7 +22,7 @@ impl Noise {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ hash)
     }
 
-    /// The stream from this many numbers on, so that parts of it can be drawn at the same time.
+    /// The stream after skipping `numbers` numbers, so that parts can be drawn in parallel.
     pub(crate) fn after(&self, numbers: u64) -> Self {
         Self(self.0.wrapping_add(numbers.wrapping_mul(STEP)))
     }
@@ -34,7 +35,7 @@ impl Noise {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number of mean 0 and variance 1: the sum of four 16-bit uniforms (Irwin-Hall), within plus or minus 3.47.
+    /// A number of mean 0 and variance 1: the sum of four 16-bit uniforms (Irwin-Hall), within ±3.47.
     fn unit(&mut self) -> f64 {
         let bits = self.next();
         let sum: u64 = [0, 16, 32, 48].iter().map(|shift| (bits >> shift) & 0xffff).sum();
@@ -65,7 +66,7 @@ mod tests {
 
     #[test]
     fn the_stream_is_splitmix64() {
-        // The published first outputs for the state 1234567.
+        // Published first outputs for the state 1234567.
         let mut noise = Noise(1_234_567);
         let first: Vec<u64> = (0..3).map(|_| noise.next()).collect();
         assert_eq!(first, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);

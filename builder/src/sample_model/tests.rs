@@ -1,4 +1,4 @@
-//! What the sample model promises: the same bytes everywhere, a small file, a whole file or none.
+//! Properties of the sample model: reproducible bytes, a small file, atomic writes.
 
 use std::fs;
 
@@ -35,7 +35,7 @@ fn a_model_in_each_form_is_small_and_has_the_bytes_of_its_blocks() {
     for weights in WeightKind::ALL.into_iter().skip(1) {
         let options = Options { weights, ..Options::default() };
         let model = file(&options);
-        // Matrices of 256 columns: two of the vocabulary, and seven in each of two layers.
+        // Matrices of 256 columns: two with a row per token, and seven for each of two layers.
         let rows = 2 * vocab::TOKENS as u64 + 2 * (256 + 2 * 128 + 256 + 3 * 256);
         // Five norms stay f32.
         assert_eq!(model.tensor_bytes(), rows * weights.bytes(256) + 5 * 256 * 4, "{}", weights.name());
@@ -44,7 +44,7 @@ fn a_model_in_each_form_is_small_and_has_the_bytes_of_its_blocks() {
     }
 }
 
-/// `serve` writes this model to measure a server, and its heap would stay that large.
+/// `serve` writes this model to measure a server, so a large peak would stay in its heap.
 #[test]
 fn a_model_of_many_layers_is_never_in_memory_as_a_whole() {
     let model = file(&Options { preset: Preset::Slow, ..Options::default() });
@@ -64,7 +64,7 @@ fn a_twin_has_the_numbers_that_are_read_from_the_form() {
             let drawn = Weights { seed: 1, tokens: 0, width: 256 }.matrix(name, 256, columns, GAIN);
             quant::decode(weights, &quant::encode(weights, &drawn[..rows * columns as usize]))
         };
-        // Somewhere in the file stand the first rows of a matrix that is written as it was drawn.
+        // The file contains the first rows of a matrix as drawn.
         let wanted: Vec<u8> =
             read_back("blk.1.ffn_up.weight", 256, 2).iter().flat_map(|number| number.to_le_bytes()).collect();
         assert!(memchr::memmem::find(&all, &wanted).is_some(), "{}", weights.name());
@@ -92,7 +92,7 @@ fn names_of_presets_lead_back_to_them() {
 fn the_header_says_gguf_version_3_and_counts_what_follows() {
     let all = bytes(&Options::default());
     assert_eq!(all[..8], *b"GGUF\x03\0\0\0");
-    // Three tensors of the whole model and nine of each of three layers.
+    // Three tensors of the model, and nine for each of three layers.
     assert_eq!(all[8..16], 30_u64.to_le_bytes());
     assert_eq!(all.len() % crate::gguf::ALIGNMENT, 0);
 }
@@ -119,7 +119,7 @@ fn a_file_that_is_no_sample_of_ours_is_never_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.gguf");
     for preset in [Preset::Chat, Preset::Tools, Preset::Mmproj] {
-        // The first one is new, the others replace one of ours.
+        // The first write creates the file, the others replace a file of ours.
         write(&path, &Options { preset, ..Options::default() }).unwrap();
     }
     fs::write(&path, "GGUF and weights that took a month to train").unwrap();

@@ -1,56 +1,56 @@
-//! The sample models' vocabulary: 256 byte tokens, invented words (400 of them in the presets), four control tokens, and
-//! marks where a model needs some.
+//! The sample models' vocabulary: 256 byte tokens, invented words (400 in the presets), four control
+//! tokens, and marks where a model needs some.
 //!
-//! It is a byte-level BPE vocabulary. The pre-tokenizer `llama-bpe` looks a whole piece of text (a word with the
-//! space before it) up before it tries merges, so no merge list is needed, and text made of these words tokenizes
-//! back to the tokens that produced it. Anything else falls apart into byte tokens, so any input is legal.
+//! The vocabulary is byte-level BPE. The pre-tokenizer `llama-bpe` looks up a whole word (with the space
+//! before it) before it tries merges, so no merge list is needed, and text of these words tokenizes back to
+//! its tokens. Any other text is split into byte tokens, so any input is valid.
 
 use crate::gguf::{Gguf, Value};
 
-/// How many invented words there are.
+/// Number of invented words in the presets.
 pub(crate) const WORDS: usize = 400;
-/// The id of the first word; the byte tokens come before, in the order of their bytes.
+/// Id of the first word; the byte tokens come first, in the order of their bytes.
 pub(crate) const FIRST_WORD: usize = 256;
-/// Ends a turn, and so the answer.
+/// Id of the token that ends a turn, and thereby the answer.
 pub(crate) const TURN_END: usize = FIRST_WORD + WORDS + 2;
 pub(crate) const TOKENS: usize = FIRST_WORD + WORDS + CONTROL.len();
 
-/// Opens the text, opens a turn, ends a turn, fills a batch.
+/// Control tokens: start of text, start of a turn, end of a turn, padding.
 const CONTROL: [&str; 4] = ["<|bos|>", "<|im_start|>", "<|im_end|>", "<|pad|>"];
-/// Stand before and after a picture where llama-server's gemma4v projector puts one; control tokens.
+/// Control tokens that llama-server's gemma4v projector puts before and after an image.
 const PICTURE: [&str; 2] = ["<|image>", "<image|>"];
-/// What a vocabulary with marks for pictures has beside its words.
+/// Tokens other than words in a vocabulary with image marks.
 pub(crate) const BESIDE_WORDS: usize = FIRST_WORD + CONTROL.len() + PICTURE.len();
-/// Open and close a tool call, in models that know tools; after the control tokens.
+/// Marks around a tool call, in models with tools; their ids follow the control tokens.
 const MARKS: [&str; 2] = ["<tool_call>", "</tool_call>"];
-/// The id of the first of them.
+/// Id of `<tool_call>`.
 pub(crate) const CALL: usize = TOKENS;
-/// All tokens of a model that knows tools.
+/// Vocabulary size of a model with tools.
 pub(crate) const TOKENS_WITH_TOOLS: usize = TOKENS + MARKS.len();
-/// The id of the newline.
+/// Token id of the newline.
 pub(crate) const NEWLINE: usize = b'\n' as usize;
-/// llama.cpp's numbers for kinds of tokens.
+/// llama.cpp's token types.
 const NORMAL: i32 = 1;
 const CONTROL_TYPE: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
-/// What a vocabulary is for.
+/// Purpose of a vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Speaks {
-    /// Text only: a base model.
+    /// Plain text: a base model.
     Text,
     Turns,
-    /// Turns, and calls of tools.
+    /// Turns with tool calls.
     Tools,
-    /// Turns, and pictures in them.
+    /// Turns with images.
     Pictures,
 }
 
-/// Our own words: two or three of these, none of which is a word of English.
+/// Syllables of the invented words. A word has two or three; none is an English word.
 const SYLLABLES: [&str; 16] =
     ["ba", "do", "ki", "lu", "me", "no", "pi", "ra", "su", "te", "vo", "wa", "ze", "fi", "gu", "ja"];
 
-/// Messages in turn, then the opening of the assistant's turn. Newlines stand inside expressions, because the
+/// Writes all messages, then opens the assistant's turn. Newlines are inside expressions, because the
 /// template language strips those next to its tags.
 const CHAT_TEMPLATE: &str = "\
 {%- for message in messages -%}\
@@ -62,7 +62,8 @@ const CHAT_TEMPLATE: &str = "\
 {%- endfor -%}\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
 
-/// As [`CHAT_TEMPLATE`], with the tools before the first turn, and calls and results as `<tool_call>` models have them.
+/// As [`CHAT_TEMPLATE`], with the tools before the first turn, and with calls and results in the
+/// `<tool_call>` format.
 const TOOLS_TEMPLATE: &str = "\
 {%- if tools -%}\
 {{- '<|im_start|>system\\n# Tools\\n' -}}\
@@ -90,7 +91,7 @@ pub(crate) fn add(file: &mut Gguf, speaks: Speaks) {
     add_with_words(file, speaks, WORDS);
 }
 
-/// The same with this many words. Token ids: bytes, then words, then control tokens, then marks.
+/// Adds the metadata with `words` words. Token ids: bytes, then words, then control tokens, then marks.
 pub(crate) fn add_with_words(file: &mut Gguf, speaks: Speaks, words: usize) {
     let mut tokens: Vec<String> = (0..=u8::MAX).map(|byte| symbol(byte).to_string()).collect();
     let space = symbol(b' ');
@@ -111,7 +112,7 @@ pub(crate) fn add_with_words(file: &mut Gguf, speaks: Speaks, words: usize) {
         .set("tokenizer.ggml.pre", Value::String("llama-bpe".to_owned()))
         .set("tokenizer.ggml.tokens", Value::Strings(tokens))
         .set("tokenizer.ggml.token_type", Value::I32s(types))
-        // A loader wants the list to exist; this merge makes no token of the vocabulary, so it never applies.
+        // llama.cpp demands a merge list; this merge yields no token of the vocabulary, so it never applies.
         .set("tokenizer.ggml.merges", Value::Strings(vec![format!("{space} b")]))
         .set("tokenizer.ggml.bos_token_id", id(0))
         .set("tokenizer.ggml.eos_token_id", id(2))
@@ -126,8 +127,8 @@ pub(crate) fn add_with_words(file: &mut Gguf, speaks: Speaks, words: usize) {
     file.set("tokenizer.chat_template", Value::String(template.to_owned()));
 }
 
-/// The printable stand-in for a raw byte in a byte-level vocabulary: printable Latin-1 stands for itself, the other
-/// 68 bytes for the characters from U+0100 on.
+/// The printable character for a raw byte in a byte-level vocabulary: printable Latin-1 maps to itself, the
+/// other 68 bytes map to the characters from U+0100 on.
 fn symbol(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {
@@ -141,7 +142,7 @@ fn symbol(byte: u8) -> char {
     }
 }
 
-/// The invented word of an index: two syllables as long as those last, then three, and so on.
+/// The invented word of an index: two syllables as far as they suffice, then three, and so on.
 fn word(index: usize) -> String {
     let syllables = (index.max(1).ilog2() / 4 + 1).max(2);
     (0..syllables).map(|place| SYLLABLES[(index >> (4 * place)) % 16]).collect()
@@ -170,8 +171,7 @@ mod tests {
 
     #[test]
     fn a_word_cannot_be_the_beginning_of_two_others_by_accident() {
-        // Words of one length: a longer one may start with a shorter one, but the space before each tells them
-        // apart.
+        // A longer word may begin with a shorter one, but the space before each word separates them.
         assert!((0..256).all(|index| word(index).len() == 4));
         assert!((256..WORDS).all(|index| word(index).len() == 6));
         assert_eq!([4095, 4096, 65_535, 65_536].map(|index| word(index).len()), [6, 8, 8, 10]);

@@ -1,7 +1,7 @@
-//! What is known about an archive, and remembered: reading 70 MB twice to hit the store would be silly.
+//! Examines an archive and caches the result, so that a hit in the store does not need to read 70 MB again.
 //!
-//! A record is kept per path, beside the size, the time of change and the inode that it holds for. It is written
-//! only when the file is old enough that another change would show in its time.
+//! A record is stored per path, with the size, change time and inode it is valid for. Records are written
+//! only for files so old that another change would alter the change time.
 
 use std::collections::HashMap;
 use std::fs;
@@ -20,11 +20,12 @@ use crate::clock;
 use crate::error::{Error, Result, io_error};
 use crate::whole::{self, Loss};
 
-/// Raised when the record's meaning changes, so that older ones are ignored.
+/// Incremented when the record's meaning changes; older records are ignored then.
 const SCHEMA: u32 = 1;
-/// Evidence of a revision is small; `packed-refs` with all of upstream's tags is under 1 MiB.
+/// Maximum bytes of a file with evidence of the revision; `packed-refs` with all of upstream's tags has
+/// less than 1 MiB.
 const LARGEST_EVIDENCE: u64 = 4 << 20;
-/// Coarsest time stamps of file systems in use (FAT: 2 s).
+/// Coarsest time stamp granularity of common file systems, in seconds (FAT: 2 s).
 const TIME_GRAIN: i64 = 2;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -34,7 +35,7 @@ struct Record {
     found: Found,
 }
 
-/// What changes when a file does.
+/// Metadata that changes when a file does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Stamp {
     size: u64,
@@ -60,7 +61,7 @@ pub(super) fn examine(path: &Path, cache: &Path, cancel: &CancellationToken) -> 
     let found = read(path, cancel)?;
     let settled = stamp.changed.0 < clock::unix_seconds() - TIME_GRAIN;
     if settled && Stamp::of(path)? == stamp {
-        // A cache that cannot be written costs time, nothing else.
+        // An unwritable cache only costs time.
         remember(&record, &Record { schema: SCHEMA, stamp, found: found.clone() }).ok();
     }
     Ok(found)
@@ -91,7 +92,7 @@ fn read(path: &Path, cancel: &CancellationToken) -> Result<Found> {
                 search.see(entry.name, true);
                 if revision::is_evidence(entry.name) {
                     let mut text = String::new();
-                    // Not text, or cut off: then it is no evidence.
+                    // A file that is not text or is cut off is no evidence.
                     if entry.data.take(LARGEST_EVIDENCE).read_to_string(&mut text).is_ok() {
                         evidence.insert(entry.name.to_owned(), text);
                     }

@@ -1,4 +1,5 @@
-//! The llama.cpp of an archive as files by name, for patches: read once, kept in memory.
+//! The llama.cpp of an archive as files by name, for patches. Reads the archive once and keeps files in
+//! memory.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
@@ -11,10 +12,10 @@ use super::tree::join;
 use crate::archive::{Bounds, Kind, below, unreadable, walk};
 use crate::error::Result;
 
-/// Where patches reach: these files are kept on the way, some 30 MB. Others are read when they are asked for.
+/// Folders that patches may touch: their files, some 30 MB, are kept in memory. Others are read on demand.
 const KEPT: [&str; 7] =
     ["ggml/", "src/", "common/", "include/", "tools/server/", "examples/server/", "cmake/"];
-/// Larger ones are data: the web interface in one file.
+/// Maximum bytes of a kept file. Larger ones are data, such as the bundled web interface.
 const LARGEST_KEPT: u64 = 2 << 20;
 
 /// A llama.cpp in an archive.
@@ -24,7 +25,7 @@ pub struct ArchiveTree {
     root: String,
     revision: Revision,
     kept: HashMap<String, Vec<u8>>,
-    /// Files that are there and were not kept.
+    /// Names of existing files that are not in memory.
     others: HashSet<String>,
     cancel: CancellationToken,
 }

@@ -1,4 +1,4 @@
-//! Sources that are commits: where llama.cpp lies in one, and what it is.
+//! Examines a commit as a source: finds llama.cpp in it, and its revision.
 
 use std::path::Path;
 

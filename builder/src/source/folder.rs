@@ -1,4 +1,4 @@
-//! Sources that are folders: finding, hashing and copying.
+//! Folders as sources: finding llama.cpp, hashing and copying.
 
 use std::fs;
 use std::io;
@@ -18,11 +18,12 @@ use crate::archive::{Bounds, stays_inside};
 use crate::error::{Error, Result, io_error};
 use crate::event::{Event, Reporter};
 
-/// Folders that are never searched for a tree: they are large, and a tree in them is somebody's work copy.
+/// Folders that are not searched: they are large, and a tree in them is a work copy.
 const SKIPPED: [&str; 4] = [".git", "node_modules", "target", "build"];
-/// Entries that a search looks at before it gives up: somebody gave their home folder.
+/// Maximum entries of a search: more means that the user gave a wrong folder, such as their home.
 const MOST_ENTRIES: usize = 200_000;
-/// Evidence of a revision is small; `packed-refs` with all of upstream's tags is under 1 MiB.
+/// Maximum bytes of a file with evidence of the revision; `packed-refs` with all of upstream's tags has
+/// less than 1 MiB.
 const LARGEST_EVIDENCE: u64 = 4 << 20;
 
 pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<Found> {
@@ -30,7 +31,7 @@ pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<Found> 
     let root = path.join(&tree.root);
     let items = items(&root, cancel)?.kept;
     if items.is_empty() {
-        // All of it is left out, so that two of its kind would be taken for the same source.
+        // All files are excluded, so all such folders would have the same hash.
         return Err(Error::NoLlamaCpp { path: path.to_owned(), top: Vec::new() });
     }
     let identity = format!("tree-sha256:{}", hash(&root, &items, cancel)?);
@@ -44,7 +45,7 @@ pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<Found> 
     })
 }
 
-/// Where llama.cpp is, and what it believes it is.
+/// Finds llama.cpp's folder and its revision.
 pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(Located, Revision)> {
     let mut search = Search::default();
     let mut left = MOST_ENTRIES;
@@ -53,7 +54,7 @@ pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(Located
         return Err(Error::NoLlamaCpp { path: path.to_owned(), top: search.top() });
     };
     let read = |name: &str| {
-        // A worktree's metadata may lie anywhere: then the name is absolute, and joining leaves it so.
+        // A worktree's metadata may be anywhere: then the name is absolute, and `join` keeps it so.
         let file = path.join(name);
         fs::metadata(&file)
             .ok()
@@ -65,7 +66,7 @@ pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(Located
     Ok((tree, revision))
 }
 
-/// Shows the search what is there, as deep as it wants to know.
+/// Feeds the entries of a folder and its subfolders to the search, down to its depth limit.
 fn look(
     path: &Path,
     name: &str,
@@ -86,9 +87,9 @@ fn look(
         let below = join(name, &file_name);
         let kind = entry.file_type().map_err(io_error("reading", entry.path()))?;
         search.see(&below, kind.is_file());
-        // Two more than the deepest root, for `tools/server`.
+        // Two levels below the deepest root, for `tools/server`.
         if kind.is_dir() && depth < DEEPEST + 2 && !SKIPPED.contains(&file_name.as_str()) {
-            // What may not be read cannot be built either: as good as absent.
+            // An unreadable folder cannot be built, so it counts as absent.
             match look(path, &below, depth + 1, left, search, cancel) {
                 Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {}
                 other => other?,
@@ -98,30 +99,31 @@ fn look(
     Ok(())
 }
 
-/// What a tree consists of, as paths relative to it.
+/// An entry of a tree, with its path relative to the tree.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Item {
     File(PathBuf),
     Link(PathBuf, PathBuf),
 }
 
-/// What belongs to the source, sorted, and what is too large for that, with its bytes.
+/// The source's entries in sorted order, and files that are too large for a source, with their bytes.
 #[derive(Default)]
 struct Items {
     kept: Vec<Item>,
     large: Vec<(PathBuf, u64)>,
 }
 
-/// The largest file of a source: the largest of llama.cpp but for models has some MiB.
+/// Maximum bytes of a source file: llama.cpp's largest files, except models, have some MiB.
 const LARGEST_FILE: u64 = 64 << 20;
-/// Files that are named in a note.
+/// Files named in a note.
 const SHOWN: usize = 3;
 
-/// What cmake leaves in the root of a source that was built in itself; the rest of it cannot be told from the source.
+/// Entries that an in-source cmake build leaves in the root; its other files cannot be distinguished from
+/// the source.
 const LEFT_BY_CMAKE: [&str; 2] = ["CMakeCache.txt", "CMakeFiles"];
 
-/// Everything that belongs to the source. Folders below the root that cmake builds in are left out, as are links that lead
-/// outside.
+/// Lists everything that belongs to the source. Excludes cmake build folders below the root, and links that
+/// lead outside.
 fn items(root: &Path, cancel: &CancellationToken) -> Result<Items> {
     let (mut found, mut bytes) = (Items::default(), 0);
     let mut folders = vec![PathBuf::new()];
@@ -168,7 +170,7 @@ fn items(root: &Path, cancel: &CancellationToken) -> Result<Items> {
     Ok(found)
 }
 
-/// The bounds of an archive, because a folder is copied as one is unpacked.
+/// Checks the limits of an archive, since a folder is copied like an archive is unpacked.
 fn within_bounds(root: &Path, bytes: u64, files: usize) -> Result<()> {
     let Bounds { bytes: most_bytes, entries: most_files } = Bounds::SOURCE;
     let limit = if bytes > most_bytes {
@@ -181,7 +183,7 @@ fn within_bounds(root: &Path, bytes: u64, files: usize) -> Result<()> {
     Err(Error::SourceTooLarge { path: root.to_owned(), limit })
 }
 
-/// sha256 over the items' names and contents, in their order. Files are hashed on all cores.
+/// sha256 over the names and contents of sorted items. Files are hashed on all cores.
 fn hash(root: &Path, items: &[Item], cancel: &CancellationToken) -> Result<String> {
     let next = AtomicUsize::new(0);
     let workers = thread::available_parallelism().map_or(1, usize::from);
@@ -209,7 +211,7 @@ fn hash(root: &Path, items: &[Item], cancel: &CancellationToken) -> Result<Strin
     }
     let mut hash = Sha256::new();
     for (item, content) in items.iter().zip(&contents) {
-        // A name cannot hold a zero byte, so the parts cannot run into each other.
+        // Names contain no zero byte, so it separates the parts unambiguously.
         let (kind, name, content) = match item {
             Item::File(name) => (b"f\0", name, content.as_bytes()),
             Item::Link(name, target) => (b"l\0", name, target.as_os_str().as_bytes()),
@@ -223,7 +225,7 @@ fn hash(root: &Path, items: &[Item], cancel: &CancellationToken) -> Result<Strin
     Ok(hex::encode(hash.finalize()))
 }
 
-/// Copies what belongs to the source. The original is never built in: cmake and patches write into their tree.
+/// Copies the source. Builds never use the original, because cmake and patches write into their tree.
 pub(super) fn copy(root: &Path, into: &Path, reporter: &Reporter, cancel: &CancellationToken) -> Result<()> {
     let Items { kept, large } = items(root, cancel)?;
     if !large.is_empty() {

@@ -1,4 +1,4 @@
-//! What a source turned out to be.
+//! The result of examining a source.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,20 +6,20 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use warden_patches::Revision;
 
-/// What a source turned out to be.
+/// The result of examining a source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
-    /// Path of the source, absolute; for a commit that was fetched, the URL.
+    /// Absolute path of the source; the URL for a fetched commit.
     pub given: PathBuf,
     /// `directory`, `archive` or `git`.
     pub kind: String,
-    /// The content's hash with its kind in front, such as `archive-sha256:832d...`.
+    /// Hash of the content with its kind as prefix, such as `archive-sha256:832d...`.
     pub identity: String,
-    /// llama.cpp's folder inside of the source; empty when the source is it.
+    /// llama.cpp's folder inside the source; empty for the source itself.
     pub root: String,
-    /// The server's folder inside of that: `tools/server` or `examples/server`.
+    /// The server's folder inside llama.cpp: `tools/server` or `examples/server`.
     pub server: String,
-    /// Which revision it believes it is.
+    /// Revision by the source's own evidence.
     pub revision: Revision,
 }
 

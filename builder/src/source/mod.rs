@@ -1,13 +1,13 @@
-//! Where the source comes from, what it is, and how it gets into the work folder.
+//! Sources: their kinds, their identity, and how they are copied into the work folder.
 //!
-//! A source is a folder, an archive or a commit that has llama.cpp somewhere in it. [`Source::examine`] finds it and
-//! gives it an identity; that is all a plan needs, and for an archive that was seen before it reads nothing but two
-//! small facts from the cache. How a commit comes here: [`crate::git`].
+//! A source is a folder, an archive or a commit with llama.cpp somewhere in it. [`Source::examine`] finds
+//! llama.cpp and computes the identity; a plan needs nothing else, and for a known archive this only reads
+//! two small facts from the cache. [`crate::git`] fetches commits.
 //!
-//! | source | identity | costs |
+//! | source | identity | cost |
 //! |---|---|---|
-//! | archive | sha256 of its bytes | one read, then remembered by path, size, time and inode |
-//! | folder | sha256 over sorted names and contents, without what is no source | one read each time |
+//! | archive | sha256 of its bytes | one read, then cached by path, size, time and inode |
+//! | folder | sha256 over sorted names and contents, without files that are no source | one read each time |
 //! | commit | its 40 digits | a few look-ups |
 
 mod archive_facts;
@@ -35,30 +35,30 @@ use crate::error::{Error, Result, io_error};
 use crate::event::Reporter;
 use crate::git::Repository;
 
-/// A place to take source from.
+/// A location of source code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A folder on disk; llama.cpp may lie in a subfolder.
+    /// A folder on disk; llama.cpp may be in a subfolder.
     Directory(PathBuf),
-    /// A .tar.gz, .tar.xz or .zip file; llama.cpp may lie in a subfolder.
+    /// A .tar.gz, .tar.xz or .zip file; llama.cpp may be in a subfolder.
     Archive(PathBuf),
-    /// A commit of a repository that is on this machine; llama.cpp may lie in a subfolder.
+    /// A commit of a repository on this machine; llama.cpp may be in a subfolder.
     Commit {
-        /// The repository's folder: the user's own, or one of the cache.
+        /// Folder of the repository: the user's own, or a cached one.
         repository: PathBuf,
-        /// As people know the repository: its folder, or its URL without a password.
+        /// Name of the repository in messages: its folder, or its URL without a password.
         shown: String,
-        /// 40 hexadecimal digits.
+        /// Commit id, 40 hexadecimal digits.
         commit: String,
     },
 }
 
 impl Source {
-    /// Takes a path as a folder or as an archive, whichever it is.
+    /// Recognizes a path as a folder or an archive.
     ///
     /// # Errors
     ///
-    /// There is nothing at the path, or it is neither a folder nor an archive of a known kind.
+    /// Fails if the path does not exist, or is neither a folder nor an archive of a known format.
     pub fn at(path: &Path) -> Result<Self> {
         let path = std::path::absolute(path).map_err(io_error("finding", path))?;
         match fs::metadata(&path) {
@@ -70,19 +70,19 @@ impl Source {
         }
     }
 
-    /// Its path; for a commit, the repository's.
+    /// Path of the source; for a commit, the path of its repository.
     pub fn path(&self) -> &Path {
         match self {
             Self::Directory(path) | Self::Archive(path) | Self::Commit { repository: path, .. } => path,
         }
     }
 
-    /// Finds llama.cpp in it and computes its identity. Blocks: reads up to the whole source. `cache` is the folder
-    /// for what is remembered about archives.
+    /// Finds llama.cpp and computes the identity. Blocks: reads up to the whole source. `cache` is the
+    /// folder for facts about archives.
     ///
     /// # Errors
     ///
-    /// It cannot be read, there is no llama.cpp in it or more than one, or it was cancelled.
+    /// Fails if the source cannot be read, if it has no llama.cpp or several, or on cancellation.
     pub fn examine(&self, cache: &Path, cancel: &CancellationToken) -> Result<Found> {
         match self {
             Self::Directory(path) => folder::examine(path, cancel),
@@ -91,25 +91,25 @@ impl Source {
         }
     }
 
-    /// llama.cpp's own folder, with what it believes it is; `None` for sources that are no folders. Blocks.
+    /// llama.cpp's own folder with its revision; `None` for sources other than folders. Blocks.
     ///
     /// # Errors
     ///
-    /// There is no llama.cpp in it.
+    /// Fails if there is no llama.cpp.
     pub fn folder(&self, cancel: &CancellationToken) -> Result<Option<(PathBuf, Revision)>> {
         let Self::Directory(path) = self else { return Ok(None) };
         let (tree, revision) = folder::locate(path, cancel)?;
-        // Joining nothing would leave a slash at the end.
+        // Joining an empty path would append a slash.
         let root = if tree.root.is_empty() { path.clone() } else { path.join(tree.root) };
         Ok(Some((root, revision)))
     }
 
-    /// Its llama.cpp as files by name, for patches. Blocks: an archive is read whole, of the others only what is asked
-    /// for. `cache` as for [`Source::examine`].
+    /// The files of its llama.cpp by name, for patches. Blocks: reads an archive completely, others on
+    /// demand. `cache` as for [`Source::examine`].
     ///
     /// # Errors
     ///
-    /// There is no llama.cpp in it, or it cannot be read.
+    /// Fails if there is no llama.cpp, or if the source cannot be read.
     pub fn tree(&self, cache: &Path, cancel: &CancellationToken) -> Result<Box<dyn Tree>> {
         Ok(match self {
             Self::Directory(path) => {
@@ -128,8 +128,8 @@ impl Source {
         })
     }
 
-    /// Writes the tree into an empty folder, without `.git` and models. What is left out for another reason is told.
-    /// Blocks.
+    /// Writes the tree into an empty folder, without `.git` and models. Reports files left out for other
+    /// reasons. Blocks.
     pub(crate) fn place(
         &self,
         found: &Found,
@@ -149,20 +149,20 @@ impl Source {
     }
 }
 
-/// Endings of files with weights: those of the tree are for tests and are half of an archive's bytes.
+/// Extensions of model files: those in the tree are for tests, and are half of an archive's bytes.
 const WEIGHTS: [&str; 6] = ["gguf", "safetensors", "pt", "pth", "ckpt", "onnx"];
-/// Folders of no source, wherever they are. Git's metadata would make cmake ask git for a version that we know better;
-/// npm brings its modules itself.
+/// Folders excluded at any depth. git's metadata would make cmake ask git for a version that we know
+/// better; npm fetches its modules itself.
 const NO_SOURCE: [&str; 2] = [".git", "node_modules"];
 
-/// Whether a file, by its name relative to the tree, belongs to what is built.
+/// Returns true if a file, by its name relative to the tree, belongs to the source.
 pub(crate) fn is_source(name: &str) -> bool {
     let ending = Path::new(name).extension().and_then(|ending| ending.to_str());
     !ending.is_some_and(|ending| WEIGHTS.contains(&ending))
         && name.split('/').all(|part| !NO_SOURCE.contains(&part))
 }
 
-/// sha256 of a file's bytes, in hexadecimal digits. Blocks.
+/// sha256 of a file's bytes as hexadecimal digits. Blocks.
 pub(crate) fn file_sha256(path: &Path, cancel: &CancellationToken) -> Result<String> {
     use sha2::{Digest, Sha256};
     use std::io::Read;

@@ -1,4 +1,4 @@
-//! The files of a source, remembered where reading them is slow.
+//! A source's files with a cache, where reading them is slow.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,20 +12,20 @@ use super::{Found, Source};
 use crate::error::{Error, Result};
 use crate::whole::{self, Loss};
 
-/// A source's files, remembered in the cache when reading them is slow: an archive has to be unpacked for each look
-/// into it, and a build that is in the store should take no time. The names hold the archive's hash, so they never
-/// mean another content.
+/// A source's files, cached on disk if reading them is slow: an archive would have to be unpacked for each
+/// look, while a build that is in the store should take no time. Cache names contain the archive's hash, so
+/// they stay valid.
 pub(crate) struct Remembered<'a> {
     source: &'a Source,
     cache: &'a Path,
     cancel: &'a CancellationToken,
     revision: Revision,
-    /// Where files are remembered; none for sources that are quick to read.
+    /// Folder of the cached files; `None` for sources that are quick to read.
     folder: Option<PathBuf>,
     opened: OnceLock<Box<dyn Tree>>,
 }
 
-/// Begins a remembered file that is there; another beginning means that there is no such file.
+/// First byte of a cached file that exists; any other first byte means that the source lacks the file.
 const PRESENT: u8 = b'+';
 
 impl<'a> Remembered<'a> {
@@ -45,7 +45,7 @@ impl<'a> Remembered<'a> {
     fn tree(&self) -> Result<&dyn Tree> {
         if self.opened.get().is_none() {
             let tree = self.source.tree(self.cache, self.cancel)?;
-            // Somebody else may have been quicker: theirs is as good.
+            // Another thread may have been faster; its tree is equivalent.
             self.opened.set(tree).ok();
         }
         self.opened.get().map(|tree| &**tree).ok_or(Error::Cancelled)
@@ -65,7 +65,7 @@ impl Tree for Remembered<'_> {
         let content = self.tree()?.read(path)?;
         let mut bytes = vec![if content.is_some() { PRESENT } else { b'-' }];
         bytes.extend_from_slice(content.as_deref().unwrap_or_default());
-        // What cannot be remembered is read again the next time.
+        // After a failed write, the file is read again next time.
         whole::write(&file, &bytes, Loss::Bearable).ok();
         Ok(content)
     }

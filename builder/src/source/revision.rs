@@ -1,14 +1,16 @@
-//! Which commit and build number a tree believes it is, from whatever remained of its history.
+//! Determines a tree's commit and build number from the traces of its history.
 //!
-//! In this order, the first that speaks wins, for the commit and for the number each: git metadata (a checkout, a
-//! worktree, a submodule, also in an archive), generated version files, the archive's remark, the folder's name.
-//! Nothing is computed: a build number is the count of commits, and a shallow copy cannot be counted.
+//! The sources of evidence, in order of precedence for the commit and for the number each: git metadata (a
+//! checkout, a worktree, a submodule, also in an archive), generated version files, the archive's comment,
+//! the folder's name. The build number is never computed: it is a count of commits, which a shallow copy
+//! cannot give.
 
 use warden_patches::Revision;
 
 use super::tree::join;
 
-/// Whether a file of an archive may matter here, so that its content is to be kept. `name` may be below anything.
+/// Returns true if a file of an archive may be evidence, so that its content must be kept. `name` may have
+/// any parent.
 pub(crate) fn is_evidence(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name);
     let in_git = name.split('/').any(|part| part == ".git");
@@ -18,8 +20,8 @@ pub(crate) fn is_evidence(name: &str) -> bool {
         || file == "build-info.cpp"
 }
 
-/// Reads the evidence. `read` gives the content of a file by its name relative to what was searched; `top` is the
-/// name of the folder or archive that was searched.
+/// Evaluates the evidence. `read` returns a file's content by its name relative to the searched folder;
+/// `top` is the name of the searched folder or archive.
 pub(crate) fn revision(
     root: &str,
     top: &str,
@@ -40,12 +42,12 @@ pub(crate) fn revision(
 fn from_git(root: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<Revision> {
     let dot_git = join(root, ".git");
     let git = match read(&dot_git) {
-        // A submodule or a worktree: the file says where the metadata is.
+        // A submodule or a worktree: `.git` is a file with the path of the metadata.
         Some(pointer) => resolve(root, pointer.trim().strip_prefix("gitdir:")?.trim()),
         None => dot_git,
     };
     let head = read(&join(&git, "HEAD"))?;
-    // A worktree keeps its own HEAD and shares the rest.
+    // A worktree has its own HEAD and shares the rest.
     let common =
         read(&join(&git, "commondir")).map_or_else(|| git.clone(), |path| resolve(&git, path.trim()));
     let packed = read(&join(&common, "packed-refs")).unwrap_or_default();
@@ -62,7 +64,7 @@ fn from_git(root: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<Revisio
     Some(Revision { commit: Some(commit), build_number })
 }
 
-/// Joins a path that may climb, as a pointer does. An absolute one stays as it is, for folders on disk.
+/// Resolves a relative path that may contain `..`. An absolute path, possible on disk, is returned as it is.
 fn resolve(from: &str, path: &str) -> String {
     if path.starts_with('/') {
         return path.to_owned();
@@ -71,7 +73,7 @@ fn resolve(from: &str, path: &str) -> String {
     for part in path.split('/') {
         match part {
             "" | "." => {}
-            // Above the top: on disk that is a real folder, in an archive it is nothing.
+            // Above the top: a real folder on disk, nothing in an archive.
             ".." if parts.last().is_none_or(|last| *last == "..") => parts.push(".."),
             ".." => {
                 parts.pop();
@@ -91,7 +93,7 @@ fn packed_ref(packed: &str, name: &str) -> Option<String> {
         .map(|(id, _)| id.to_owned())
 }
 
-/// The number of the build tag on a commit. An annotated tag has the commit on the next line, after `^`.
+/// Number of the build tag on a commit. For an annotated tag, the commit is on the next line, after `^`.
 fn tag_of(packed: &str, commit: &str) -> Option<u32> {
     let mut last = None;
     for line in packed.lines() {
@@ -116,7 +118,7 @@ fn tag_number(tag: &str) -> Option<u32> {
         .ok()
 }
 
-/// `int LLAMA_BUILD_NUMBER = 4447;` and `char const *LLAMA_COMMIT = "f7cd1330";`
+/// Parses `int LLAMA_BUILD_NUMBER = 4447;` and `char const *LLAMA_COMMIT = "f7cd1330";`
 fn from_generated(text: &str) -> Revision {
     let value = |name: &str| {
         let line = text.lines().find(|line| line.contains(name))?;
@@ -130,8 +132,8 @@ fn from_generated(text: &str) -> Revision {
     }
 }
 
-/// `llama.cpp-b9976` and `llama.cpp-0c1e57098...`, as archives of tags and commits unpack; also with a file
-/// extension.
+/// Parses `llama.cpp-b9976` and `llama.cpp-0c1e57098...`, the folder names in archives of tags and commits;
+/// also with a file extension.
 fn from_name(name: &str) -> Revision {
     let stem = ["tar.gz", "tgz", "tar.xz", "zip"]
         .iter()
@@ -139,7 +141,7 @@ fn from_name(name: &str) -> Revision {
         .unwrap_or(name);
     let last = stem.rsplit('-').next().unwrap_or(stem);
     Revision {
-        // Shorter hexadecimal words are too often something else.
+        // Full ids only: shorter hexadecimal words are often something else.
         commit: (last.len() == 40 && is_commit(last)).then(|| last.to_owned()),
         build_number: tag_number(last),
     }

@@ -1,4 +1,4 @@
-//! Sources made by hand: trees on disk and in archives.
+//! Hand-made sources: trees on disk and in archives.
 
 use std::fs;
 
@@ -95,7 +95,7 @@ fn a_copied_tree_has_the_identity_of_its_original() {
     assert!(!copy.join("ggml/out").exists());
 }
 
-/// A file of so many bytes that takes no room on the disk.
+/// A sparse file of this size, which takes no disk space.
 fn sparse(root: &Path, name: &str, bytes: u64) {
     put(root, name, "");
     fs::File::options().write(true).open(root.join(name)).unwrap().set_len(bytes).unwrap();
@@ -183,7 +183,7 @@ fn an_archive_is_examined_placed_and_remembered() {
     assert!(into.path().join("tools/server/CMakeLists.txt").exists());
     assert!(!into.path().join("models").exists());
     assert!(!into.path().join(".git").exists());
-    // Examined again, the same is said, whether from memory or not.
+    // A second examination gives the same result, cached or not.
     assert_eq!(examine(&path).unwrap(), found);
 }
 

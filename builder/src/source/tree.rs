@@ -1,47 +1,47 @@
-//! Finds llama.cpp among paths, by what it consists of and not by its name.
+//! Finds llama.cpp among paths by its files, not by its name.
 
 use std::collections::BTreeSet;
 
-/// Deepest folder that is looked into: `sdist-1.2.3/vendor/llama.cpp` is three deep.
+/// Maximum depth of llama.cpp's folder: `sdist-1.2.3/vendor/llama.cpp` is three deep.
 pub(crate) const DEEPEST: usize = 4;
 
-/// Where llama-server's own sources are, newest layout first.
+/// Possible folders of llama-server's sources, newest layout first.
 const SERVER: [&str; 2] = ["tools/server", "examples/server"];
 
-/// Where a tree was found.
+/// Location of a llama.cpp tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Located {
-    /// Relative to what was searched; empty when that is the tree itself.
+    /// llama.cpp's folder relative to the searched one; empty for the searched folder itself.
     pub(crate) root: String,
-    /// Relative to the root.
+    /// The server's folder relative to the root.
     pub(crate) server: &'static str,
 }
 
-/// Collects what an archive holds, one name after the other, and remembers only what matters.
+/// Search over the names of a source, one by one; keeps only relevant ones.
 #[derive(Debug, Default)]
 pub(crate) struct Search {
-    /// Folders with a CMakeLists.txt, at most as deep as a server inside the deepest root.
+    /// Folders with a CMakeLists.txt, down to the depth of a server in the deepest root.
     cmake: BTreeSet<String>,
     /// Names at the top level.
     top: BTreeSet<String>,
 }
 
 impl Search {
-    /// Takes the name of one entry; `is_file` tells files from folders.
+    /// Adds the name of an entry.
     pub(crate) fn see(&mut self, name: &str, is_file: bool) {
         if let Some(first) = name.split('/').next() {
             self.top.insert(first.to_owned());
         }
         let Some(folder) = name.strip_suffix("CMakeLists.txt").filter(|_| is_file) else { return };
         if folder.is_empty() || folder.ends_with('/') {
-            // Two more for `tools/server`.
+            // Two more levels for `tools/server`.
             if folder.matches('/').count() <= DEEPEST + 2 {
                 self.cmake.insert(folder.trim_end_matches('/').to_owned());
             }
         }
     }
 
-    /// The tree nearest to the top; of several equally near, the first by name.
+    /// The tree nearest to the top; among several at the same depth, the first by name.
     pub(crate) fn tree(&self) -> Option<Located> {
         let has = |root: &str, part: &str| self.cmake.contains(join(root, part).as_str());
         let depth = |root: &str| if root.is_empty() { 0 } else { root.matches('/').count() + 1 };
@@ -55,7 +55,7 @@ impl Search {
             .min_by_key(|tree| depth(&tree.root))
     }
 
-    /// Names at the top level, to tell what this is instead.
+    /// Names at the top level, for the error message about a source without llama.cpp.
     pub(crate) fn top(self) -> Vec<String> {
         self.top.into_iter().collect()
     }

@@ -1,15 +1,15 @@
-//! Which build is in use where nobody names one, and the way back.
+//! Records the default build of a store, and the builds to roll back to.
 //!
 //! ```text
-//!  builds/.chosen.json    chosen:   those that were brought in, the last one in use, the one before it the way back
-//!                         rejected: those that were found worse, which nobody tries again by himself
-//!  builds/.chosen.json.move   a build that is brought in, or taken back, while somebody still sees to it that everybody does it
+//!  builds/.chosen.json    chosen:   chosen builds; the last is the default, the one before it for rollbacks
+//!                         rejected: builds found worse, which are never chosen automatically
+//!  builds/.chosen.json.move   a choice or rollback that has not reached all instances yet
 //! ```
 //!
-//! Without such a file the newest build is in use. A build of a fork, of an older revision, or without the GPU, does
-//! not come into use by being made: the one before is held, until one that continues its line is made, or one is
-//! chosen. Once a build was chosen, a newer one waits until it is chosen, too: what is in use changes by a decision,
-//! and not because somebody compiled something.
+//! Without this file the newest build is the default. A new build of a fork, of an older revision, or
+//! without the GPU does not become the default by being made. The previous default is held until a build
+//! succeeds it, or until the user chooses one. After an explicit choice, newer builds have to be chosen,
+//! too: the default changes by a decision, not by a compilation.
 
 use std::fs;
 use std::io;
@@ -23,34 +23,34 @@ use crate::clock;
 use crate::error::{Error, Result, io_error};
 use crate::whole::{self, Loss};
 
-/// Builds that are remembered of each kind; older ones are no way back that anybody would take.
+/// Maximum entries per list; older builds are no useful rollback target.
 const REMEMBERED: usize = 20;
-/// Raised when the file's shape changes.
+/// Incremented when the file's format changes.
 const SCHEMA: u32 = 1;
 
-/// A build, and when and why something was decided of it.
+/// A decision about a build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decided {
     /// The build.
     pub build: BuildId,
-    /// When, RFC 3339 in UTC.
+    /// Time of the decision, RFC 3339 in UTC.
     pub at: String,
-    /// Why, in a sentence.
+    /// Reason as a sentence.
     pub why: String,
-    /// Nobody chose it: it was in use when a build was made that does not succeed it. The next build that does takes
-    /// its place.
+    /// Not an explicit choice: this build was the default when a build was made that does not succeed it.
+    /// The next build that does succeed it becomes the default.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub held: bool,
 }
 
-/// What was decided of the builds of a store.
+/// Decisions about the builds of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Choices {
     schema: u32,
-    /// Those that were brought in, the oldest first.
+    /// Chosen builds, oldest first.
     pub chosen: Vec<Decided>,
-    /// Those that were found worse, the oldest first.
+    /// Rejected builds, oldest first.
     pub rejected: Vec<Decided>,
 }
 
@@ -60,27 +60,28 @@ impl Default for Choices {
     }
 }
 
-/// A build that is brought in, or taken back. If nobody sees to it any more, because whoever did was killed, the next one can.
+/// A rollout or rollback in progress. If the program that carries it out was killed, another one can finish
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Move {
     /// The build.
     pub build: BuildId,
-    /// It is taken back, and some may still run it; else it was chosen, and some may not run it yet.
+    /// A rollback: some instances may still run the build. Otherwise a rollout: some may not run it yet.
     pub back: bool,
 }
 
 impl Choices {
-    /// Why a build was found worse, if it was.
+    /// The rejection of a build, if there is one.
     pub fn rejected(&self, build: &BuildId) -> Option<&Decided> {
         self.rejected.iter().rev().find(|one| one.build == *build)
     }
 }
 
 impl Store {
-    /// What was decided so far.
+    /// Reads the decisions.
     ///
     /// # Errors
-    /// The file is there and cannot be read or understood.
+    /// Fails if the file exists and cannot be read or parsed.
     pub fn choices(&self) -> Result<Choices> {
         let path = self.root.join(CHOSEN);
         let text = match fs::read(&path) {
@@ -97,11 +98,11 @@ impl Store {
         }
     }
 
-    /// The build in use where nobody names one: the last that was chosen and is usable, else the newest; `None` if there is none. A file of
-    /// choices that cannot be understood keeps no server down: the newest is taken.
+    /// The default build: the last usable chosen one, else the newest; `None` if there is none. An
+    /// unreadable file of decisions does not stop a server: the newest build is used.
     ///
     /// # Errors
-    /// The store cannot be read.
+    /// Fails if the store cannot be read.
     pub fn in_use(&self) -> Result<Option<Provenance>> {
         let choices = self.choices().unwrap_or_default();
         if let Some(build) = choices.chosen.iter().rev().find_map(|one| self.show(&one.build).ok()) {
@@ -109,22 +110,23 @@ impl Store {
         }
         let mut all = self.list()?.builds;
         let sound = all.iter().position(|build| choices.rejected(&build.id).is_none());
-        // One that was found worse is better than none.
+        // A rejected build is better than none.
         Ok(if all.is_empty() { None } else { Some(all.swap_remove(sound.unwrap_or(0))) })
     }
 
-    /// Brings a build in. The one that was chosen before it becomes the way back.
+    /// Chooses a build. The build chosen before becomes the rollback target.
     ///
     /// # Errors
-    /// There is no such build, or the file of choices cannot be read or written.
+    /// Fails if the build does not exist, or if the file of decisions cannot be read or written.
     pub fn choose(&self, build: &BuildId, why: &str) -> Result<()> {
         self.choose_as(build, why, None)
     }
 
-    /// The same for one whose caller is going to tell everybody: until [`Store::moved`] the next one can see that it has to be seen through.
+    /// Chooses a build for a caller that then notifies all instances. Until [`Store::moved`], other programs
+    /// see the rollout as unfinished.
     ///
     /// # Errors
-    /// As for [`Store::choose`].
+    /// Fails like [`Store::choose`].
     pub fn bring_in(&self, build: &BuildId, why: &str) -> Result<()> {
         self.choose_as(build, why, Some(&Move { build: build.clone(), back: false }))
     }
@@ -134,32 +136,31 @@ impl Store {
         let _lock = self.lock()?;
         let mut choices = self.choices()?;
         if choices.chosen.last().is_none_or(|last| last.build != *build || last.held) {
-            // An earlier choice of the same build would be a way back to itself.
+            // An earlier choice of the same build would be a rollback to itself.
             choices.chosen.retain(|one| one.build != *build);
             choices.chosen.push(decided(build, why));
         }
         choices.rejected.retain(|one| one.build != *build);
-        // First: one that comes to nothing is seen not to be the build in use.
+        // First: if the choice is not written, the build is not the default, and the move is ignored.
         self.write_move(moving)?;
         self.write_choices(choices)
     }
 
-    /// Why a build would not take the place of the one in use by being made; `None` if it is in use, or continues its
-    /// line.
+    /// Why a build would not become the default by being made; `None` if it is the default, or succeeds it.
     ///
     /// # Errors
-    /// There is no such build, or the store cannot be read.
+    /// Fails if the build does not exist, or if the store cannot be read.
     pub fn no_successor(&self, build: &BuildId) -> Result<Option<NoSuccessor>> {
         let new = self.show(build)?;
         let in_use = self.in_use()?.filter(|in_use| in_use.id != *build);
         Ok(in_use.and_then(|in_use| succeeds(&in_use.plan, &new.plan).err()))
     }
 
-    /// After a build was made, `before` being in use until then: holds that one if the new one does not succeed it. The
-    /// caller has the lock.
+    /// After a build was made: holds `before`, the previous default, if the new build does not succeed it.
+    /// The caller holds the lock.
     pub(super) fn settle(&self, before: Option<Provenance>, new: &Provenance) -> Result<()> {
         let Some(before) = before.filter(|before| before.id != new.id) else { return Ok(()) };
-        // A file that cannot be understood is told of where something is chosen.
+        // An unreadable file is reported when a build is chosen.
         let Ok(mut choices) = self.choices() else { return Ok(()) };
         if choices.rejected(&new.id).is_some() {
             return Ok(());
@@ -177,11 +178,12 @@ impl Store {
         self.write_choices(choices)
     }
 
-    /// Goes back from `left`, the build in use, to the one before it, and remembers that everybody is to be told. `left` is rejected if it is
-    /// said why. The build that is in use then: if another than `left` was chosen meanwhile, that one.
+    /// Rolls back from `left`, the default build, to the one before it, and records the rollback as
+    /// unfinished. Rejects `left` if a reason is given. Returns the new default; if another build was
+    /// chosen meanwhile, that one.
     ///
     /// # Errors
-    /// There is no usable build before it, or the file of choices cannot be read or written.
+    /// Fails if there is no usable build before it, or if the file of decisions cannot be read or written.
     pub fn go_back(&self, left: &BuildId, why: Option<&str>) -> Result<BuildId> {
         let _lock = self.lock()?;
         let mut choices = self.choices()?;
@@ -195,15 +197,15 @@ impl Store {
         Ok(back)
     }
 
-    /// The build to which [`Self::go_back`] from `left` would return. Changes nothing.
+    /// The build that [`Self::go_back`] from `left` would return. Changes nothing.
     ///
     /// # Errors
-    /// There is no usable build before it, or the file of choices cannot be read.
+    /// Fails if there is no usable build before it, or if the file of decisions cannot be read.
     pub fn build_before(&self, left: &BuildId) -> Result<BuildId> {
         self.step_back(&mut self.choices()?, left)
     }
 
-    /// Drops the choices that come after the last usable build other than `left`, and returns that build.
+    /// Removes the choices after the last usable build other than `left`, and returns that build.
     fn step_back(&self, choices: &mut Choices, left: &BuildId) -> Result<BuildId> {
         let usable = |one: &Decided| self.show(&one.build).is_ok();
         let last = choices.chosen.iter().rposition(usable);
@@ -218,18 +220,18 @@ impl Store {
         }
     }
 
-    /// A build that is brought in or taken back and was not seen through, if there is one. A file that cannot be understood is none.
+    /// The unfinished rollout or rollback, if there is one. An unreadable file counts as none.
     pub fn moving(&self) -> Option<Move> {
         let moving: Move = serde_json::from_slice(&fs::read(self.move_path()).ok()?).ok()?;
         let in_use = self.in_use().ok()??.id;
-        // One that is brought in is in use; one that is taken back is not any more.
+        // A rollout's build is the default; a rollback's build is not any more.
         (moving.back != (moving.build == in_use)).then_some(moving)
     }
 
-    /// Everybody runs what he is to run.
+    /// Marks the rollout or rollback as finished: all instances run the right build.
     ///
     /// # Errors
-    /// The file cannot be removed.
+    /// Fails if the file cannot be removed.
     pub fn moved(&self) -> Result<()> {
         let _lock = self.lock()?;
         self.write_move(None)
@@ -251,21 +253,21 @@ impl Store {
         write().map_err(io_error("writing", &path))
     }
 
-    /// Remembers that a build was found worse.
+    /// Records that a build was found worse.
     ///
     /// # Errors
-    /// The file of choices cannot be read or written.
+    /// Fails if the file of decisions cannot be read or written.
     pub fn reject(&self, build: &BuildId, why: &str) -> Result<()> {
         let _lock = self.lock()?;
         let mut choices = self.choices()?;
         choices.rejected.retain(|one| one.build != *build);
         choices.rejected.push(decided(build, why));
-        // One that was chosen once, removed, and built again.
+        // A build that was chosen once, removed, and made again.
         choices.chosen.retain(|one| one.build != *build);
         self.write_choices(choices)
     }
 
-    /// The builds that are in use or the way back: nobody removes them by age.
+    /// The default build and the rollback target, which are never removed by age.
     pub fn kept_by_choice(&self) -> Vec<BuildId> {
         let choices = self.choices().unwrap_or_default();
         let usable = choices.chosen.into_iter().rev().filter(|one| self.show(&one.build).is_ok());

@@ -1,4 +1,4 @@
-//! Which builds go when the store is to be made smaller.
+//! Removes builds to reduce the size of the store.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,45 +7,45 @@ use super::{BuildId, INCOMING, Store, clear, name_of, only_ours};
 use crate::error::Result;
 use crate::owned;
 
-/// What stays.
+/// Builds to keep.
 #[derive(Clone, Debug, Default)]
 pub struct Keep {
-    /// This many of the newest.
+    /// Number of newest builds to keep.
     pub newest: usize,
-    /// These, whatever their age: what the configuration names and what runs now.
+    /// Builds to keep at any age: configured and running ones.
     pub ids: Vec<BuildId>,
 }
 
-/// What would go, or has gone.
+/// Removable or removed parts of the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sweep {
     /// Builds, newest first, with their bytes.
     pub builds: Vec<(BuildId, u64)>,
-    /// What builds that were cut short have left, with its bytes.
+    /// Leftovers of interrupted builds, with their bytes.
     pub leftovers: Vec<(PathBuf, u64)>,
-    /// Usable builds that stay.
+    /// Number of usable builds that stay.
     pub left: usize,
 }
 
 impl Sweep {
-    /// Bytes of all that goes.
+    /// Total bytes to remove.
     pub fn bytes(&self) -> u64 {
         let builds = self.builds.iter().map(|(_, bytes)| bytes);
         builds.chain(self.leftovers.iter().map(|(_, bytes)| bytes)).sum()
     }
 
-    /// Whether there is nothing to remove.
+    /// Returns true if there is nothing to remove.
     pub fn is_empty(&self) -> bool {
         self.builds.is_empty() && self.leftovers.is_empty()
     }
 }
 
 impl Store {
-    /// What [`Self::gc`] would remove. Damaged and foreign folders are never among it.
+    /// Determines what [`Self::gc`] would remove. Damaged and foreign folders are never included.
     ///
     /// # Errors
     ///
-    /// The store cannot be read.
+    /// Fails if the store cannot be read.
     pub fn superfluous(&self, keep: &Keep) -> Result<Sweep> {
         let ids: Vec<BuildId> = self.list()?.builds.into_iter().map(|build| build.id).collect();
         let all = ids.len();
@@ -58,19 +58,19 @@ impl Store {
         Ok(Sweep { left: all - builds.len(), builds, leftovers: self.leftovers() })
     }
 
-    /// Removes what [`Self::superfluous`] found, in its order; `each` is called after each thing. Leftovers go only if
-    /// nobody writes at this moment, and they are still the same.
+    /// Removes what [`Self::superfluous`] found, in its order; calls `each` after each item. Leftovers are
+    /// removed only if no other process writes at this moment and they are unchanged.
     ///
     /// # Errors
     ///
-    /// Something cannot be removed. What was removed before it stays removed.
+    /// Fails if an item cannot be removed; items before it stay removed.
     pub fn gc(&self, sweep: &Sweep, mut each: impl FnMut(&str, u64)) -> Result<()> {
         for (id, bytes) in &sweep.builds {
             self.remove(id)?;
             each(id.as_str(), *bytes);
         }
         for (path, bytes) in &sweep.leftovers {
-            // While we have the lock nobody writes, so whatever is unfinished now will never be finished.
+            // We hold the lock, so no process writes, and any unfinished build was abandoned.
             let _lock = self.lock()?;
             if only_ours(path).is_ok() {
                 clear(path)?;
@@ -85,7 +85,8 @@ impl Store {
         owned::bytes(&self.folder(id))
     }
 
-    /// Folders of half a build. One that is being written at this moment is among them; it is gone when we have the lock.
+    /// Folders of unfinished builds, including one that is being written now, which is complete or removed
+    /// once we hold the lock.
     fn leftovers(&self) -> Vec<(PathBuf, u64)> {
         let entries = fs::read_dir(self.root()).into_iter().flatten().flatten().map(|entry| entry.path());
         let named = |path: &PathBuf| {

@@ -1,14 +1,15 @@
-//! The name of a build.
+//! Build ids.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Hexadecimal digits in a name: 64 bits, so that two of a million builds share one with a chance of one in 10^7.
+/// Hexadecimal digits of an id: 64 bits, so that a collision among a million builds has a probability of
+/// one in 10^7.
 const DIGITS: usize = 16;
 
-/// Names a build by the hash of its recipe: 16 lower-case hexadecimal digits.
+/// Id of a build: 16 lower-case hexadecimal digits of its recipe's hash.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct BuildId(String);
@@ -18,13 +19,13 @@ impl BuildId {
         Self(hex::encode(&hash[..DIGITS / 2]))
     }
 
-    /// As text.
+    /// The id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Text that is no build's name.
+/// The text is no build id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not the id of a build: that has 16 hexadecimal digits")]
 pub struct NotAnId(String);
@@ -58,7 +59,7 @@ impl From<BuildId> for String {
 
 impl fmt::Display for BuildId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not write_str: tables want to pad it.
+        // Not `write_str`, which ignores the padding of tables.
         self.0.fmt(f)
     }
 }

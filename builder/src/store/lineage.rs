@@ -1,4 +1,4 @@
-//! Whether a build continues the line of the one in use: the same llama.cpp, and not an older one. Pure.
+//! Decides if a build may succeed the default build: same llama.cpp, not older, GPU kept. Pure functions.
 
 use std::fmt;
 use std::path::Path;
@@ -6,31 +6,31 @@ use std::path::Path;
 use crate::plan::Plan;
 use crate::source::Found;
 
-/// Names by which llama.cpp itself is fetched: its repository, now and before, and the package that carries its source.
+/// Names of upstream's sources: its repository, now and formerly, and the package that contains its source.
 const UPSTREAM: [&str; 4] =
     ["ggml-org/llama.cpp", "ggerganov/llama.cpp", "llama_cpp_python", "llama-cpp-python"];
-/// The lineage of those, and of folders and archives that are called so.
+/// Lineage of these sources, and of folders and archives named so.
 const LLAMA_CPP: &str = "llama.cpp";
-/// Endings of archives.
+/// File extensions of archives.
 const ARCHIVES: [&str; 4] = [".tar.gz", ".tgz", ".tar.xz", ".zip"];
 
-/// Why a new build does not take the place of the one in use by itself.
+/// Why a new build does not become the default automatically.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoSuccessor {
-    /// It is made of another llama.cpp.
+    /// Built from another llama.cpp.
     OtherLineage {
-        /// That of the new build, such as `ikawrakow/ik_llama.cpp`.
+        /// Lineage of the new build, such as `ikawrakow/ik_llama.cpp`.
         new: String,
-        /// That of the one in use.
+        /// Lineage of the default build.
         in_use: String,
     },
-    /// It computes on the CPU alone, and the one in use on a GPU.
+    /// Built for the CPU only, while the default build uses a GPU.
     NoGpu,
-    /// It is made of an older revision.
+    /// Built from an older revision.
     Older {
-        /// The new build's version.
+        /// Version of the new build.
         new: String,
-        /// That of the one in use.
+        /// Version of the default build.
         in_use: String,
     },
 }
@@ -47,19 +47,19 @@ impl fmt::Display for NoSuccessor {
     }
 }
 
-/// What can be said of a source without its history.
+/// Facts about a source that are known without its history.
 struct Origin {
     lineage: String,
-    /// The build number, as upstream counts.
+    /// Upstream's build number.
     number: Option<u32>,
-    /// The numbers at the end of its name, such as those of a release.
+    /// Version numbers at the end of the source's name, such as those of a release.
     version: Vec<u32>,
 }
 
-/// Whether a build of the plan `new` continues that of `in_use`.
+/// Checks that a build of the plan `new` may succeed that of `in_use`.
 ///
 /// # Errors
-/// Why not. A revision whose age is not known counts as newer: it was made on purpose.
+/// Returns the reason if not. A revision of unknown age counts as newer, since it was built on purpose.
 pub fn succeeds(in_use: &Plan, new: &Plan) -> Result<(), NoSuccessor> {
     continues(&in_use.source, &new.source)?;
     if in_use.recipe.backend.has_gpu() && !new.recipe.backend.has_gpu() {
@@ -68,7 +68,7 @@ pub fn succeeds(in_use: &Plan, new: &Plan) -> Result<(), NoSuccessor> {
     Ok(())
 }
 
-/// The same of their sources.
+/// Checks the sources of both plans.
 fn continues(in_use: &Found, new: &Found) -> Result<(), NoSuccessor> {
     let (old, new) = (origin(in_use), origin(new));
     if old.lineage != new.lineage {
@@ -112,12 +112,12 @@ fn repository(url: &str) -> String {
     format!("{owner}/{name}").to_ascii_lowercase()
 }
 
-/// One name for all that is llama.cpp itself.
+/// Maps upstream's names to a single one.
 fn known(name: String) -> String {
     if UPSTREAM.contains(&name.as_str()) { LLAMA_CPP.to_owned() } else { name }
 }
 
-/// Whether the end of a name is a version, a tag of a build or a commit.
+/// Returns true if the end of a name is a version, a build tag or a commit.
 fn is_revision(text: &str) -> bool {
     let tag = text.strip_prefix(['b', 'v']).unwrap_or(text);
     let is_commit = text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit());

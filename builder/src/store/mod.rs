@@ -1,16 +1,17 @@
-//! The store: one folder per build, named by the hash of what was planned. A build is in it whole or not at all.
+//! The store: one folder per build, named by the hash of its recipe. A build is in it completely or not at
+//! all.
 //!
 //! ```text
 //!  builds/0123456789abcdef/llama-server        the binary
 //!                          provenance.json     its provenance
-//!  builds/.incoming-0123456789abcdef/          being written or removed; becomes the above by one rename
-//!  builds/.lock                                held by whoever writes or removes
-//!  builds/.chosen.json                         which build is in use, and the way back
+//!  builds/.incoming-0123456789abcdef/          being written or removed; renamed to the above when complete
+//!  builds/.lock                                held by a process that writes or removes
+//!  builds/.chosen.json                         the default build, and the rollback target
 //! ```
 //!
-//! What does not look like a build is reported and never touched. A build is removed file by file, and only if nothing
-//! but a build's files is in its folder. A process that runs keeps its file; but the next one would not start, so whoever
-//! removes builds asks first which are in use.
+//! Entries that do not look like a build are reported and never touched. A build is removed file by file,
+//! and only if its folder has no other files. A running process keeps its deleted binary, but could not be
+//! restarted, so callers must not remove builds in use.
 
 mod chosen;
 mod gc;
@@ -31,35 +32,35 @@ pub use provenance::{Binary, Host, Provenance, SCHEMA, Timings};
 use crate::error::{Error, Result, io_error};
 use crate::lock::Lock;
 
-/// The binary's name in each build.
+/// File name of the binary.
 const BINARY: &str = "llama-server";
-/// The name of each build's provenance.
+/// File name of the provenance.
 const PROVENANCE: &str = "provenance.json";
-/// Begins the names of folders that are still being written.
+/// Name prefix of folders that are being written or removed.
 const INCOMING: &str = ".incoming-";
-/// Held while anything is written or removed here.
+/// Lock held by a process that writes or removes.
 const LOCK: &str = ".lock";
-/// Which build is in use.
+/// File with the default build and the rollback target.
 const CHOSEN: &str = ".chosen.json";
-/// Beside it, with the same beginning: no stranger and no build.
+/// File of an unfinished rollout. The common prefix with [`CHOSEN`] keeps it from being listed as foreign.
 const MOVE: &str = ".chosen.json.move";
-/// All that we write into a build's folder, and so all that is removed with it.
+/// All files of a build's folder; no others are removed with it.
 const FILES: [&str; 2] = [BINARY, PROVENANCE];
 
-/// A folder of builds. Cheap to make: nothing is read or written before a method is called. Methods block briefly.
+/// A folder of builds. Cheap to create: only methods access the disk. Methods block briefly.
 #[derive(Clone, Debug)]
 pub struct Store {
     root: PathBuf,
 }
 
-/// Everything in a store.
+/// Content of a store.
 #[derive(Clone, Debug, Default)]
 pub struct Listing {
     /// Usable builds, newest first.
     pub builds: Vec<Provenance>,
-    /// Folders with a build's name that cannot be used, and why.
+    /// Folders named like a build that cannot be used, with the reason.
     pub damaged: Vec<(PathBuf, String)>,
-    /// What is none of our business.
+    /// Entries that are no builds.
     pub foreign: Vec<PathBuf>,
 }
 
@@ -69,16 +70,16 @@ impl Store {
         Self { root: data.join("builds") }
     }
 
-    /// Its folder.
+    /// The store's folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Everything that is there. A store that does not exist yet is empty.
+    /// Lists the content. A store that does not exist yet is empty.
     ///
     /// # Errors
     ///
-    /// The folder is there and cannot be read.
+    /// Fails if the folder exists and cannot be read.
     pub fn list(&self) -> Result<Listing> {
         let mut listing = Listing::default();
         let entries = match fs::read_dir(&self.root) {
@@ -104,11 +105,11 @@ impl Store {
         Ok(listing)
     }
 
-    /// The id that begins so. Folders count even when damaged, so that they can be removed.
+    /// Resolves a prefix to an id. Damaged builds count, so that they can be removed.
     ///
     /// # Errors
     ///
-    /// No build begins so, or several do.
+    /// Fails if no build has this prefix, or several have.
     pub fn resolve(&self, prefix: &str) -> Result<BuildId> {
         let wanted = prefix.to_ascii_lowercase();
         let mut ids: Vec<BuildId> = match fs::read_dir(&self.root) {
@@ -126,11 +127,11 @@ impl Store {
         }
     }
 
-    /// A build's provenance, checked against its folder.
+    /// Reads a build's provenance and checks its folder.
     ///
     /// # Errors
     ///
-    /// There is no such build, or it is damaged.
+    /// Fails if the build does not exist or is damaged.
     pub fn show(&self, id: &BuildId) -> Result<Provenance> {
         let folder = self.folder(id);
         let damaged = |why: String| Err(Error::DamagedBuild { path: folder.clone(), why });
@@ -158,11 +159,11 @@ impl Store {
         }
     }
 
-    /// The path of a build's llama-server, which is there.
+    /// Path of a build's llama-server, after a check that it exists.
     ///
     /// # Errors
     ///
-    /// There is no such build, or it is damaged.
+    /// Fails if the build does not exist or is damaged.
     pub fn binary(&self, id: &BuildId) -> Result<PathBuf> {
         self.show(id).map(|_| self.folder(id).join(BINARY))
     }
@@ -171,15 +172,16 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// The store cannot be read.
+    /// Fails if the store cannot be read.
     pub fn newest(&self) -> Result<Option<Provenance>> {
         Ok(self.list()?.builds.into_iter().next())
     }
 
-    /// Removes a build, damaged or not. Waits for whoever writes or removes at the same time.
+    /// Removes a build, damaged or not. Waits for other processes that write or remove.
     ///
     /// # Errors
-    /// There is none, or other things than a build's are in its folder: then nothing was removed.
+    /// Fails if the build does not exist, or if its folder has files that are not a build's; then nothing
+    /// was removed.
     pub fn remove(&self, id: &BuildId) -> Result<()> {
         let folder = self.folder(id);
         if fs::symlink_metadata(&folder).is_err() {
@@ -187,17 +189,17 @@ impl Store {
         }
         let _lock = self.lock()?;
         only_ours(&folder)?;
-        // Renamed first: nobody finds half a build while the files go.
+        // Renamed first, so that no process finds a partial build while its files are removed.
         let going = self.incoming(id);
         clear(&going)?;
         fs::rename(&folder, &going).map_err(io_error("removing", folder))?;
         clear(&going)
     }
 
-    /// The build that a file belongs to, if it is one of this store.
+    /// The build of this store that contains a file.
     pub fn build_of(&self, file: &Path) -> Option<BuildId> {
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        // A file that is gone has no real path, but its folder may have one.
+        // A removed file has no canonical path, but its folder may have one.
         let (folder, root) = (real(file.parent()?), real(&self.root));
         (folder.parent()? == root).then(|| name_of(&folder).parse().ok())?
     }
@@ -206,8 +208,8 @@ impl Store {
         Lock::wait(&self.root.join(LOCK))
     }
 
-    /// Puts a binary into the store. The caller holds the build's lock. A damaged build of the same name is replaced.
-    /// Which build is in use changes only to one that continues the line of the one before.
+    /// Moves a binary into the store. The caller holds the build's lock. Replaces a damaged build with the
+    /// same id. The new build becomes the default only if it succeeds the previous default.
     pub(crate) fn install(&self, binary: &Path, provenance: &Provenance) -> Result<PathBuf> {
         let (incoming, folder) = (self.incoming(&provenance.id), self.folder(&provenance.id));
         let _lock = self.lock()?;
@@ -219,7 +221,7 @@ impl Store {
             fs::rename(&incoming, &folder).map_err(io_error("moving", &incoming))
         });
         if done.is_err() {
-            // The first error is the one to tell.
+            // The caller gets the first error.
             clear(&incoming).ok();
         }
         done?;
@@ -235,8 +237,8 @@ impl Store {
         let mut text = serde_json::to_vec_pretty(provenance)
             .map_err(|error| io_error("writing", &file)(error.into()))?;
         text.push(b'\n');
-        // Not flushed to the disk, which takes ten seconds on a machine that just compiled: what a power failure
-        // cuts off shows by its size, and then the build is made again.
+        // No fsync, which takes ten seconds on a machine that just compiled. A file truncated by a power
+        // failure has a wrong size, and then the build is repeated.
         fs::write(&file, text).map_err(io_error("writing", &file))
     }
 
@@ -249,7 +251,7 @@ impl Store {
     }
 }
 
-/// Whether a folder is a real one with nothing but a build's files in it.
+/// Checks that a folder is a real one and contains only a build's files.
 fn only_ours(folder: &Path) -> Result<()> {
     let foreign = |why: String| Err(Error::ForeignInBuild { path: folder.to_owned(), why });
     let facts = fs::symlink_metadata(folder).map_err(io_error("reading", folder))?;
@@ -267,7 +269,7 @@ fn only_ours(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes a folder with a build's files, whole or half written, that may not be there. The caller holds the lock.
+/// Removes a folder of a complete or partial build, if it exists. The caller holds the lock.
 fn clear(folder: &Path) -> Result<()> {
     if fs::symlink_metadata(folder).is_err() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What is written beside a binary, so that years later it is known where it came from.
+//! The record stored with a binary about its origin.
 
 use std::fs;
 use std::path::Path;
@@ -14,60 +14,60 @@ use crate::plan::{Plan, option_value};
 use crate::toolchain::found::Drivers;
 use crate::verify::Verified;
 
-/// Raised when the file's shape changes; readers refuse newer ones.
+/// Incremented when the file's format changes; readers reject newer ones.
 pub const SCHEMA: u32 = 1;
 
-/// What is kept of a build: `provenance.json`.
+/// Content of `provenance.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Provenance {
-    /// Version of this shape.
+    /// Version of the format.
     pub schema: u32,
-    /// The build's name, as its folder.
+    /// The build's id, which is its folder's name.
     pub id: BuildId,
-    /// When it was finished, RFC 3339 in UTC.
+    /// Time of completion, RFC 3339 in UTC.
     pub built_at: String,
-    /// What was planned: source, options, compilers.
+    /// The plan: source, options, compilers.
     pub plan: Plan,
-    /// What drove the compilers.
+    /// Versions of cmake and ninja.
     pub drivers: Drivers,
-    /// How long each part took.
+    /// Duration of each phase.
     pub timings: Timings,
-    /// The binary.
+    /// Size and hash of the binary.
     pub binary: Binary,
-    /// What it did to prove itself.
+    /// Results of the verification.
     pub verified: Verified,
-    /// The machine that built it.
+    /// Machine of the build.
     pub host: Host,
-    /// The fixes that its source was patched with and whose markers were found in the binary, by id. Builds from
-    /// before there were patches have none.
+    /// Ids of the fixes in the patched source whose markers were found in the binary. Builds from before
+    /// patches existed have none.
     #[serde(default)]
     pub fixes: Vec<String>,
 }
 
 impl Provenance {
-    /// The fixes that are in the binary, by id. Each is off until its variable is set.
+    /// Ids of the fixes in the binary. Each is off until its variable is set.
     pub fn fixes(&self) -> &[String] {
         &self.fixes
     }
 
-    /// What the user's own sets that were applied say of their fixes, each with its set's id.
+    /// Fixes of the user's own applied sets, each with its set's id.
     pub fn own_fixes(&self) -> Vec<(String, Fix)> {
         let applied = self.plan.patches.iter().filter(|set| set.applied());
         applied.flat_map(|set| set.own.iter().map(|fix| (set.set.clone(), fix.clone()))).collect()
     }
 
-    /// What its source shows of the fixes that were judged: needed, superseded, harmful.
+    /// The state of each judged fix in this source: needed, superseded, harmful.
     pub fn lives(&self) -> Vec<(String, Standing)> {
         let fixes = self.plan.patches.iter().flat_map(|set| &set.fixes);
         fixes.filter_map(|fix| Some((fix.fix.clone(), fix.life.clone()?))).collect()
     }
 
-    /// What the binary computes on.
+    /// Compute backend of the binary.
     pub const fn backend(&self) -> Backend {
         self.plan.recipe.backend
     }
 
-    /// What mitigations have to know of the build, whose binary is this file.
+    /// Facts about the build for mitigations; `binary` is its file.
     pub fn facts(&self, binary: &Path) -> BuildFacts {
         let option = |text: &String| {
             let (name, value) = text.strip_prefix("-D")?.split_once('=')?;
@@ -87,45 +87,45 @@ impl Provenance {
         }
     }
 
-    /// The value that an option for cmake was built with, by its name, such as `GGML_CUDA_GRAPHS`. `None`: it was not
-    /// given, so upstream's default of that revision holds.
+    /// The value of a cmake option by name, such as `GGML_CUDA_GRAPHS`. `None`: the option was not set, so
+    /// the default of that upstream revision applies.
     pub fn option(&self, name: &str) -> Option<&str> {
         option_value(&self.plan.recipe.cmake, name)
     }
 }
 
-/// Seconds by phase.
+/// Duration of each phase in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timings {
     /// Unpacking or copying the source.
     pub unpack: f64,
-    /// cmake.
+    /// Running cmake.
     pub configure: f64,
-    /// The compilers.
+    /// Running the compilers.
     pub compile: f64,
-    /// The checks.
+    /// Running the checks.
     pub verify: f64,
 }
 
-/// The one file of a build.
+/// Size and hash of a build's binary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Binary {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// In hexadecimal digits.
+    /// sha256 as hexadecimal digits.
     pub sha256: String,
 }
 
-/// Where a build was made.
+/// Machine of a build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
-    /// The machine's name.
+    /// Host name.
     pub name: String,
-    /// The kernel's name and release.
+    /// Name and release of the kernel.
     pub kernel: String,
-    /// The architecture, such as `x86_64`.
+    /// Architecture, such as `x86_64`.
     pub machine: String,
-    /// The CPU's name, or empty.
+    /// Name of the CPU, or empty.
     pub cpu: String,
 }
 

@@ -1,4 +1,4 @@
-//! Stores with good builds, bad ones and strangers.
+//! Stores with valid builds, damaged ones and foreign entries.
 
 use super::lineage::succeeds;
 use super::*;
@@ -7,7 +7,7 @@ use crate::plan::tests::plan;
 use crate::toolchain::{Drivers, Tool};
 use crate::verify::Verified;
 
-/// The provenance of a build that never was.
+/// Provenance of a build that does not exist.
 pub(crate) fn provenance(options: &[&str], built_at: &str, size: u64) -> Provenance {
     let plan = plan(options).unwrap();
     let tool = Tool { path: "/usr/bin/true".into(), version: "1".into() };
@@ -25,7 +25,7 @@ pub(crate) fn provenance(options: &[&str], built_at: &str, size: u64) -> Provena
     }
 }
 
-/// A store with builds made at these times, oldest first.
+/// A store with builds of these times, oldest first.
 fn store(folder: &Path, times: &[&str]) -> (Store, Vec<BuildId>) {
     let store = Store::new(folder);
     let binary = folder.join("binary");
@@ -39,7 +39,7 @@ fn store(folder: &Path, times: &[&str]) -> (Store, Vec<BuildId>) {
     (store, ids)
 }
 
-/// Removes what is superfluous, and says which builds that was.
+/// Runs the garbage collection, and returns the removed builds.
 fn gone(store: &Store, keep: &Keep) -> Vec<BuildId> {
     let sweep = store.superfluous(keep).unwrap();
     store.gc(&sweep, |_, _| ()).unwrap();
@@ -91,16 +91,16 @@ fn the_newest_build_is_in_use_until_one_is_chosen_and_then_that_one() {
     store.choose(&ids[2], "it is better").unwrap();
     store.choose(&ids[2], "twice is once").unwrap();
     assert_eq!((in_use(), store.kept_by_choice()), (ids[2].clone(), vec![ids[2].clone(), ids[0].clone()]));
-    // The file is no stranger, and no build.
+    // The file of decisions is neither foreign nor a build.
     assert!(store.list().unwrap().foreign.is_empty());
-    // One that was left by hand meanwhile does not come again.
+    // A rollback from a build that is not the default any more changes nothing.
     assert_eq!(store.go_back(&ids[1], None).unwrap(), ids[2]);
     assert_eq!((in_use(), store.choices().unwrap().rejected.len()), (ids[2].clone(), 0));
     assert_eq!(store.go_back(&ids[2], Some("it leaks")).unwrap(), ids[0]);
     assert_eq!(in_use(), ids[0]);
     assert_eq!(store.choices().unwrap().rejected(&ids[2]).unwrap().why, "it leaks");
     assert!(store.go_back(&ids[0], Some("again")).is_err(), "there is nothing before it");
-    // Chosen after all.
+    // Choosing a rejected build.
     store.choose(&ids[2], "by hand").unwrap();
     assert!(store.choices().unwrap().rejected(&ids[2]).is_none());
     store.remove(&ids[2]).unwrap();
@@ -108,7 +108,7 @@ fn the_newest_build_is_in_use_until_one_is_chosen_and_then_that_one() {
     assert!(store.choose(&ids[2], "gone").is_err());
 }
 
-/// Puts a build of this repository into the store.
+/// Installs a build of this repository into the store.
 fn install_of(store: &Store, repository: &str, number: u32, built_at: &str) -> BuildId {
     let mut provenance = provenance(&[&format!("OF={repository}"), &format!("NUMBER={number}")], built_at, 5);
     let source = &mut provenance.plan.source;
@@ -137,7 +137,7 @@ fn a_build_of_a_fork_or_an_older_one_comes_into_use_by_a_choice_alone() {
     let why = |id| store.no_successor(id).unwrap().map(|why| why.to_string()).unwrap_or_default();
     assert!(why(&forked).contains("ikawrakow/ik_llama.cpp") && why(&older).contains("older: b150"));
     assert_eq!(why(&newer), "");
-    // On a GPU, and then without one.
+    // First with a GPU, then without one.
     let gpu = Provenance {
         plan: crate::plan::tests::with_gpu(Backend::Cuda, &["90"], "/nvcc", "nvcc 13"),
         ..provenance(&[], "", 5)
@@ -146,7 +146,7 @@ fn a_build_of_a_fork_or_an_older_one_comes_into_use_by_a_choice_alone() {
     assert_eq!(succeeds(&provenance(&[], "", 5).plan, &gpu.plan), Ok(()));
     assert!(store.kept_by_choice().contains(&newer), "nobody removes it by age");
 
-    // Its line goes on by itself, because nobody chose.
+    // A successor becomes the default automatically, because there was no explicit choice.
     let newest = install_of(&store, upstream, 300, "2026-01-05T00:00:00Z");
     assert_eq!(in_use(), newest);
     store.choose(&forked, "by hand").unwrap();
@@ -154,7 +154,7 @@ fn a_build_of_a_fork_or_an_older_one_comes_into_use_by_a_choice_alone() {
     install_of(&store, fork, 901, "2026-01-06T00:00:00Z");
     assert_eq!(in_use(), forked, "what was chosen stays");
     assert_eq!(store.go_back(&forked, None).unwrap(), newest);
-    // Chosen by hand, the held one is held no longer.
+    // After an explicit choice, the build is not held any more.
     store.choose(&newest, "by hand").unwrap();
     install_of(&store, upstream, 400, "2026-01-07T00:00:00Z");
     assert_eq!(in_use(), newest);
@@ -167,7 +167,7 @@ fn a_build_that_is_rejected_is_in_use_for_nobody_who_has_another() {
     let in_use = || store.in_use().unwrap().map(|build| build.id).unwrap();
     store.reject(&ids[1], "it leaks").unwrap();
     assert_eq!(in_use(), ids[0], "the newest was found worse");
-    // Chosen, taken back by hand without a verdict, and chosen again: no way back to itself.
+    // Chosen, rolled back without a rejection, and chosen again: no rollback to itself.
     for build in [&ids[0], &ids[1], &ids[0]] {
         store.choose(build, "x").unwrap();
     }
@@ -196,7 +196,7 @@ fn who_was_killed_over_a_move_leaves_word_and_another_choice_ends_it() {
     assert_eq!(moving(), Some((ids[1].clone(), true)));
     store.choose(&ids[1], "by hand").unwrap();
     assert_eq!(moving(), None);
-    // The word came, and the choice did not.
+    // The file of the move exists, and the choice was not written.
     fs::write(store.root().join(MOVE), format!("{{\"build\":\"{}\",\"back\":false}}", ids[0])).unwrap();
     assert_eq!(moving(), None);
     fs::write(store.root().join(MOVE), "{}").unwrap();
@@ -227,7 +227,7 @@ fn removing_waits_for_whoever_writes() {
         other.remove(&id).unwrap();
         done.send(()).unwrap();
     });
-    // It cannot have got through: the lock is ours.
+    // The other call must wait, because we hold the lock.
     assert!(is_done.try_recv().is_err() && store.folder(&ids[0]).exists());
     drop(held);
     thread.join().unwrap();

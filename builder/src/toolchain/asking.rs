@@ -1,4 +1,4 @@
-//! Small programs that are asked something: their answers, or why there is none.
+//! Runs small programs for their output.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::process::{Ended, output};
 
-/// A program with the first line that it says about its version.
+/// A program with the first line of its `--version`.
 pub(super) async fn versioned(env: &Environment, path: PathBuf, cancel: &CancellationToken) -> Result<Tool> {
     let text = said(env, &path, &["--version"], "asking for its version", cancel).await?;
     let version = text.lines().next().unwrap_or_default().trim().to_owned();
     Ok(Tool { path, version })
 }
 
-/// What a program says when it is called so; an error when it fails.
+/// Output of a program; an error if it fails.
 pub(super) async fn said(
     env: &Environment,
     program: &Path,
@@ -31,7 +31,7 @@ pub(super) async fn said(
     finish(program, doing, output(command, cancel).await)
 }
 
-/// Turns the end of a small program into its output or an error.
+/// Converts the end of a small program into its output or an error.
 pub(crate) fn finish(program: &Path, doing: &str, end: io::Result<(Ended, String)>) -> Result<String> {
     let failed = |why: String| {
         let command = program.display().to_string();
@@ -45,7 +45,7 @@ pub(crate) fn finish(program: &Path, doing: &str, end: io::Result<(Ended, String
     }
 }
 
-/// The end of what a program said before it failed.
+/// Last lines of a failed program's output.
 fn last_words(status: ExitStatus, text: &str) -> String {
     const LINES: usize = 8;
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();

@@ -1,4 +1,4 @@
-//! Chooses the backend: the one that was asked for, or the best one that this machine can build and run, with the
+//! Chooses the backend: the requested one, or the best of those that build and run on this machine, with the
 //! reason in words.
 
 use tokio_util::sync::CancellationToken;
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::plan::backend::Backend;
 use crate::plan::target::{Arch, ArchWish, BackendWish};
 
-/// Chooses, checks the toolkit, and settles the GPUs.
+/// Chooses the backend, checks its toolkit, and determines the GPU architectures.
 pub(crate) async fn choose(
     env: &Environment,
     wish: BackendWish,
@@ -36,7 +36,7 @@ pub(crate) async fn choose(
     Ok(Chosen { backend, why, toolkit, gpu })
 }
 
-/// The first backend for which both a device and a toolkit are here. What is nearly there is told.
+/// The first backend with both a device and a toolkit. Reports backends that lack only one of them.
 async fn automatic(
     env: &Environment,
     arch: &ArchWish,
@@ -85,7 +85,7 @@ async fn automatic(
     Ok((Backend::Cpu, nearly.join("; ")))
 }
 
-/// The GPUs in cmake's words.
+/// The GPU architectures in cmake's syntax.
 async fn gpus(
     env: &Environment,
     backend: Backend,
@@ -100,8 +100,8 @@ async fn gpus(
     };
     match (backend, arch.gpu.is_empty(), arch.cpu) {
         (Backend::Cpu | Backend::Vulkan | Backend::Metal, ..) | (Backend::Cuda, true, Arch::Portable) => {
-            // For CUDA upstream has a list for each toolkit, which knows what of it compiles; cmake's `all-major` does
-            // not.
+            // For CUDA, upstream has a list per toolkit of architectures that compile; cmake's `all-major`
+            // does not know which parts fail.
             Ok(Vec::new())
         }
         (Backend::Cuda | Backend::Hip, false, _) => Ok(arch.gpu.clone()),
@@ -112,7 +112,8 @@ async fn gpus(
         }),
         (Backend::Cuda, true, Arch::Native) => {
             let found = cuda::architectures(env, &toolkit.tool.path, cancel).await?;
-            // Code for these very GPUs only, as `native` means in cmake; named here, so that the plan knows it.
+            // Code for exactly these GPUs, like cmake's `native`; named explicitly, so that the plan
+            // includes them.
             let real: Vec<String> = found.iter().map(|number| format!("{number}-real")).collect();
             let cure = "name the architecture, such as --arch 90 (nvidia-smi --query-gpu=compute_cap tells it on \
                         the machine that has the GPU)";

@@ -1,5 +1,5 @@
-//! What builds in more than a bare server: npm for the web page, OpenSSL or libcurl for HTTPS. None is needed, so nothing here is
-//! an error.
+//! Finds tools and libraries for more than a bare server: npm for the web page, OpenSSL or libcurl for
+//! HTTPS. All are optional, so a missing one is no error.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,28 +12,29 @@ use super::found::Compilers;
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 
-/// npm and node, with their versions: `npm 10.8.2, node v22.1.0`.
+/// Versions of npm and node: `npm 10.8.2, node v22.1.0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Npm(pub(crate) String);
 
-/// The OpenSSL that the compiler finds, by the part of its version that programs depend on: `OpenSSL 3.0`.
+/// The compiler's OpenSSL, by the part of its version that affects binaries: `OpenSSL 3.0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OpenSsl(pub(crate) String);
 
-/// The libcurl that the compiler finds, if it speaks HTTPS, by the part of its version that programs depend on: `libcurl 7.88`.
+/// The compiler's libcurl, if it supports HTTPS, by the part of its version that affects binaries: `libcurl
+/// 7.88`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Curl(pub(crate) String);
 
-/// Says which OpenSSL it was compiled with, and needs both of its libraries.
+/// Program that prints its OpenSSL version, and needs both OpenSSL libraries.
 const PROGRAM: &str = "#include <openssl/ssl.h>\n#include <openssl/opensslv.h>\n#include <stdio.h>\n\
     int main(void) { return SSL_CTX_new(TLS_client_method()) == NULL || puts(OPENSSL_VERSION_TEXT) < 0; }\n";
 
-/// Says which libcurl it was compiled with, and fails if the one that it runs with speaks no HTTPS.
+/// Program that prints its libcurl version, and fails if the libcurl at run time does not support HTTPS.
 const CURL_PROGRAM: &str = "#include <curl/curl.h>\n#include <stdio.h>\n\
     int main(void) { return !(curl_version_info(CURLVERSION_NOW)->features & CURL_VERSION_SSL)\
     || puts(\"libcurl \" LIBCURL_VERSION) < 0; }\n";
 
-/// npm, if it can run.
+/// npm, if it runs.
 pub(crate) async fn npm(env: &Environment, cancel: &CancellationToken) -> Result<Option<Npm>> {
     let (Some(npm), Some(node)) = (env.find("npm"), env.find("node")) else { return Ok(None) };
     let version =
@@ -45,7 +46,7 @@ pub(crate) async fn npm(env: &Environment, cancel: &CancellationToken) -> Result
     })
 }
 
-/// OpenSSL, if a program that uses it can be made and run.
+/// OpenSSL, if a program with it compiles and runs.
 pub(crate) async fn openssl(
     env: &Environment,
     compilers: &Compilers,
@@ -56,8 +57,8 @@ pub(crate) async fn openssl(
     Ok(found.map(OpenSsl))
 }
 
-/// libcurl, if a program that uses it can be made and run. Only where cmake looks for it, too, which ends the configuration when it
-/// finds none: not where `CPATH` and its like lead.
+/// libcurl, if a program with it compiles and runs. Searched only where cmake searches, too, because cmake's
+/// configuration fails without it: not in the folders of `CPATH` and the like.
 pub(crate) async fn curl(
     env: &Environment,
     compilers: &Compilers,
@@ -68,7 +69,7 @@ pub(crate) async fn curl(
     Ok(found.map(Curl))
 }
 
-/// The version that a program with these libraries says, if it can be made and run.
+/// The version printed by a program with these libraries, if it compiles and runs.
 async fn linked(
     env: &Environment,
     compilers: &Compilers,
@@ -93,7 +94,7 @@ async fn linked(
     Ok(text.as_deref().and_then(version))
 }
 
-/// `OpenSSL 3.0.17 1 Jul 2025` is `OpenSSL 3.0`: what comes after may change without a new build.
+/// Shortens `OpenSSL 3.0.17 1 Jul 2025` to `OpenSSL 3.0`: the rest may change without a new build.
 fn version(text: &str) -> Option<String> {
     let mut words = text.split_whitespace();
     let (name, number) = (words.next()?, words.next()?);
@@ -101,7 +102,7 @@ fn version(text: &str) -> Option<String> {
     Some(format!("{name} {}.{}", parts.next()?, parts.next()?))
 }
 
-/// What failed is not there; what was cancelled is.
+/// Maps a failure to `None`; cancellation stays an error.
 fn known<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),

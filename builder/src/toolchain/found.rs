@@ -7,50 +7,51 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::backend::Backend;
 
-/// A program and which one it is.
+/// A program with its version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tool {
-    /// Absolute.
+    /// Absolute path.
     pub path: PathBuf,
-    /// The first line that it says about its version.
+    /// First line of its version output.
     pub version: String,
 }
 
 /// The compilers of a build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compilers {
-    /// For C.
+    /// C compiler.
     pub c: Tool,
-    /// For C++.
+    /// C++ compiler.
     pub cxx: Tool,
-    /// What the C++ compiler makes code for, such as `x86_64-linux-gnu`.
+    /// Target triple of the C++ compiler, such as `x86_64-linux-gnu`.
     pub target: String,
-    /// For native builds, a hash of what the compiler knows about this machine's CPU; empty for portable ones.
+    /// For native builds, a hash of the CPU features known to the compiler; empty for portable builds.
     pub cpu: String,
 }
 
-/// What drives the compilers.
+/// Programs that run the compilers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drivers {
-    /// Makes the build files.
+    /// Generates the build files.
     pub cmake: Tool,
     /// Runs the compilers.
     pub ninja: Tool,
-    /// `ccache` or `sccache`, if either is there.
+    /// Path of `ccache` or `sccache`, if installed.
     pub launcher: Option<PathBuf>,
 }
 
-/// What makes code for a GPU.
+/// Toolkit of a GPU backend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Toolkit {
-    /// The compiler with a version that stands for the whole toolkit.
+    /// Compiler with a version that identifies the whole toolkit.
     pub tool: Tool,
-    /// The toolkit's own folder.
+    /// Folder of the toolkit.
     pub home: PathBuf,
 }
 
 impl Toolkit {
-    /// Options for cmake that say where it is. They are not part of a plan: another place is the same build.
+    /// cmake options with the toolkit's location. They are not part of a plan: a toolkit elsewhere gives
+    /// the same build.
     pub(crate) fn options(&self, backend: Backend, cxx: &Path) -> Vec<OsString> {
         let option = |name: &str, path: &Path| {
             let mut option = OsString::from(format!("-D{name}="));
@@ -60,7 +61,7 @@ impl Toolkit {
         match backend {
             Backend::Cuda => vec![
                 option("CMAKE_CUDA_COMPILER", &self.tool.path),
-                // Else nvcc takes the first gcc of PATH, which need not be the compiler of the plan.
+                // Otherwise nvcc uses the first gcc in PATH, which may not be the plan's compiler.
                 option("CMAKE_CUDA_HOST_COMPILER", cxx),
             ],
             Backend::Hip => vec![option("CMAKE_HIP_COMPILER", &self.tool.path)],
@@ -69,25 +70,24 @@ impl Toolkit {
         }
     }
 
-    /// Variables for cmake and the compilers that say where it is.
+    /// Environment variables with the toolkit's location, for cmake and the compilers.
     pub(crate) fn variables(&self, backend: Backend) -> Vec<(&'static str, &Path)> {
         match backend {
-            // ggml's own cmake files look into these.
+            // Read by ggml's own cmake files.
             Backend::Hip => vec![("ROCM_PATH", &self.home), ("HIP_PATH", &self.home)],
             _ => Vec::new(),
         }
     }
 }
 
-/// The backend of a build, ready to be used.
+/// The backend of a build with its toolkit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chosen {
     pub(crate) backend: Backend,
-    /// Why, in words; empty when it was asked for.
+    /// Reason in words; empty if the user asked for this backend.
     pub(crate) why: String,
-    /// What makes code for its GPU.
     pub(crate) toolkit: Option<Toolkit>,
-    /// The GPUs that code is made for beforehand, as cmake is told; empty for backends without that, and where it is
-    /// left to upstream.
+    /// GPU architectures compiled ahead of time, in cmake's syntax; empty for backends without that, and
+    /// where upstream chooses.
     pub(crate) gpu: Vec<String>,
 }

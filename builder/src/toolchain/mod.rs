@@ -1,8 +1,8 @@
-//! The programs that make a build: compilers and toolkits for GPUs, which must be there, and cmake and ninja, which can
-//! be obtained.
+//! Finds the programs of a build: compilers and GPU toolkits, which must be installed, and cmake and ninja,
+//! which can be downloaded.
 //!
-//! Compilers shape the binary, so their versions are part of a plan's hash. cmake and ninja only drive them; they
-//! are recorded with the build, not hashed, so a plan can be made before they are there.
+//! Compilers shape the binary, so their versions are part of a plan's hash. cmake and ninja are recorded
+//! with the build but not hashed, so a plan can be made before they are installed.
 
 pub(crate) mod amx;
 mod asking;
@@ -31,12 +31,13 @@ pub(crate) use toolkit::cuda::{architectures as cuda_architectures, driver_stub}
 pub(crate) use toolkit::hip::architectures as hip_architectures;
 use venv::Venv;
 
-/// llama.cpp asks for 3.14; the way it is driven here (`-S`, `-B`, presets off) was tried from 3.18 on.
+/// Oldest supported cmake. llama.cpp demands 3.14; our usage (`-S`, `-B`, no presets) was tested from 3.18
+/// on.
 const OLDEST_CMAKE: (u32, u32) = (3, 18);
-/// The first that knows HIP as a language (3.21) and `all-major` for CUDA (3.23).
+/// Oldest cmake for GPU builds: it knows HIP as a language (3.21) and `all-major` for CUDA (3.23).
 const OLDEST_CMAKE_FOR_GPUS: (u32, u32) = (3, 23);
 
-/// Finds the compilers, or says which package has them.
+/// Finds the compilers; the error names the package of a missing one.
 pub(crate) async fn compilers(
     env: &Environment,
     arch: Arch,
@@ -66,7 +67,8 @@ fn compiler(
 ) -> Result<PathBuf> {
     let missing = |program: String| Error::MissingProgram { program, package: "g++" };
     if let Some(wish) = wish {
-        // `CXX="ccache g++"` is usual; ccache is found without it. Any other word would be a flag out of the plan.
+        // `CXX="ccache g++"` is common; ccache is found without it. Any other word would be a flag outside
+        // the plan.
         let text = wish.to_string_lossy();
         let mut words = text.split_whitespace().filter(|word| !matches!(*word, "ccache" | "sccache"));
         return match (words.next(), words.next()) {
@@ -85,14 +87,14 @@ fn compiler(
         .ok_or_else(|| missing(format!("{what} ({})", usual.join(", "))))
 }
 
-/// Hashes what the compiler predefines for this very CPU: two machines with one hash get the same code.
+/// Hashes the compiler's predefined macros for this CPU: machines with the same hash get the same code.
 async fn cpu(env: &Environment, cxx: &Path, cancel: &CancellationToken) -> Result<String> {
     let ask = async |flag| {
         let arguments = [flag, "-dM", "-E", "-x", "c++", "/dev/null"];
         said(env, cxx, &arguments, "asking what a native build means", cancel).await
     };
     let macros = match ask("-march=native").await {
-        // On ARM, older versions of clang know the other name only.
+        // Older clang on ARM supports only `-mcpu=native`.
         Err(Error::Program { .. }) => ask("-mcpu=native").await?,
         other => other?,
     };
@@ -101,7 +103,7 @@ async fn cpu(env: &Environment, cxx: &Path, cancel: &CancellationToken) -> Resul
     Ok(hex::encode(&Sha256::digest(lines.join("\n"))[..8]))
 }
 
-/// cmake and ninja from `PATH`; where one is missing or too old, both from PyPI.
+/// cmake and ninja from `PATH`; if one is missing or too old, both from PyPI.
 pub(crate) async fn drivers(
     env: &Environment,
     backend: Backend,
@@ -124,7 +126,7 @@ pub(crate) async fn drivers(
     }
     let venv = Venv::new(cache);
     venv.ready(env, reporter, cancel).await.map_err(|error| match error {
-        // The shorter way out than a Python that installs them.
+        // Suggest cmake and ninja themselves, which are simpler to install than a Python for installing them.
         Error::MissingProgram { program, package: "python3 python3-venv" } => Error::MissingProgram {
             program: format!("cmake and ninja, and {program} to install them"),
             package: "cmake ninja-build",
@@ -141,7 +143,7 @@ fn new_enough(version: &str, oldest: (u32, u32)) -> bool {
     let mut parts = number.split('.').map(|part| part.parse::<u32>().ok());
     match (parts.next().flatten(), parts.next().flatten()) {
         (Some(major), Some(minor)) => (major, minor) >= oldest,
-        // A version that cannot be read: let it try.
+        // An unreadable version passes.
         _ => true,
     }
 }

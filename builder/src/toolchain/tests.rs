@@ -1,11 +1,11 @@
-//! Finding programs, in folders made for it.
+//! Finding programs in temporary folders.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
-/// A folder with programs that print something.
+/// A folder with programs that print a text.
 fn path_with(programs: &[(&str, &str)]) -> (tempfile::TempDir, Environment) {
     let folder = tempfile::tempdir().unwrap();
     for (name, script) in programs {

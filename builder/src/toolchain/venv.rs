@@ -1,7 +1,7 @@
-//! A private Python virtual environment under the cache folder, for programs that come as Python packages.
+//! A private Python virtual environment under the cache folder, for programs distributed as Python packages.
 //!
-//! pip runs with the user's index settings (which index, which certificates, which proxy) and with nothing else of
-//! theirs: no other `PIP_*` option, no `PYTHON*` variable, no site of the user.
+//! pip runs with the user's index settings (index, certificates, proxy) only: no other `PIP_*` option, no
+//! `PYTHON*` variable, no user site.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -17,7 +17,7 @@ use crate::lock::Lock;
 use crate::owned;
 use crate::process::output;
 
-/// Settings of pip that say where packages come from; all others are kept from it.
+/// pip variables about package sources, which are kept; all others are removed.
 const INDEX_SETTINGS: [&str; 12] = [
     "PIP_INDEX_URL",
     "PIP_EXTRA_INDEX_URL",
@@ -32,16 +32,16 @@ const INDEX_SETTINGS: [&str; 12] = [
     "PIP_RETRIES",
     "PIP_KEYRING_PROVIDER",
 ];
-/// What the one environment holds: cmake and ninja, and what llama-cpp-python's source package asks for before it
-/// tells its metadata (that wants cmake 3.21, too). Ready-made packages only: compiling cmake takes ten minutes.
+/// Packages of the environment: cmake and ninja, and the requirements of llama-cpp-python's build backend
+/// for metadata (it needs cmake 3.21, too). Binary packages only: compiling cmake takes ten minutes.
 const PACKAGES: [&str; 6] =
     ["--only-binary", ":all:", "cmake>=3.21", "ninja>=1.10", "scikit-build-core>=0.9.2", "pathspec"];
-/// The same in words.
+/// Description of these packages.
 const CONTENT: &str = "cmake, ninja and a Python build backend";
-/// Written last, so that an environment whose making was cut short is made anew.
+/// Mark written last, so that an incomplete environment is recreated.
 const COMPLETE: &str = ".complete";
 
-/// A virtual environment, made or not.
+/// A virtual environment, which may not exist yet.
 #[derive(Clone, Debug)]
 pub(crate) struct Venv {
     folder: PathBuf,
@@ -49,7 +49,7 @@ pub(crate) struct Venv {
 }
 
 impl Venv {
-    /// The one under a cache folder. Makes nothing.
+    /// The environment under a cache folder. Creates nothing.
     pub(crate) fn new(cache: &Path) -> Self {
         Self { folder: cache.join("tools"), lock: cache.join("locks").join("tools.lock") }
     }
@@ -58,7 +58,7 @@ impl Venv {
         self.folder.join("bin").join(name)
     }
 
-    /// Makes it, unless that was done before.
+    /// Creates the environment unless it is complete.
     pub(crate) async fn ready(
         &self,
         env: &Environment,
@@ -89,14 +89,14 @@ impl Venv {
     }
 
     fn is_ready(&self) -> bool {
-        // The interpreter is a link to the system's, which may have been removed since.
+        // The interpreter is a link to the system's, which may have been removed.
         fs::read_to_string(self.folder.join(COMPLETE)).is_ok_and(|mark| mark == PACKAGES.join(" "))
             && self.program("python3").exists()
     }
 
-    /// Removes an older one.
+    /// Removes an outdated environment.
     fn clear(&self) -> io::Result<()> {
-        // Versions before this one left no other mark than this, in one that is whole.
+        // Earlier versions of this program marked a complete environment by this file only.
         if fs::read_to_string(self.folder.join(COMPLETE)).is_ok_and(|mark| mark.contains(PACKAGES[1])) {
             fs::write(self.folder.join(owned::MARK), "")?;
         }
@@ -109,7 +109,7 @@ impl Venv {
         command.args(["-I", "-m", "venv"]).arg(&self.folder);
         let doing = format!("making the virtual environment {}", self.folder.display());
         finish(python, &doing, output(command, cancel).await).map(drop).map_err(|error| match error {
-            // Debian splits the module: `venv` is there, what it needs is not.
+            // Debian splits the module: `venv` may be installed without its dependencies.
             Error::Program { why, .. }
                 if why.contains("ensurepip") || why.contains("No module named venv") =>
             {
@@ -119,18 +119,18 @@ impl Venv {
         })
     }
 
-    /// pip of this environment, undisturbed.
+    /// pip of this environment, isolated from the user's settings.
     pub(crate) fn pip(&self, env: &Environment) -> Command {
         let mut command = env.command(&self.program("python3"));
         isolate(&mut command);
         command.args(["-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-color", "-q"]);
-        // A configuration file may say `user = true`, which a virtual environment refuses.
+        // A configuration file may say `user = true`, which fails in a virtual environment.
         command.env("PIP_USER", "0").env("PIP_REQUIRE_VIRTUALENV", "0");
         command
     }
 }
 
-/// Removes from a command what would make Python or pip behave differently for this user.
+/// Removes the user's Python and pip settings from a command, except those about package sources.
 fn isolate(command: &mut Command) {
     without(command, |name| {
         let foreign_pip = name.starts_with("PIP_") && !INDEX_SETTINGS.contains(&name);

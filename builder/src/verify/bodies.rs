@@ -1,15 +1,16 @@
-//! Measures what a server makes of a body that it answers without reading. cpp-httplib before 0.40 leaves it in the
-//! connection and reads it as the next request, so that behind a proxy one client's body becomes a request among
-//! those of others.
+//! Tests how a server treats a body that it answers without reading. cpp-httplib before 0.40 leaves the
+//! body in the connection and parses it as the next request. Behind a proxy, one client's body then becomes
+//! a request among those of other clients (request smuggling).
 //!
 //! ```text
-//!  head of a request -> its answer, before the body was sent -> the body: GET /llama-warden-unread -> GET /health
-//!        404, or two answers: the body was read as a request          200, or the end of the connection: it was not
+//!  head of a request -> its answer, before the body was sent -> body: GET /llama-warden-unread -> GET
+//!  /health
+//!        404, or two answers: the body was parsed as a request       200, or the connection ends: it was not
 //! ```
 //!
-//! The body is sent behind the answer, and what follows it a moment later: cpp-httplib forgets what it had buffered
-//! behind what it read. A body that came with its head would look discarded, and a request that came with the body
-//! would stay without an answer.
+//! The body is sent after the answer, and the next request a moment later, because cpp-httplib drops what
+//! it had buffered beyond the part it read. A body sent together with its head would look discarded, and a
+//! request sent together with the body would get no answer.
 
 use std::io;
 use std::time::Duration;
@@ -20,43 +21,44 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::checks::Door;
 
-/// Requests that are answered without a look at their body: by the handler in front of all routes, and by three
-/// checks of the head.
+/// Requests that are answered without reading their body: by the handler in front of all routes, and by
+/// three checks of the head.
 const HEADS: [&str; 4] = [
     "OPTIONS /v1/chat/completions HTTP/1.1\r\n",
     "POST /tokenize HTTP/1.1\r\nAccept: ;;q=x,,\r\n",
     "POST /tokenize HTTP/1.1\r\nRange: bytes=x\r\n",
     "POST /tokenize HTTP/1.1\r\nContent-Encoding: gzip\r\n",
 ];
-/// How many of them, from the first, have to show that the body is not read as a request. Of the others a build may
-/// read the body first.
+/// Number of these requests, from the first, that have to show a discarded body. For the others, a server
+/// may read the body first.
 const NEEDED: usize = 2;
 
-/// The body: a request of which no server has the route.
+/// The body: a request for a route that no server has.
 const BODY: &str = "GET /llama-warden-unread HTTP/1.1\r\nHost: llama-server\r\n\r\n";
-/// What is sent behind it: its answer ends the connection.
+/// The request after the body; its answer ends the connection.
 const NEXT: &str = "GET /health HTTP/1.1\r\nHost: llama-server\r\nConnection: close\r\n\r\n";
 
-/// From the body to the request behind it: longer where the first try has shown nothing, as on a busy machine.
+/// Pause between the body and the next request, per attempt: longer if the first attempt was unclear, as on
+/// a busy machine.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
-/// An answer that is given without the body is here by then.
+/// Time limit for the answer before the body is sent.
 const EARLY: Duration = Duration::from_secs(1);
-/// From the body to the end of the connection.
+/// Time limit from the body to the end of the connection.
 const ENDED: Duration = Duration::from_secs(5);
-/// Bytes of answers at most; each is a few hundred.
+/// Maximum bytes of answers; each has a few hundred.
 const MOST: usize = 64 * 1024;
 
-/// What one request has shown.
+/// Result of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
     Discarded,
     ReadAsRequest,
-    /// It waits for the body, or what came is no answer.
+    /// The server waits for the body, or sends no valid answer.
     Unclear,
 }
 
-/// Whether a body that is answered without being read is never read as a request.
+/// Tests that an unread body is never parsed as a request; `None` if unclear.
 pub(super) async fn discards(door: &Door) -> Option<bool> {
     let mut all = Vec::with_capacity(HEADS.len());
     for head in HEADS {
@@ -103,7 +105,7 @@ async fn shown<S: AsyncRead + AsyncWrite + Unpin>(
     let early = statuses(&received).len();
     if stream.write_all(BODY.as_bytes()).await.is_ok() {
         sleep(pause).await;
-        // A server that closes has not taken it, and that is an answer, too.
+        // A server that closes the connection has not parsed the body, which is a valid result.
         let _closed = stream.write_all(NEXT.as_bytes()).await;
     }
     let until = Instant::now() + ENDED;
@@ -116,13 +118,13 @@ async fn shown<S: AsyncRead + AsyncWrite + Unpin>(
     };
     Ok(match (&statuses(&received)[early..], ended) {
         ([], true) | ([200], _) => Shown::Discarded,
-        // One for each of the two, if its server has every route.
+        // 404, or two answers if the server answers every route.
         ([404, ..] | [_, _, ..], _) => Shown::ReadAsRequest,
         _ => Shown::Unclear,
     })
 }
 
-/// The statuses of the answers in what came.
+/// Status codes of the answers received.
 fn statuses(heard: &[u8]) -> Vec<u16> {
     let text = String::from_utf8_lossy(heard);
     let answers = text.split("HTTP/1.1 ").skip(1);
@@ -134,13 +136,13 @@ mod tests {
     use super::*;
     use tokio::io::DuplexStream;
 
-    /// What a server does with a body that it has answered without reading.
+    /// A server's treatment of a body that it answers without reading.
     #[derive(Clone, Copy)]
     enum Server {
         Leaves,
         LeavesAndHasEveryRoute,
         Discards,
-        /// As cpp-httplib does: with what it had buffered behind the body.
+        /// As in cpp-httplib: also drops what it had buffered after the body.
         DiscardsItsBuffer,
         Closes,
         ReadsFirst,

@@ -1,5 +1,4 @@
-//! The questions, and what counts as an answer. The sample model talks nonsense, so form is checked and not
-//! content.
+//! The checks of a server's answers. The sample model's answers are nonsense, so only their form is checked.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -8,14 +7,14 @@ use std::time::Duration;
 use reqwest::{Client, ClientBuilder};
 use serde_json::{Value, json};
 
-/// How often a server that loads is asked again. A tiny model is ready after some 30 ms.
+/// Poll interval while a server loads. A tiny model is ready after some 30 ms.
 const POLL: Duration = Duration::from_millis(20);
-/// Tokens that each answer must have; the sample model never ends by itself.
+/// Tokens requested per answer; the sample model generates no end token.
 const TOKENS: u64 = 8;
-/// Longest part of an answer that an error shows.
+/// Characters of an answer that an error shows.
 const SHOWN: usize = 300;
 
-/// Why a check did not pass.
+/// Reason for a failed check.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Fault(String);
@@ -39,32 +38,32 @@ impl From<reqwest::Error> for Fault {
 
 type Outcome = Result<(), Fault>;
 
-/// Where a server listens.
+/// Address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Door {
-    /// On a socket in a private folder.
+    /// Path of a socket in a private folder.
     Unix(PathBuf),
-    /// On a port of the loopback interface.
+    /// Port of the loopback interface.
     Port(u16),
 }
 
 impl Door {
-    /// The address of a path.
+    /// URL of a path.
     pub(crate) fn url(&self, path: &str) -> String {
         match self {
-            // The host is never looked up: everything goes through the socket.
+            // The host name is never resolved: all requests use the socket.
             Self::Unix(_) => format!("http://llama-server{path}"),
             Self::Port(port) => format!("http://{}:{port}{path}", Ipv4Addr::LOCALHOST),
         }
     }
 
-    /// A client that speaks to this server alone, whatever proxy the environment names. Each request has a connection of
-    /// its own: the server closes connections after streams and errors without saying so.
+    /// A client for this server that ignores proxy settings. Each request uses a new connection: the server
+    /// closes connections after streams and errors without announcing it.
     pub(crate) fn client(&self) -> reqwest::Result<Client> {
         self.builder().pool_max_idle_per_host(0).build()
     }
 
-    /// The same, but its connection stays open until it is dropped.
+    /// A client whose connection stays open until it is dropped.
     pub(crate) fn lasting_client(&self) -> reqwest::Result<Client> {
         self.builder().pool_max_idle_per_host(1).pool_idle_timeout(None).build()
     }
@@ -78,11 +77,11 @@ impl Door {
     }
 }
 
-/// Waits until `/health` answers 200. The caller bounds the time.
+/// Waits until `/health` answers 200. The caller limits the time.
 pub(super) async fn health(door: &Door) -> Outcome {
     let client = door.client()?;
     loop {
-        // No socket yet, or 503 while loading.
+        // The socket does not exist yet, or the server answers 503 while loading.
         if let Ok(response) = client.get(door.url("/health")).send().await
             && response.status().is_success()
         {
@@ -92,7 +91,7 @@ pub(super) async fn health(door: &Door) -> Outcome {
     }
 }
 
-/// `/completion` must give the tokens that were asked for.
+/// Checks that `/completion` returns the requested number of tokens.
 pub(super) async fn completion(door: &Door) -> Outcome {
     let body = json!({ "prompt": "hello", "n_predict": TOKENS, "temperature": 0 });
     let text = post(door, "/completion", &body).await?;
@@ -104,7 +103,7 @@ pub(super) async fn completion(door: &Door) -> Outcome {
     Ok(())
 }
 
-/// `/v1/chat/completions` must stream text, say why it ended, and close with `[DONE]`.
+/// Checks that `/v1/chat/completions` streams text, gives a finish reason, and ends with `[DONE]`.
 pub(super) async fn chat(door: &Door) -> Outcome {
     let body = json!({
         "messages": [{ "role": "user", "content": "hello" }],
@@ -130,7 +129,7 @@ pub(super) async fn chat(door: &Door) -> Outcome {
     Ok(())
 }
 
-/// `/v1/embeddings` must give a vector of numbers that are not all zero.
+/// Checks that `/v1/embeddings` returns a vector that is not all zero.
 pub(super) async fn embedding(door: &Door) -> Outcome {
     let text = post(door, "/v1/embeddings", &json!({ "input": "hello" })).await?;
     let answer: Value = parse(&text)?;

@@ -1,4 +1,4 @@
-//! Which GPUs a server sees, by its own list.
+//! Lists the GPUs that a server sees.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -11,11 +11,12 @@ use super::trial::Trial;
 use crate::error::{Error, Result};
 use crate::process::{Ended, output};
 
-/// The line before the list.
+/// Line before the list in the server's output.
 const HEADING: &str = "Available devices:";
 
-/// What `--list-devices` says, one entry a device, such as `CUDA0: NVIDIA H200 (143167 MiB, 142540 MiB free)`. Older
-/// servers do not know the flag, and one that cannot start says so to the checks: both give an empty list.
+/// Output of `--list-devices`, one entry per device, such as `CUDA0: NVIDIA H200 (143167 MiB, 142540 MiB
+/// free)`. The list is empty for older servers without this flag, and for a server that cannot start, which
+/// the checks report.
 pub(super) async fn listed(binary: &Path, trial: &Trial, cancel: &CancellationToken) -> Result<Vec<String>> {
     let mut command = Command::new(binary);
     command.arg("--list-devices").stdin(Stdio::null());
@@ -29,7 +30,7 @@ pub(super) async fn listed(binary: &Path, trial: &Trial, cancel: &CancellationTo
 
 fn entries(text: &str) -> Vec<String> {
     let after = text.lines().skip_while(|line| line.trim() != HEADING).skip(1);
-    // The list is indented; whatever else is said after it is not.
+    // List entries are indented, later lines are not.
     after.take_while(|line| line.starts_with("  ")).map(|line| line.trim().to_owned()).collect()
 }
 

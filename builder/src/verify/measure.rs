@@ -1,8 +1,8 @@
-//! Measures how a server behaves, by what it does and not by its name or number. Nothing here fails a verification: what
-//! cannot be measured is not known.
+//! Measures a server's behaviour by tests, not by name or build number. Nothing here fails a verification:
+//! a failed measurement leaves the fact unknown.
 //!
 //! ```text
-//!  start with two HTTP threads -> health -> / -> bodies that are not read -> connections, one more than threads
+//!  start with two HTTP threads -> health -> / -> unread bodies -> one connection more than threads
 //!        -> long prompts, streamed -> stop
 //! ```
 
@@ -18,31 +18,31 @@ use crate::sample_model::{FIRST_WORD, WORDS};
 
 use super::measured::{AGREEING, HttpThreads, Measured, StreamHead, Try, stream_head};
 
-/// Flags of the server that is measured. One slot, so that the order of things is plain; small batches, so that the model
-/// for it takes some milliseconds for a few tokens.
+/// Flags of the measured server. One slot, so that requests run in order; small batches, so that its model
+/// takes some milliseconds for a few tokens.
 pub(super) const FLAGS: [&str; 8] = ["-np", "1", "-b", "64", "-ub", "16", "--threads-http", THREADS];
-/// HTTP threads that it is started with.
+/// Value of `--threads-http`.
 const THREADS: &str = "2";
-/// The same as a number.
+/// The same value as a number.
 const FIXED: usize = 2;
-/// Connections that are tried: with as many served at a time, threads are made on demand.
+/// Connections opened: if all are served at once, threads are created on demand.
 const CONNECTIONS: usize = 6;
-/// A connection that is served at all is served by now, mostly within a millisecond.
+/// Time limit for a connection to be served; mostly this takes less than a millisecond.
 const SERVED: Duration = Duration::from_secs(1);
-/// llama-server closes a connection that was idle for five seconds, which frees its thread: what is seen later says
-/// nothing.
+/// Time limit of the test: llama-server closes a connection after five idle seconds, which frees its
+/// thread, so later observations would be meaningless.
 const IDLE: Duration = Duration::from_secs(4);
 
 /// Tokens of the first prompt.
 const PROMPT: usize = 256;
-/// Tokens of the longest one; the context has room for it and the answer.
+/// Tokens of the longest prompt; prompt and answer fit into the context.
 const LONGEST: usize = 2000;
-/// Context of the server that is measured.
+/// Context size of the measured server.
 pub(super) const CONTEXT: &str = "4096";
-/// Streams at most.
+/// Maximum number of streams.
 const TRIES: usize = 8;
 
-/// Whether `/` is a page. `None`: it answered something else, or nothing.
+/// Tests if `/` is a web page. `None`: no answer, or an unexpected one.
 async fn web_page(door: &Door) -> Option<bool> {
     let client = door.client().ok()?;
     let answer = client.get(door.url("/")).header("accept", "text/html").header("accept-encoding", "gzip");
@@ -54,28 +54,28 @@ async fn web_page(door: &Door) -> Option<bool> {
     }
 }
 
-/// Whether connections beyond the number of threads are served while the others are open.
+/// Tests if connections beyond the number of threads are served while the others stay open.
 async fn http_threads(door: &Door) -> Option<HttpThreads> {
-    // Twice: a machine that stalls looks like a server without threads.
+    // Repeated: a stalled machine looks like a server with too few threads.
     let first = connections(door).await?;
     (first == connections(door).await?).then_some(first)
 }
 
 async fn connections(door: &Door) -> Option<HttpThreads> {
     let begun = Instant::now();
-    // Each client keeps one connection open.
+    // Each client keeps its connection open.
     let mut held = Vec::new();
     while held.len() < CONNECTIONS {
         let client = door.lasting_client().ok()?;
         let mut answer = Box::pin(client.get(door.url("/health")).send());
         match timeout(SERVED, &mut answer).await {
             Ok(answer) => {
-                // Read to its end, else the connection is not idle but gone.
+                // Read the whole body, else the connection is closed instead of idle.
                 answer.ok()?.bytes().await.ok()?;
                 held.push(client);
             }
             Err(_) if held.len() == FIXED => {
-                // It has to be served as soon as one of the others goes.
+                // The waiting connection must be served as soon as another one closes.
                 drop(held.pop());
                 let served = timeout(SERVED, answer).await.is_ok_and(|answer| answer.is_ok());
                 return (served && begun.elapsed() < IDLE).then_some(HttpThreads::Fixed);
@@ -86,7 +86,7 @@ async fn connections(door: &Door) -> Option<HttpThreads> {
     (begun.elapsed() < IDLE).then_some(HttpThreads::OnDemand)
 }
 
-/// When the head of a streamed answer is sent: long prompts, until it is clear or was tried often enough.
+/// Tests when the head of a streamed answer is sent: repeats with longer prompts until the result is clear.
 async fn head(door: &Door, until: Instant) -> Option<StreamHead> {
     let mut tries = Vec::new();
     let mut tokens = PROMPT;
@@ -106,10 +106,10 @@ async fn head(door: &Door, until: Instant) -> Option<StreamHead> {
     stream_head(&tries)
 }
 
-/// Streams one answer. `number` makes the prompt another one, so that nothing of it is cached.
+/// Streams one answer. `number` varies the prompt, so that no part of it is cached.
 async fn stream(door: &Door, tokens: usize, number: usize) -> Option<Try> {
     let client = door.client().ok()?;
-    // Numbers of tokens, so that it has just as many of them.
+    // Token ids, so that the prompt's length is exact.
     let prompt: Vec<usize> = (0..tokens).map(|at| token_of(at, number)).collect();
     let body = json!({
         "prompt": prompt, "n_predict": 2, "temperature": 0, "stream": true, "cache_prompt": false,
@@ -124,7 +124,7 @@ async fn stream(door: &Door, tokens: usize, number: usize) -> Option<Try> {
     let mut token = None;
     while let Some(chunk) = answer.chunk().await.ok()? {
         text.extend_from_slice(chunk.as_ref());
-        // Comments come between events, too, to keep the connection open.
+        // Between events come keep-alive comments.
         if token.is_none() && text.windows(5).any(|window| window == b"data:") {
             token = Some(begun.elapsed().saturating_sub(head));
         }
@@ -137,12 +137,12 @@ async fn stream(door: &Door, tokens: usize, number: usize) -> Option<Try> {
     Some(Try { head, token: token?, prompt })
 }
 
-/// Some word of the sample model.
+/// A pseudo-random word of the sample model.
 const fn token_of(at: usize, number: usize) -> usize {
     FIRST_WORD + (at * (2 * number + 1) + 17 * number) % WORDS
 }
 
-/// Everything that can be asked of one running server, until `limit` has passed: what was found out by then.
+/// Runs all measurements that are possible on one running server; those not done after `limit` stay unknown.
 pub(super) async fn all(door: &Door, limit: Duration) -> Measured {
     let until = Instant::now() + limit;
     let unix = matches!(door, Door::Unix(_));

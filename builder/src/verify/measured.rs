@@ -1,53 +1,55 @@
-//! What was measured of how a server behaves, and what follows from single tries. Values only.
+//! Measured facts about a server's behaviour, and their derivation from single tries. Pure functions.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// How a server behaves. What is `None` was not measured, or not clearly.
+/// Measured behaviour of a server. `None`: not measured, or unclear.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Measured {
-    /// When the head of a streamed answer is sent.
+    /// Time at which the head of a streamed answer is sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream_head: Option<StreamHead>,
-    /// Whether it listens on a Unix socket.
+    /// The server can listen on a Unix socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unix_sockets: Option<bool>,
-    /// Whether connections share a fixed number of threads.
+    /// Threads per connection: a fixed number, or on demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http_threads: Option<HttpThreads>,
-    /// Whether `/` is a web page.
+    /// `/` is a web page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub web_page: Option<bool>,
-    /// Whether a body that it answers without reading is never read as a request.
+    /// An unread body is never parsed as a request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discards_bodies: Option<bool>,
 }
 
-/// When the head of a streamed answer is sent.
+/// Time at which the head of a streamed answer is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StreamHead {
-    /// Before the prompt is computed.
+    /// Before the prompt is processed.
     BeforeFirstToken,
-    /// When the prompt was computed.
+    /// After the prompt was processed.
     AfterFirstToken,
 }
 
-/// How connections get threads.
+/// Allocation of threads to connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HttpThreads {
-    /// As many as `--threads-http` says; each keeps its connection for as long as that is open. Further connections wait.
+    /// A fixed number (`--threads-http`); each thread keeps its connection while that is open. Further
+    /// connections wait.
     Fixed,
-    /// More are made as connections need them.
+    /// More threads are created when connections need them.
     OnDemand,
 }
 
 impl fmt::Display for Measured {
-    /// In one line, such as `head of a stream before the first token, Unix sockets, HTTP threads on demand, web page`.
+    /// Formats one line, such as `head of a stream before the first token, Unix sockets, HTTP threads on
+    /// demand, web page`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unknown = |what: &str| format!("{what} not known");
         let parts = [
@@ -81,20 +83,20 @@ impl fmt::Display for Measured {
     }
 }
 
-/// One streamed answer to a long prompt, as it arrived.
+/// Timing of one streamed answer to a long prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Try {
-    /// From the request to the head.
+    /// Time from the request to the head.
     pub(super) head: Duration,
-    /// From the head to the first token.
+    /// Time from the head to the first token.
     pub(super) token: Duration,
-    /// What the server says that it took to compute the prompt.
+    /// Prompt processing time as reported by the server.
     pub(super) prompt: Option<Duration>,
 }
 
-/// A prompt that is computed faster than this says nothing: reading what arrived may take as long.
+/// Minimum prompt processing time of a usable try: reading the data that arrived may take as long.
 pub(super) const LONG: Duration = Duration::from_millis(150);
-/// Tries that have to agree.
+/// Number of tries that have to agree.
 pub(super) const AGREEING: usize = 3;
 
 impl Try {
@@ -102,16 +104,17 @@ impl Try {
         self.head + self.token
     }
 
-    /// Whether the prompt took so long that the order can show.
+    /// Returns true if the prompt took long enough to reveal the order.
     pub(super) fn is_long(&self) -> bool {
         self.prompt.is_some_and(|prompt| prompt >= LONG)
     }
 
-    /// What it shows, if it is clear.
+    /// The result of this try, if it is clear.
     ///
-    /// A head that comes after the prompt comes no sooner than the prompt takes by the server's own clock. So where that is
-    /// most of the whole time, a head in its first quarter was sent before. The opposite mistake, a head that was sent
-    /// early and read late because the machine was busy, is possible, and gives the careful answer.
+    /// A head sent after the prompt arrives no sooner than the prompt takes by the server's own clock. If
+    /// that is most of the whole time, a head in its first quarter was sent before. The opposite mistake is
+    /// possible: a head that was sent early and read late, because the machine was busy. In that case the
+    /// careful answer results.
     fn shows(&self) -> Option<StreamHead> {
         let (whole, prompt) = (self.whole(), self.prompt?);
         if !self.is_long() || prompt < whole / 2 || prompt > whole {
@@ -124,7 +127,7 @@ impl Try {
     }
 }
 
-/// What the tries show together: nothing, unless [`AGREEING`] of them are clear and none contradicts.
+/// The common result of the tries: `None` unless [`AGREEING`] of them are clear and none contradicts.
 pub(super) fn stream_head(tries: &[Try]) -> Option<StreamHead> {
     let mut clear = tries.iter().filter_map(Try::shows);
     let first = clear.next()?;
@@ -160,13 +163,13 @@ mod tests {
 
     #[test]
     fn a_busy_machine_gives_no_answer_or_the_careful_one() {
-        // The prompt was quick, and everything waited for a processor somewhere.
+        // A fast prompt, with long waits for a processor.
         assert_eq!(stream_head(&[tried(10, 900, 100); 3]), None, "short by the server's clock");
         assert_eq!(stream_head(&[tried(10, 900, 300); 3]), None, "most of the time was not the prompt");
         assert_eq!(stream_head(&[tried(300, 300, 400); 3]), None, "neither early nor late");
-        // Sent early, read late.
+        // The head was sent early and read late.
         assert_eq!(stream_head(&[tried(390, 10, 380); 3]), Some(StreamHead::AfterFirstToken));
-        // A clock that cannot be right.
+        // A wrong server clock.
         assert_eq!(stream_head(&[tried(10, 300, 5000); 3]), None);
         let mute = Try { prompt: None, ..tried(2, 400, 0) };
         assert_eq!(stream_head(&[mute; 3]), None, "the server does not say what the prompt took");

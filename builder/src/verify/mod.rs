@@ -1,20 +1,20 @@
-//! Makes a llama-server prove itself before it counts: it must start, load the sample model and answer.
+//! Verifies a llama-server: it must start, load the sample model and answer.
 //!
 //! ```text
 //!  start -> health -> completion -> chat (streamed) -> stop
 //!  start with --embeddings -> health -> embedding -> stop
-//!  start with each form of weights and each setting -> compare with the same numbers in f32 -> stop
-//!  start with a slow model -> measure how it behaves -> stop
+//!  start with each weight format and each setting -> compare with the same numbers in f32 -> stop
+//!  start with a slow model -> measure its behaviour -> stop
 //! ```
 //!
-//! Two starts, because older servers refuse completions when embeddings are on. Around b4881 one ends before it is ready when it is to
-//! take the mean of the embeddings of a model that writes: then the last one has to do. The server listens on a Unix socket
-//! in a private folder, so no port is taken and nobody else can reach it; one that cannot is tried on a free port of the
-//! loopback interface. It is gone when this returns, however it returns.
+//! Completions and embeddings need two starts, because older servers refuse completions with embeddings on.
+//! A server around b4881 exits before it is ready if it shall pool the mean of a generating model; then the
+//! last token is pooled. The server listens on a Unix socket in a private folder, so it takes no port and
+//! no other user can reach it. A server without Unix sockets is tested on a free loopback port. The server
+//! has ended whenever this returns.
 //!
-//! What is measured (when the head of a stream is sent, how connections get threads, what becomes of unread bodies)
-//! differs between versions and forks, and is a fact that the proxy decides by. It is never a reason to refuse a
-//! build.
+//! Measured facts (time of a stream's head, threads per connection, handling of unread bodies) differ
+//! between versions and forks. The proxy uses them; they never fail a build.
 
 mod bodies;
 mod checks;
@@ -49,37 +49,38 @@ pub use remembered::{Recalled, Remembered};
 pub(crate) use server::Server;
 pub(crate) use trial::Trial;
 
-/// What a server did to prove itself.
+/// Results of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Verified {
-    /// The checks that passed, in their order.
+    /// Passed checks in order.
     pub checks: Vec<Check>,
-    /// The GPUs that the server listed, as it wrote them; empty for builds without a GPU, and on machines without one.
+    /// GPUs as listed by the server; empty for builds without a GPU, and on machines without one.
     #[serde(default)]
     pub devices: Vec<String>,
-    /// What it computed with quantised weights. `None`: it gives no probabilities, or it was verified before this was
-    /// tried.
+    /// Results with quantised weights. `None`: the server reports no probabilities, or the build is from
+    /// before this test existed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub computed: Option<Computed>,
-    /// How it behaves. Builds from before this was measured know nothing of it.
+    /// Measured behaviour; unknown for builds from before the measurements existed.
     #[serde(default)]
     pub measured: Measured,
 }
 
-/// One check that passed.
+/// A passed check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Check {
-    /// Such as `completion`.
+    /// Name, such as `completion`.
     pub name: String,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// Checks one server binary. `timeout` bounds each start and each answer.
+/// Verifies a server binary. `timeout` limits each start and each answer.
 ///
 /// # Errors
 ///
-/// A check failed: the error names it and tells the answer, or the last lines of a server that died. Or it was cancelled.
+/// Fails if a check fails: the error names the check, and quotes the answer or a crashed server's last
+/// lines. Fails on cancellation.
 pub async fn verify(
     binary: &Path,
     timeout: Duration,
@@ -90,7 +91,7 @@ pub async fn verify(
     try_out(binary, &trial, reporter, cancel).await
 }
 
-/// As [`verify()`], with more to say about how.
+/// Like [`verify()`], with more settings.
 pub(crate) async fn try_out(
     binary: &Path,
     trial: &Trial,
@@ -110,7 +111,8 @@ pub(crate) async fn try_out(
     let first = run.with_server("answers", &SMALL, &asks).await;
     match first {
         Ok(()) => {}
-        // Before about b5000, and in ik_llama.cpp, there are no Unix sockets. Whatever else ended it ends it again.
+        // Servers before about b5000, and ik_llama.cpp, have no Unix sockets. Any other cause ends the
+        // second attempt, too.
         Err(Stopped { error: Error::Verify { .. }, never_ready: true, .. }) if !cancel.is_cancelled() => {
             run.unix = false;
             run.verified.checks.clear();
@@ -129,7 +131,7 @@ pub(crate) async fn try_out(
     Ok(verified)
 }
 
-/// Tries all forms of weights, and says what came of it.
+/// Tests all weight formats, and reports the result.
 async fn compute(
     binary: &Path,
     folder: &Path,
@@ -154,42 +156,42 @@ async fn compute(
     Ok(())
 }
 
-/// What a server is started with to be measured, apart from where it listens. `model` is one of [`measuring_model`].
+/// Flags of a server to be measured, except for its address. `model` was written by [`measuring_model`].
 pub fn measuring_flags(model: &Path) -> Vec<OsString> {
-    // On the CPU: a GPU computes the prompt before anybody can look, and may be busy with somebody else's model.
+    // CPU only: a GPU processes the prompt too fast to observe, and another process's model may keep it busy.
     let mut flags: Vec<OsString> = vec!["-m".into(), model.into()];
     flags.extend(["-t", "1", "-ngl", "0", "-c", measure::CONTEXT].map(OsString::from));
     flags.extend(measure::FLAGS.map(OsString::from));
     flags
 }
 
-/// Writes the model that a server is measured with: 14 MB, slow for its size.
+/// Writes the model for measurements: 14 MB, slow for its size.
 ///
 /// # Errors
-/// It cannot be written.
+/// Fails if the file cannot be written.
 pub fn measuring_model(path: &Path) -> Result<()> {
     let options = sample_model::Options { preset: Preset::Slow, ..sample_model::Options::default() };
     sample_model::write(path, &options).map_err(io_error("writing", path))
 }
 
-/// Measures a server that was started with [`measuring_flags`] and is healthy. `limit` bounds it all, in the end by leaving
-/// things unknown.
+/// Measures a healthy server that was started with [`measuring_flags`]. After `limit`, the remaining facts
+/// stay unknown.
 pub async fn measure(door: &Door, limit: Duration) -> Measured {
     measure::all(door, limit).await
 }
 
-/// Waits until a server is healthy; whether it came to that. The caller bounds the time.
+/// Waits until a server is healthy; returns false if that failed. The caller limits the time.
 pub(crate) async fn healthy(door: &Door) -> bool {
     checks::health(door).await.is_ok()
 }
 
-/// Flags for the small model. One thread: more of them only spin on a machine that just compiled.
+/// Flags for the small model. One thread: more would only spin on a machine that just compiled.
 const SMALL: [&str; 6] = ["-m", "sample.gguf", "-t", "1", "-c", "512"];
 
-/// What is made of the embeddings of a text, and what the check is called then: the usual way first.
+/// Pooling types for embeddings, each with the name of its check; the usual one first.
 const POOLINGS: [(&str, &str); 2] = [("mean", "embedding"), ("last", "embedding-last")];
 
-/// A private folder with a short path.
+/// Creates a private folder with a short path.
 fn folder() -> Result<TempDir> {
     let base = short_temporary_folder();
     tempfile::Builder::new()
@@ -199,7 +201,7 @@ fn folder() -> Result<TempDir> {
         .map_err(io_error("creating a folder in", base))
 }
 
-/// Starts a server to be measured, and measures it. Nothing is known of one that does not start so.
+/// Starts a server for measurements, and measures it. If it does not start, all facts stay unknown.
 async fn measured_in(
     binary: &Path,
     folder: &Path,
@@ -233,7 +235,7 @@ async fn measured_in(
     measured.ok_or(Error::Cancelled)
 }
 
-/// What is asked of a running server.
+/// A request to a running server.
 #[derive(Clone, Copy)]
 enum Ask {
     Completion,
@@ -241,12 +243,12 @@ enum Ask {
     Embedding,
 }
 
-/// Why a server did not pass.
+/// Failure of a server.
 struct Stopped {
     error: Error,
-    /// It ended before it was healthy.
+    /// The server exited before it was healthy.
     never_ready: bool,
-    /// It was never healthy, whether it ended or not.
+    /// The server was never healthy, exited or not.
     unhealthy: bool,
 }
 
@@ -262,13 +264,13 @@ struct Run<'a> {
     trial: &'a Trial,
     reporter: &'a Reporter,
     cancel: &'a CancellationToken,
-    /// Whether it listens on a Unix socket, else on a port.
+    /// The server listens on a Unix socket, else on a port.
     unix: bool,
     verified: &'a mut Verified,
 }
 
 impl Run<'_> {
-    /// Starts a server, waits until it is healthy, asks, and stops it.
+    /// Starts a server, waits until it is healthy, sends the requests, and stops it.
     async fn with_server(
         &mut self,
         name: &str,
@@ -285,13 +287,13 @@ impl Run<'_> {
             done = self.ask_all(&mut server, asks) => done,
         };
         let dead = server.is_dead();
-        // Stopped in every case; what the checks said is more interesting than how it ended.
+        // Always stopped; the result of the checks matters more than the server's exit.
         server.stop().await;
         let unhealthy = self.verified.checks.len() == passed;
         done.map_err(|error| Stopped { error, never_ready: dead && unhealthy, unhealthy })
     }
 
-    /// Asks for an embedding. The first pooling with which the server gets ready counts.
+    /// Requests an embedding, with the first pooling type with which the server becomes ready.
     async fn embeds(&mut self) -> Result<()> {
         let mut first = None;
         for (pooling, name) in POOLINGS {
@@ -346,7 +348,7 @@ impl Run<'_> {
             () = server.ended() => Err(Fault::new("the server ended".to_owned())),
         };
         if let Err(fault) = outcome {
-            // A server that died takes the answer with it: its own words tell more.
+            // Report the last output of a crashed server, not its incomplete answer.
             let (death, illegal_instruction) = server.death().await;
             let why =
                 death.unwrap_or_else(|| format!("{fault}\n{}", server.last_lines()).trim_end().to_owned());

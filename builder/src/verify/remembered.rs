@@ -1,6 +1,6 @@
-//! What was measured of servers that we did not build, or built before all of it was measured, remembered in the
-//! cache by what identifies a binary: its place on the disk, its size, its time, and what it says of its version. A
-//! binary that changes is another one.
+//! Caches measurements of servers that we did not build, or built before all facts were measured. A binary
+//! is identified by its path, inode, size, modification time and version output; if any of them changes, it
+//! is another binary.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +13,7 @@ use super::measured::Measured;
 use crate::error::{Result, io_error};
 use crate::whole::{self, Loss};
 
-/// The folder with what is remembered. Nothing is read or written before a method is called. Methods block briefly.
+/// The folder of cached measurements. Only methods access the disk; they block briefly.
 #[derive(Clone, Debug)]
 pub struct Remembered {
     folder: PathBuf,
@@ -21,34 +21,33 @@ pub struct Remembered {
 
 #[derive(Serialize, Deserialize)]
 struct Entry {
-    /// For people: where the binary was.
+    /// Path of the binary, for readers of the file.
     binary: PathBuf,
     measured: Measured,
-    /// [`QUESTIONS`] when it was measured.
+    /// Value of [`QUESTIONS`] at the time of the measurement.
     #[serde(default)]
     questions: u32,
 }
 
-/// Counts up with each fact that is measured newly: entries of fewer questions lack it, and not because it could not
-/// be measured.
+/// Incremented with each additional fact: an entry with a lower number lacks it because nothing asked for it.
 const QUESTIONS: u32 = 1;
 
-/// What is remembered of a binary.
+/// A cached measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recalled {
-    /// What was measured.
+    /// Measured facts.
     pub measured: Measured,
-    /// Whether everything was asked that is asked now.
+    /// All facts that are measured today were measured.
     pub is_complete: bool,
 }
 
 impl Remembered {
-    /// The one under a cache folder.
+    /// The cached measurements under a cache folder.
     pub fn new(cache: &Path) -> Self {
         Self { folder: cache.join("measured") }
     }
 
-    /// What identifies a binary that says this to `--version`; `None` if it cannot be read.
+    /// Identity of a binary with this `--version` output; `None` if the binary cannot be read.
     pub fn identity(binary: &Path, version: &str) -> Option<String> {
         let path = binary.canonicalize().ok()?;
         let file = fs::metadata(&path).ok()?;
@@ -63,17 +62,17 @@ impl Remembered {
         Some(hex::encode(&Sha256::digest(text)[..16]))
     }
 
-    /// What is remembered of it. A file that cannot be understood is nothing.
+    /// Reads a cached measurement. An unreadable file counts as none.
     pub fn read(&self, identity: &str) -> Option<Recalled> {
         let text = fs::read(self.file(identity)).ok()?;
         let Entry { measured, questions, .. } = serde_json::from_slice(&text).ok()?;
         Some(Recalled { measured, is_complete: questions >= QUESTIONS })
     }
 
-    /// Remembers it.
+    /// Writes a measurement.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn write(&self, identity: &str, binary: &Path, measured: Measured) -> Result<()> {
         let file = self.file(identity);
         let write = || {

@@ -1,4 +1,4 @@
-//! One llama-server for the time of its verification.
+//! Starts and stops a llama-server for its verification.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -17,18 +17,19 @@ use crate::environment::without;
 use crate::error::{Error, Result, io_error};
 use crate::process::Family;
 
-/// An idle server exits within a quarter of a second of TERM.
+/// Time between TERM and KILL. An idle server exits within a quarter of a second.
 const GRACE: Duration = Duration::from_secs(3);
-/// How long a server that closed its connection may take to be seen dead.
+/// Time to wait for the exit of a server that closed its connection.
 const DYING: Duration = Duration::from_millis(500);
-/// Lines of output that tell why.
+/// Lines of output shown in errors.
 const LINES: usize = 12;
 
-/// The environment that a server is tried in.
+/// Sets the environment of a server under test.
 pub(super) fn surroundings(command: &mut Command, trial: &Trial) {
-    // The server takes flags from its environment, a key and another model among them: what is checked is the binary.
+    // The server reads flags from its environment, such as an API key or another model: only the binary is
+    // tested.
     without(command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
-    // A server that ends by an assertion would start a debugger first, which may wait for ever.
+    // After a failed assertion, the server would start a debugger, which may hang.
     command.env("GGML_NO_BACKTRACE", "1");
     command.envs(trial.variables.iter().map(|(name, value)| (name, value)));
     if trial.hide {
@@ -46,7 +47,7 @@ pub(super) fn surroundings(command: &mut Command, trial: &Trial) {
     }
 }
 
-/// A running server and its files. Dropped, it is killed.
+/// A running server with its files. Dropping it kills the server.
 pub(crate) struct Server {
     family: Family,
     status: Option<ExitStatus>,
@@ -55,8 +56,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it, on a socket in `folder` or on a free port. `name` keeps the files of two starts apart: a socket's file outlives its
-    /// server.
+    /// Starts a server on a socket in `folder`, or on a free port. `name` distinguishes the files of
+    /// several starts: a socket's file outlives its server.
     pub(crate) async fn start(
         binary: &Path,
         folder: &Path,
@@ -79,7 +80,7 @@ impl Server {
                 }
             })
             .args(arguments)
-            // As many layers as there are: a GPU that is not used would prove nothing.
+            // Offload all layers: an unused GPU would not be tested.
             .args(if trial.gpu { &["-ngl", "99"][..] } else { &[] })
             .current_dir(folder)
             .stdin(Stdio::null())
@@ -98,26 +99,27 @@ impl Server {
         self.door.clone()
     }
 
-    /// Whether it was seen to have ended.
+    /// Returns true if the server's exit was observed.
     pub(super) fn is_dead(&self) -> bool {
         self.status.is_some()
     }
 
-    /// Resolves when the server has ended. Cancel safe.
+    /// Waits for the server's exit. Cancel safe.
     pub(crate) async fn ended(&mut self) {
         if self.status.is_none() {
-            // An error here means that it cannot be waited for, so it is not there.
+            // An error means that there is no such child any more.
             self.status = self.family.wait().await.ok();
         }
     }
 
-    /// If it ended, how, and whether by a signal.
+    /// Exit reason of the server, if it has ended, and true if a signal ended it.
     pub(super) async fn end(&mut self) -> Option<(String, bool)> {
         let (why, _) = self.death().await;
         Some((why?, self.status?.signal().is_some()))
     }
 
-    /// If it died, how, and whether of an instruction that the CPU does not know.
+    /// Crash reason of the server, if it has died, and true if the cause was an instruction that the CPU
+    /// lacks.
     pub(crate) async fn death(&mut self) -> (Option<String>, bool) {
         tokio::time::timeout(DYING, self.ended()).await.ok();
         let Some(status) = self.status else { return (None, false) };
@@ -128,19 +130,19 @@ impl Server {
         )
     }
 
-    /// All that it said.
+    /// The server's whole output.
     pub(crate) fn output(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// The end of its output.
+    /// The last lines of the output.
     pub(crate) fn last_lines(&self) -> String {
         let text = self.output();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(LINES)..].join("\n")
     }
 
-    /// Tells a server that runs under a tool to end, and waits for so long until the tool has ended, too.
+    /// Sends TERM to a server that runs under a tool, and waits up to `limit` for the tool's exit.
     pub(crate) async fn end_inside(&mut self, program: &Path, limit: Duration) {
         if self.status.is_none() {
             self.family.tell_inside(program);
@@ -150,13 +152,13 @@ impl Server {
 
     pub(crate) async fn stop(&mut self) {
         if self.status.is_none() {
-            // What cannot be stopped is killed when this is dropped.
+            // If this fails, dropping the server kills it.
             self.family.stop(GRACE).await.ok();
         }
     }
 }
 
-/// A port that is free now. If somebody else takes it before the server does, the server says so and ends.
+/// A port that is free now. If another program takes it first, the server reports that and exits.
 fn free_port() -> Result<u16> {
     let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr();
     Ok(free().map_err(io_error("looking for a free port of", "127.0.0.1"))?.port())

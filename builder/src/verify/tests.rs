@@ -1,4 +1,4 @@
-//! Programs that are no llama-server. The real one is checked by every build.
+//! Verification of programs that are no llama-server. Every build verifies a real one.
 
 use std::path::PathBuf;
 

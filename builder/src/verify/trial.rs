@@ -1,19 +1,19 @@
-//! How a server is tried.
+//! Settings of a server under test.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How a server is tried.
+/// Settings of a server under test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trial {
-    /// Bounds each start and each answer.
+    /// Time limit of each start and each answer.
     pub(crate) timeout: Duration,
-    /// Whether the model goes to a GPU, if the server sees one.
+    /// The model is offloaded to a GPU, if the server sees one.
     pub(crate) gpu: bool,
-    /// Whether this machine's GPUs are hidden from it.
+    /// This machine's GPUs are hidden.
     pub(crate) hide: bool,
-    /// A folder with libraries that its loader takes before others.
+    /// Folder with libraries that the dynamic loader prefers.
     pub(crate) libraries: Option<PathBuf>,
-    /// Variables that it gets.
+    /// Additional environment variables.
     pub(crate) variables: Vec<(String, String)>,
 }

@@ -1,14 +1,14 @@
-//! Edits in a patched file that are not ours.
+//! Finds edits of the user in a patched file.
 
 use diffy::{DiffOptions, Line};
 
 use super::record::AppliedSet;
 use crate::marker::marked;
 
-/// Lines that a refusal shows; a reader finds the rest from there.
+/// Maximum lines that a refusal shows.
 const SHOWN_LINES: usize = 12;
 
-/// A file without the lines that carry a marker of one of these sets.
+/// A file's content without the lines marked by one of these sets.
 pub(super) fn without_marked(content: &[u8], sets: &[AppliedSet]) -> Vec<u8> {
     content
         .split_inclusive(|byte| *byte == b'\n')
@@ -18,7 +18,7 @@ pub(super) fn without_marked(content: &[u8], sets: &[AppliedSet]) -> Vec<u8> {
         .collect()
 }
 
-/// The lines in which a file differs from its original, without ours.
+/// Describes the lines in which a file differs from its original, without lines of these sets.
 pub(super) fn describe_edits(path: &str, original: &[u8], found: &[u8], sets: &[AppliedSet]) -> String {
     let diff = DiffOptions::new().set_context_len(0).create_patch_bytes(original, found);
     let mut lines = Vec::new();

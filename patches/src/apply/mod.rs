@@ -1,13 +1,14 @@
-//! Writes a series of patch sets into a folder, and takes it out again, to the byte.
+//! Applies a series of patch sets to a folder, and reverses it to the exact bytes.
 //!
 //! ```text
 //!   apply:    judged edits ──> record of the originals ──> each changed file
 //!   reverse:  record ──> each original file ──> record removed
 //! ```
 //!
-//! All contents are known before the first write, and a write that fails undoes those before it. The record is written
-//! first, so that a folder in which writing was cut off can be reversed, or applied to again. A file that is neither as
-//! recorded nor as patched was edited by its owner: then nothing is touched.
+//! All contents are computed before the first write, and a failed write undoes those before it. The record
+//! is written first, so that a folder with an interrupted write can be reversed, or applied to again. A
+//! file that is neither in its recorded nor in its patched state was edited by the user; then no file is
+//! touched.
 
 mod edited;
 mod record;
@@ -33,44 +34,44 @@ use crate::tree::{FolderTree, Overlay, sha256};
 
 pub use self::record::AppliedSet;
 
-/// A llama.cpp in a folder that patches are written into.
+/// A llama.cpp folder to be patched.
 pub struct Target {
-    /// The folder, locked against a second run as long as this lives.
+    /// Lock on the folder against a second run.
     _lock: FolderLock,
     tree: FolderTree,
     record: Option<PatchRecord>,
 }
 
-/// The result of applying.
+/// Result of applying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {
     /// The sets were written.
     Written,
-    /// They were there already; nothing was touched.
+    /// The sets were applied already; no file was touched.
     Already,
-    /// No set has anything to change here.
+    /// No set changes this source.
     Nothing,
 }
 
-/// The result of reversing.
+/// Result of reversing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reversed {
-    /// The sets that are gone; empty when none was there.
+    /// Removed sets; empty if none was applied.
     pub sets: Vec<AppliedSet>,
-    /// The files that were restored or removed.
+    /// Restored or removed files.
     pub files: Vec<String>,
 }
 
-/// A recorded file as it is on disk.
+/// State of a recorded file on disk.
 enum FileState {
     Original,
     Patched(Vec<u8>),
-    /// Edited; none: removed.
+    /// Edited by the user; `None` for a removed file.
     Edited(Option<Vec<u8>>),
 }
 
-/// The lock of a folder. Dropping it unlocks the folder instead of only closing the file: a child that another thread has forked and that
-/// has not called exec yet holds the file, too.
+/// The lock of a folder. Dropping it unlocks explicitly: closing the file would not suffice, because a
+/// child forked by another thread holds the file, too, until its exec.
 struct FolderLock(File);
 
 impl FolderLock {
@@ -82,7 +83,7 @@ impl FolderLock {
                 "another run reads or writes patches here".to_owned(),
                 "wait until it has ended, and try again",
             )),
-            // Some network filesystems have no locks.
+            // Some network filesystems do not support locks.
             Ok(()) | Err(_) => Ok(Self(folder)),
         }
     }
@@ -95,21 +96,21 @@ impl Drop for FolderLock {
 }
 
 impl Target {
-    /// Takes the llama.cpp whose root is this folder.
+    /// Opens the llama.cpp whose root is this folder.
     ///
     /// # Errors
     ///
-    /// Another run holds the folder, or the record of applied patches is damaged.
+    /// Fails if another run holds the lock, or if the record of applied patches is damaged.
     pub fn open(root: &Path, revision: Revision) -> Result<Self> {
         let lock = FolderLock::take(root)?;
         Ok(Self { _lock: lock, tree: FolderTree::new(root, revision), record: PatchRecord::read(root)? })
     }
 
-    /// The tree without our patches, whether they are applied or not: to be judged.
+    /// The tree without our patches, applied or not, for judging.
     ///
     /// # Errors
     ///
-    /// A patched file was edited since.
+    /// Fails if a patched file was edited.
     pub fn original(&self) -> Result<Overlay<'_>> {
         let mut original = Overlay::new(&self.tree);
         if let Some(record) = &self.record {
@@ -121,13 +122,13 @@ impl Target {
         Ok(original)
     }
 
-    /// Writes a series of sets that was judged on [`Target::original`]. The caller decides whether the series may be
-    /// written; see [`Series::blocking`].
+    /// Applies a series judged on [`Target::original`]. The caller decides if the series may be applied; see
+    /// [`Series::blocking`].
     ///
     /// # Errors
     ///
-    /// Other sets are applied, a file was edited since they were, or writing failed; then nothing has changed, or the
-    /// error says that reversing is needed.
+    /// Fails if other sets are applied, if a patched file was edited, or if writing failed. Then nothing
+    /// has changed, or the error asks for a reversal.
     pub fn apply(&mut self, series: &Series) -> Result<Applied> {
         let changes = list_changes(&series.edits);
         let Some(record) = &self.record else { return self.apply_first(series, &changes) };
@@ -156,11 +157,12 @@ impl Target {
         Ok(if missing.is_empty() { Applied::Already } else { Applied::Written })
     }
 
-    /// Takes everything out again.
+    /// Removes all applied sets.
     ///
     /// # Errors
     ///
-    /// The owner edited a patched file since, so that its patched lines cannot be separated from the edits; or writing failed.
+    /// Fails if the user edited a patched file such that patched lines and edits cannot be separated, or if
+    /// writing failed.
     pub fn reverse(&mut self) -> Result<Reversed> {
         let Some(record) = &self.record else {
             return Ok(Reversed { sets: Vec::new(), files: Vec::new() });
@@ -184,7 +186,7 @@ impl Target {
         }
         self.refuse_edited(&edited)?;
         write_all(self.root(), &changes)?;
-        // After a power cut the record must be there as long as one original is not.
+        // After a power failure, the record must exist as long as an original is missing.
         let paths: Vec<PathBuf> = changes.iter().map(|change| self.root().join(&change.path)).collect();
         let folders: BTreeSet<&Path> =
             paths.iter().filter_map(|path| path.ancestors().skip(1).find(|folder| folder.is_dir())).collect();
@@ -208,7 +210,7 @@ impl Target {
         record.write(self.root())?;
         sync_folder(self.root())?;
         if let Err(error) = write_all(self.root(), changes) {
-            // Without this the next apply would find a record of sets that are not there.
+            // Otherwise the next apply would find a record of sets that are not applied.
             if record.files.iter().all(|file| matches!(self.state(file), Ok(FileState::Original))) {
                 PatchRecord::remove(self.root())?;
             }
@@ -231,7 +233,7 @@ impl Target {
         })
     }
 
-    /// The states of the recorded files, none of them edited.
+    /// States of the recorded files; fails if one was edited.
     fn unedited_states(&self, record: &PatchRecord) -> Result<Vec<FileState>> {
         let mut states = Vec::new();
         let mut edited = Vec::new();

@@ -1,4 +1,4 @@
-//! The record of a patched folder: which sets were applied, and the original of each file that they changed.
+//! The record in a patched folder: the applied sets, and the original of each changed file.
 
 use std::fmt;
 use std::fs;
@@ -10,36 +10,36 @@ use super::write::{file_inside, place_new_file, read_file};
 use crate::error::{Result, io_error, refused};
 use crate::tree::sha256;
 
-/// Its name, in llama.cpp's own folder.
+/// Its file name in llama.cpp's root folder.
 pub(super) const RECORD: &str = ".llama-warden-patches.json";
-/// Raised when older programs could no longer restore a folder with it.
+/// Incremented when older programs could not restore a folder from the record any more.
 const SCHEMA: u32 = 2;
 
-/// The content of the record.
+/// Content of the record.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PatchRecord {
     schema: u32,
     writer: String,
-    /// The applied sets, in order.
+    /// Applied sets in order.
     pub(super) sets: Vec<AppliedSet>,
-    /// The changed files, by path.
+    /// Changed files, sorted by path.
     pub(super) files: Vec<RecordedFile>,
 }
 
-/// The first field of every version of the record.
+/// The first field, common to all versions of the record.
 #[derive(Deserialize)]
 struct RecordHead {
     schema: u32,
 }
 
-/// A set as it was applied.
+/// An applied set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AppliedSet {
-    /// Its id.
+    /// Id of the set.
     pub id: String,
-    /// Twelve hexadecimal digits over the edits that it made.
+    /// Hash of its edits, twelve hexadecimal digits.
     pub hash: String,
 }
 
@@ -53,9 +53,9 @@ impl fmt::Display for AppliedSet {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RecordedFile {
-    /// Relative to the root, separated by slashes.
+    /// Path relative to the root, separated by slashes.
     pub(super) path: String,
-    /// The original bytes in hexadecimal digits, as a file need not be text; none: the file was created.
+    /// The original bytes as hexadecimal digits, since a file need not be text; `None` for a created file.
     original: Option<String>,
     /// sha256 of the patched file.
     pub(super) patched: String,
@@ -86,7 +86,7 @@ impl PatchRecord {
         Ok(Some(record))
     }
 
-    /// Writes the record, whole or not at all, into a folder that has none.
+    /// Writes the record atomically into a folder that has none.
     pub(super) fn write(&self, root: &Path) -> Result<()> {
         let path = root.join(RECORD);
         let text =
@@ -105,7 +105,7 @@ impl RecordedFile {
         Self { path: path.to_owned(), original: original.map(hex::encode), patched: sha256(patched) }
     }
 
-    /// The original bytes; none: the file was created.
+    /// The original bytes; `None` for a created file.
     pub(super) fn original(&self, root: &Path) -> Result<Option<Vec<u8>>> {
         let bytes = self.original.as_ref().map(hex::decode).transpose();
         bytes.map_err(|error| damaged(root, format!("the original of {}: {error}", self.path)))

@@ -1,4 +1,4 @@
-//! All or nothing, to the byte, also when writing fails or is cut off.
+//! Applying all or nothing, to the byte, also after failed or interrupted writes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ use crate::tree::Tree;
 const CODE: &[u8] = b"int first() {\r\n    return 1;\r\n}\r\n// \xff\xfe\r\nint last() { return 2; }";
 const SIDECAR: &str = "src/deep/llama-warden-demo.h";
 
-/// Everything below a folder with its bytes and mode.
+/// All entries below a folder with their bytes and modes.
 fn snapshot(root: &Path) -> BTreeMap<PathBuf, Option<(Vec<u8>, u32)>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
@@ -180,7 +180,7 @@ fn a_sidecar_that_was_edited_or_removed_is_noticed() {
     let text = message(&open(&folder).reverse().unwrap_err());
     assert!(text.contains(&format!("{SIDECAR}: is no longer the file that was created")), "{text}");
     fs::remove_file(folder.path().join(SIDECAR)).unwrap();
-    // A removed sidecar is in its original state.
+    // A removed sidecar counts as original.
     assert_eq!(open(&folder).apply(&series()).unwrap(), Applied::Written);
     fs::remove_file(folder.path().join(SIDECAR)).unwrap();
     open(&folder).reverse().unwrap();
@@ -325,7 +325,7 @@ fn a_folder_in_which_writing_was_cut_off_can_be_applied_to_and_reversed() {
         assert_eq!(snapshot(folder.path()), patched);
         cut().unwrap();
         open(&folder).reverse().unwrap();
-        // An empty folder may remain where the only file in it was never written.
+        // A folder whose only file was never written may stay empty.
         fs::remove_dir(folder.path().join("src/deep")).ok();
         assert_eq!(snapshot(folder.path()), before);
     }

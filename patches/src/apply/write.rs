@@ -1,4 +1,4 @@
-//! Writes changed files into a tree: each one whole, and all or none.
+//! Writes changed files into a tree: each one atomically, and all or none.
 
 use std::fs::{self, Metadata, Permissions};
 use std::io::{self, Write as _};
@@ -10,15 +10,15 @@ use crate::error::{Error, Result, io_error, refused, trouble};
 const LINK_HINT: &str = "writing through it would change files somewhere else: patch the tree that it leads to, or \
                          replace the link by a copy";
 
-/// A file before and after a change; none: the file does not exist.
+/// A file before and after a change; `None`: the file does not exist.
 pub(super) struct FileChange {
-    /// Relative to the root, separated by slashes.
+    /// Path relative to the root, separated by slashes.
     pub(super) path: String,
     pub(super) from: Option<Vec<u8>>,
     pub(super) to: Option<Vec<u8>>,
 }
 
-/// Makes all changes, or none: if one cannot be made, those before it are undone.
+/// Makes all changes or none: if one fails, those before it are undone.
 pub(super) fn write_all(root: &Path, changes: &[FileChange]) -> Result<()> {
     check_all(root, changes)?;
     for (count, change) in changes.iter().enumerate() {
@@ -38,7 +38,7 @@ pub(super) fn check_all(root: &Path, changes: &[FileChange]) -> Result<()> {
     changes.iter().try_for_each(|change| check_change(root, change))
 }
 
-/// The bytes of a file in a tree; nothing if there is none. Links and special files are refused.
+/// Content of a file in a tree; `None` if it does not exist. Fails for links and special files.
 pub(super) fn read_file(root: &Path, path: &str) -> Result<Option<Vec<u8>>> {
     let file = file_inside(root, path)?;
     match regular_file(&file)? {
@@ -47,10 +47,10 @@ pub(super) fn read_file(root: &Path, path: &str) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// The file's path, if nothing on the way leads out of the tree.
+/// The file's absolute path; fails if a component leads out of the tree.
 pub(super) fn file_inside(root: &Path, path: &str) -> Result<PathBuf> {
     let relative = Path::new(path);
-    // Git's own folder is no part of the tree: git runs the programs in its hooks.
+    // `.git` does not belong to the tree: git runs the programs in its hooks.
     let normal = relative
         .components()
         .all(|part| matches!(part, Component::Normal(name) if !name.eq_ignore_ascii_case(".git")));
@@ -69,7 +69,7 @@ pub(super) fn file_inside(root: &Path, path: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Writes a file that must not exist, whole or not at all.
+/// Writes a file atomically; fails if the file exists.
 pub(super) fn place_new_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let folder = path.parent().unwrap_or(path);
     let placed = new_file(folder, bytes).and_then(|new| Ok(new.persist_noclobber(path)?));
@@ -78,7 +78,7 @@ pub(super) fn place_new_file(path: &Path, bytes: &[u8]) -> Result<()> {
 
 fn check_change(root: &Path, change: &FileChange) -> Result<()> {
     let file = file_inside(root, &change.path)?;
-    // The owner of a folder can replace a file whatever its mode; a read-only file is respected all the same.
+    // A folder's owner can replace a file of any mode, but a read-only file is respected.
     if regular_file(&file)?.is_some_and(|facts| facts.permissions().mode() & 0o200 == 0) {
         return Err(trouble(
             &file,
@@ -96,7 +96,7 @@ fn check_change(root: &Path, change: &FileChange) -> Result<()> {
     Ok(())
 }
 
-/// Facts about a regular file; nothing if there is none; an error for everything else of that name.
+/// Metadata of a regular file; `None` if it does not exist; an error for any other file type.
 fn regular_file(file: &Path) -> Result<Option<Metadata>> {
     match fs::symlink_metadata(file) {
         Ok(facts) if facts.is_file() => Ok(Some(facts)),
@@ -111,7 +111,7 @@ fn regular_file(file: &Path) -> Result<Option<Metadata>> {
     }
 }
 
-/// Gives a file this content, or removes it together with folders that are empty then.
+/// Writes a file, or removes it together with folders that become empty.
 fn write_file(root: &Path, path: &Path, content: Option<&[u8]>) -> Result<()> {
     let folder = path.parent().unwrap_or(root);
     let Some(bytes) = content else {
@@ -134,11 +134,11 @@ fn write_file(root: &Path, path: &Path, content: Option<&[u8]>) -> Result<()> {
     write().map(|_file| ()).map_err(io_error("writing", path))
 }
 
-/// A file with this content under a temporary name, which is removed unless the file gets another name.
+/// A temporary file with this content, removed unless it is renamed.
 fn new_file(folder: &Path, bytes: &[u8]) -> io::Result<tempfile::NamedTempFile> {
     let mut new = tempfile::Builder::new()
         .prefix(".llama-warden-new-")
-        // As for any new file, the umask decides.
+        // The umask applies, as for any new file.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(folder)?;
     new.write_all(bytes)?;
@@ -146,7 +146,7 @@ fn new_file(folder: &Path, bytes: &[u8]) -> io::Result<tempfile::NamedTempFile> 
     Ok(new)
 }
 
-/// Has the names in a folder on the disk.
+/// Syncs a folder's entries to disk.
 pub(super) fn sync_folder(folder: &Path) -> Result<()> {
     fs::File::open(folder).and_then(|opened| opened.sync_all()).map_err(io_error("syncing", folder))
 }

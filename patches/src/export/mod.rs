@@ -1,7 +1,7 @@
-//! Writes a row of sets as an ordinary series of patches for one revision: one mail for each set, for `git am`,
-//! `git apply` and `patch -p1`.
+//! Exports sets as an ordinary patch series for one revision: one mail per set, for `git am`, `git apply` and
+//! `patch -p1`.
 //!
-//! The bytes depend on the tree and on the sets alone: the same series comes out everywhere and always.
+//! The bytes depend only on the tree and the sets, so that equal inputs give equal series.
 
 mod rationale;
 
@@ -15,39 +15,39 @@ use crate::series::Series;
 use crate::set::PatchSet;
 use crate::tree::Tree;
 
-/// Who the patches are by: nobody in particular.
+/// Author of the patches.
 const AUTHOR: &str = "llama-warden <llama-warden@localhost>";
-/// When they were made. A date of their own would make equal series unequal.
+/// Date of the patches, constant so that equal series have equal bytes.
 const DATE: &str = "Thu, 1 Jan 1970 00:00:00 +0000";
-/// The commit that a mail claims to be, and a date that tells mails from patches since git exists.
+/// First line of a git mail: a commit id, and the fixed date by which git recognizes patch mails.
 const MAGIC: &str = "From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001";
 
 pub use rationale::rationale;
 
-/// One patch of a series.
+/// A patch of a series.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PatchFile {
-    /// Such as `0001-cuda-memory.patch`.
+    /// File name, such as `0001-cuda-memory.patch`.
     pub name: String,
-    /// The set in it.
+    /// Id of the set.
     pub set: String,
-    /// Its bytes.
+    /// Content of the file.
     pub content: Vec<u8>,
-    /// The name of the page that goes with it, such as `0001-cuda-memory.md`.
+    /// File name of the page about the patch, such as `0001-cuda-memory.md`.
     pub page_name: String,
-    /// Why it is wanted, what it does and costs, and what was seen where.
+    /// The page: purpose, effect, cost and measurements.
     pub page: String,
-    /// Whether it changes files whose lines end in CR and LF: `git am` keeps those only with `--keep-cr`.
+    /// Some changed files have CR LF line ends: `git am` preserves those only with `--keep-cr`.
     pub crlf: bool,
 }
 
-/// The sets of a row that change something, one patch each, in order.
+/// Exports the sets that change something, one patch each, in order.
 ///
-/// `only`: the one fix that they are for; then the mail speaks of it alone.
+/// `only`: a single fix of them; then the mail describes only that fix.
 ///
 /// # Errors
 ///
-/// A patch cannot be put into words, which no text file leads to.
+/// Fails if a patch cannot be formatted, which never happens for text files.
 pub fn export(
     series: &Series,
     sets: &[&PatchSet],
@@ -96,7 +96,7 @@ fn head(
     only: Option<&str>,
 ) -> String {
     let one_line = title.split_whitespace().collect::<Vec<_>>().join(" ");
-    // Other letters would have to be encoded in a mail's head.
+    // Non-ASCII characters would have to be encoded in a mail header.
     let plain: String = one_line.chars().map(|letter| if letter.is_ascii() { letter } else { '?' }).collect();
     let of = if total > 1 { format!(" {number}/{total}") } else { String::new() };
     let mut text = format!(
@@ -144,7 +144,8 @@ fn body(edits: &Edits) -> Result<Vec<u8>> {
         if edit.before.is_none() {
             diffs.extend_from_slice(b"new file mode 100644\n");
         }
-        // With the blank before an empty line: mail programs and older patch programs lose it otherwise.
+        // Keep the blank on empty context lines: mail programs and older versions of `patch` mishandle
+        // lines without it.
         PatchFormatter::new()
             .suppress_blank_empty(false)
             .write_patch_into(&patch, &mut diffs)

@@ -1,5 +1,5 @@
-//! What goes to upstream beside a patch: why, what it does, what it costs, and a table of what was seen where. All of it from what
-//! the set says; what nobody has measured is said to be so.
+//! The page for upstream about a patch: reason, effect, cost, and a table of measurements. All of it comes
+//! from the set; missing measurements are stated as such.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use crate::set::life::By;
 use crate::set::{Fix, PatchSet};
 use crate::tree::Tree;
 
-/// The page for one set, or for one fix of it, as Markdown.
+/// The page for a set, or for one of its fixes, as Markdown.
 pub fn rationale(set: &PatchSet, judgement: &Judgement, only: Option<&str>, tree: &dyn Tree) -> String {
     let meant: Vec<&Fix> = set.fixes.iter().filter(|fix| only.is_none_or(|only| fix.id == only)).collect();
     let mut text = String::new();
@@ -129,7 +129,7 @@ fn of_fix(text: &mut String, set: &PatchSet, fix: &Fix, judgement: &Judgement) {
 }
 
 fn row(text: &mut String, cells: [&str; 5]) {
-    // A bar would end the cell.
+    // An unescaped bar would end the cell.
     let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|").replace('\n', " ")).collect();
     line(text, format_args!("| {} |", cells.join(" | ")));
 }

@@ -1,4 +1,4 @@
-//! What is exported applies with git and with patch, and gives the tree that we would have written.
+//! Exported patches apply with git and with patch, and give the same tree as our own writer.
 
 use std::fs;
 use std::path::Path;
@@ -29,7 +29,7 @@ fn judgement(set: &str, edits: Vec<FileEdit>) -> Judgement {
     }
 }
 
-/// Two sets, the second on top of the first.
+/// Two sets, the second one on top of the first.
 fn series() -> Series {
     let middle = BEFORE.replace("three\n", "three\nhook(); // llama-warden:a/x\n");
     let after = format!("#include \"x.h\" // llama-warden:b/y\n{}\n\u{e9}nd\n", middle.replace("two\n", ""));
@@ -148,7 +148,7 @@ fn files_with_crlf_are_marked_for_git_am() {
     }
 }
 
-/// A tree with the one function that the set `server` is about.
+/// A tree with the only function that the set `server` uses.
 struct One;
 
 impl Tree for One {

@@ -1,31 +1,31 @@
-//! Finds an anchor, and the line beside it where a statement may stand.
+//! Finds an anchor, and the adjacent line where a statement may be inserted.
 
 use regex::bytes::Regex;
 
 use crate::scan::{BOM, Source};
 use crate::set::At;
 
-/// Words whose statement does not end where the next one begins.
+/// Keywords after which a statement does not end where the next one begins.
 const CONTROL: [&str; 6] = ["if", "else", "for", "while", "do", "switch"];
 
-/// Where a line goes.
+/// Position for an inserted line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spot {
-    /// The beginning of a line.
+    /// Offset of a line's beginning.
     pub(super) at: usize,
-    /// A byte of the line that it stands beside.
+    /// Offset of a byte in the adjacent line.
     pub(super) beside: usize,
 }
 
-/// All places of an anchor in a range of the code. Runs of white space compare equal, and it begins and ends where a
-/// word does.
+/// All matches of an anchor in a range of the code. Runs of white space compare equal; a match begins and
+/// ends at word boundaries.
 pub(super) fn find(source: &Source, anchor: &str, start: usize, end: usize) -> Vec<(usize, usize)> {
     let Some(pattern) = pattern(anchor) else { return Vec::new() };
     let code = source.code().as_bytes().get(start..end).unwrap_or_default();
     pattern.find_iter(code).map(|found| (start + found.start(), start + found.end())).collect()
 }
 
-/// As [`find`], but in comments, strings and dead text only.
+/// Like [`find`], but only in comments, strings and disabled code.
 pub(super) fn find_outside_of_code(source: &Source, anchor: &str, start: usize, end: usize) -> Option<usize> {
     let raw = source.raw().get(start..end)?;
     pattern(anchor)?.find(raw).map(|found| start + found.start())
@@ -40,7 +40,7 @@ fn pattern(anchor: &str) -> Option<Regex> {
     Regex::new(&format!("(?-u){first}{}{last}", words.join(r"\s+"))).ok()
 }
 
-/// The line before or after an anchor, if a statement may stand there; else why not.
+/// The position before or after an anchor, or why no statement may be inserted there.
 pub(super) fn spot(source: &Source, at: At, anchor: (usize, usize), start: usize) -> Result<Spot, String> {
     let (from, to) = anchor;
     if let Some(directive) = source.directives().iter().find(|range| range.start <= from && from < range.end)
@@ -100,8 +100,8 @@ pub(super) fn spot(source: &Source, at: At, anchor: (usize, usize), start: usize
     free(source, spot.at).map(|()| spot)
 }
 
-/// Whether a line that begins here is code: not within a comment of several lines, and not before the mark that begins
-/// some files.
+/// Fails if the line at this offset is not code: within a multi-line comment, or before the byte order mark
+/// at the beginning of some files.
 pub(super) fn free(source: &Source, at: usize) -> Result<(), String> {
     if source.comments().iter().any(|comment| comment.start < at && at < comment.end) {
         return Err("the line beside it would be part of a comment".to_owned());
@@ -114,7 +114,7 @@ pub(super) fn free(source: &Source, at: usize) -> Result<(), String> {
 
 const NO_END: &str = "the anchor's line is the file's last and has no line end";
 
-/// The last place in a range where a statement ends or a label does; `::` is neither.
+/// Offset of the last end of a statement or label in a range; `::` is neither.
 fn last_boundary(text: &[u8], start: usize, end: usize) -> Option<usize> {
     (start..end).rev().find(|at| match text.get(*at) {
         Some(b';' | b'{' | b'}') => true,
@@ -125,7 +125,7 @@ fn last_boundary(text: &[u8], start: usize, end: usize) -> Option<usize> {
     })
 }
 
-/// Whether a parenthesis is closed here that was opened before.
+/// Returns true if a parenthesis is closed here that was opened before the text.
 fn closes_more(text: &[u8]) -> bool {
     let mut depth = 0usize;
     text.iter().any(|byte| {
@@ -143,7 +143,7 @@ fn has_word(text: &[u8], word: &str) -> bool {
     text.split(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_').any(|part| part == word.as_bytes())
 }
 
-/// Whether what is open innermost at the end of this text is a parenthesis or bracket.
+/// Returns true if the innermost open bracket at the end of the text is a parenthesis or square bracket.
 fn in_parentheses(text: &[u8]) -> bool {
     let mut open = Vec::new();
     for byte in text {

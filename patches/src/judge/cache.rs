@@ -1,4 +1,4 @@
-//! Judges thousands of trees, equal contents once.
+//! Judges thousands of trees, and equal contents only once.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,20 +13,20 @@ use crate::set::PatchSet;
 use crate::set::life::Life;
 use crate::tree::Tree;
 
-/// Judges many trees, equal contents once. For the sets of one catalogue.
+/// Judges many trees, and equal contents only once. For the sets of a single catalogue.
 ///
-/// Edits are left out of what it remembers and gives: they hold whole files.
+/// Results have no edits, because edits hold whole files.
 #[derive(Debug, Default)]
 pub struct Judge {
     known: Mutex<HashMap<[u8; 32], Arc<Judgement>>>,
 }
 
 impl Judge {
-    /// As [`judge`], without edits, remembered by the contents of all files that the set looks at.
+    /// Like [`judge`], without edits. Results are cached by the contents of all files that the set uses.
     ///
     /// # Errors
     ///
-    /// A file of the tree is there and cannot be read.
+    /// Fails if an existing file of the tree cannot be read.
     pub fn judge(&self, set: &PatchSet, tree: &dyn Tree) -> Result<Arc<Judgement>> {
         let key = key(set, tree)?;
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -42,21 +42,22 @@ impl Judge {
         Ok(judgement)
     }
 
-    /// How many different trees it has judged, counted once for each set.
+    /// Number of different trees judged, counted per set.
     #[cfg(test)]
     pub(super) fn judged(&self) -> usize {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 }
 
-/// What names everything that the judgement depends on. None for a set with diffs: these go by the revision too.
+/// Hash of everything that the judgement depends on. `None` for a set with diffs, which depends on the
+/// revision, too.
 fn key(set: &PatchSet, tree: &dyn Tree) -> Result<Option<[u8; 32]>> {
     if !set.diffs.is_empty() {
         return Ok(None);
     }
     let mut hash = Sha256::new();
     hash.update(set.id.as_bytes());
-    // Some of what is known of revisions goes by their numbers alone.
+    // Some facts about fixes depend on the build number alone.
     let by_number = |life: &Life| life.holds.is_empty() && life.fails.is_empty() && !life.builds().is_empty();
     if set.fixes.iter().flat_map(|fix| &fix.life).any(by_number) {
         hash.update(tree.revision().build_number.unwrap_or_default().to_le_bytes());
@@ -71,7 +72,7 @@ fn key(set: &PatchSet, tree: &dyn Tree) -> Result<Option<[u8; 32]>> {
     Ok(Some(hash.finalize().into()))
 }
 
-/// Every path that judging a set may look at.
+/// All paths that judging a set may read.
 fn paths(set: &PatchSet) -> BTreeSet<String> {
     let mut all: BTreeSet<String> = super::place::files(set).into_iter().map(str::to_owned).collect();
     for sidecar in &set.sidecars {

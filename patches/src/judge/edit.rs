@@ -1,27 +1,27 @@
-//! Puts lines into files, and edits of one file together.
+//! Inserts lines into files, and merges several edits of a file.
 
 use std::collections::BTreeMap;
 
 use crate::judgement::{Edits, FileEdit, Inserted};
 use crate::marker::marker;
 
-/// Lines of one hook and their place.
+/// Lines of a hook with their position.
 #[derive(Clone, Debug)]
 pub(super) struct Insertion {
-    /// Where in the file as it is: the beginning of a line.
+    /// Offset in the unchanged file: the beginning of a line.
     pub(super) at: usize,
-    /// It belongs to what is above, so it comes before what belongs to what is below.
+    /// Belongs to the line above, so it precedes insertions that belong to the line below.
     pub(super) after: bool,
-    /// The lines, without indentation and mark.
+    /// Lines without indentation and marker.
     pub(super) lines: Vec<String>,
-    /// Blanks at the beginning.
+    /// Indentation.
     pub(super) indent: Vec<u8>,
-    /// `\n` or `\r\n`.
+    /// Line end: `\n` or `\r\n`.
     pub(super) end: &'static [u8],
     pub(super) hook: String,
 }
 
-/// The file with all insertions; those at one place in the order of the set.
+/// The file with all insertions; those at the same position keep the order of the set.
 pub(super) fn insert(set: &str, path: &str, raw: &[u8], mut insertions: Vec<Insertion>) -> FileEdit {
     insertions.sort_by_key(|insertion| (insertion.at, !insertion.after));
     let mut after = Vec::with_capacity(raw.len() + 256 * insertions.len());
@@ -49,7 +49,7 @@ pub(super) fn insert(set: &str, path: &str, raw: &[u8], mut insertions: Vec<Inse
     FileEdit { path: path.to_owned(), before: Some(raw.to_vec()), after, inserted }
 }
 
-/// Edits one after the other as one.
+/// Consecutive edits merged into one per file.
 #[derive(Debug, Default)]
 pub(super) struct Merged(BTreeMap<String, FileEdit>);
 
@@ -58,7 +58,7 @@ impl Merged {
         self.0.is_empty()
     }
 
-    /// Adds edits to the files as the ones before left them.
+    /// Adds edits that apply to the result of the previous ones.
     pub(super) fn add(&mut self, edits: Edits) {
         for edit in edits.0 {
             match self.0.get_mut(&edit.path) {
@@ -73,7 +73,7 @@ impl Merged {
         }
     }
 
-    /// Sorted by path.
+    /// The merged edits, sorted by path.
     pub(super) fn into_edits(self) -> Edits {
         Edits(self.0.into_values().collect())
     }

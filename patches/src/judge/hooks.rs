@@ -11,20 +11,20 @@ use crate::judgement::{FileEdit, Reason, Status};
 use crate::scan::{Found, Macro, Source, met};
 use crate::set::{At, Hook, PatchSet, Sidecar};
 
-/// The hooks that have a place.
+/// Placed hooks of a set.
 #[derive(Default)]
 pub(super) struct Placed {
     set: String,
-    /// By path: the file and what goes into it.
+    /// Files by path, with their insertions.
     files: BTreeMap<String, (Rc<Source>, Vec<Insertion>)>,
-    /// The file of each hook that has one, placed or not.
+    /// Path of each hook's file, placed or not.
     paths: BTreeMap<String, String>,
-    /// The hooks whose lines have their place.
+    /// Ids of placed hooks.
     ids: BTreeSet<String>,
 }
 
 impl Placed {
-    /// Whether a hook's lines have their place.
+    /// Returns true if the hook is placed.
     pub(super) fn has(&self, hook: &str) -> bool {
         self.ids.contains(hook)
     }
@@ -38,7 +38,7 @@ impl Placed {
     }
 }
 
-/// Finds the place of every hook.
+/// Finds the position of every hook.
 pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<Reason>)> {
     let mut placed = Placed { set: set.id.clone(), ..Placed::default() };
     let mut reasons = Vec::new();
@@ -126,13 +126,13 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
     Ok((placed, reasons))
 }
 
-/// ``: function `f` `` for a hook with a container.
+/// Suffix ``: function `f` `` for a hook with a container.
 fn what(hook: &Hook) -> String {
     hook.container.as_ref().map(|container| format!(": {container}")).unwrap_or_default()
 }
 
-/// Why nobody knows whether the lines are compiled: they stand within a conditional, and no seam of their container says that
-/// somebody looked at it.
+/// Why it is unknown if a hook's lines are compiled: they are within a preprocessor conditional, and no
+/// seam covers the container.
 fn undecided(set: &PatchSet, hook: &Hook, source: &Source, spot: Spot) -> Option<(usize, String)> {
     let looked_at = |container| set.seams.iter().any(|seam| &seam.container == container);
     if hook.container.as_ref().is_some_and(looked_at) {
@@ -146,7 +146,7 @@ fn undecided(set: &PatchSet, hook: &Hook, source: &Source, spot: Spot) -> Option
     Some((source.line(spot.beside), text))
 }
 
-/// The line of a mark of this set.
+/// Number of the first line with a marker of this set.
 fn already(set: &PatchSet, source: &Source) -> Option<usize> {
     source.comments().iter().find_map(|comment| {
         let text = std::str::from_utf8(source.raw().get(comment.clone())?).ok()?;
@@ -155,7 +155,7 @@ fn already(set: &PatchSet, source: &Source) -> Option<usize> {
     })
 }
 
-/// The one place of a hook in a file; else the line to look at, and why there is none.
+/// The unique position of a hook in a file, or a line and the reason why there is none.
 fn spot(
     hook: &Hook,
     source: &Source,
@@ -243,7 +243,7 @@ fn line_end(source: &Source, beside: usize) -> &'static [u8] {
     if line.ends_with(b"\r\n") { b"\r\n" } else { b"\n" }
 }
 
-/// The path of a file in the folder of another one.
+/// Path of a file in the same folder as another one.
 pub(super) fn beside(path: &str, file: &str) -> String {
     match path.rsplit_once('/') {
         Some((folder, _)) => format!("{folder}/{file}"),
@@ -251,7 +251,7 @@ pub(super) fn beside(path: &str, file: &str) -> String {
     }
 }
 
-/// Our source files beside the files of their hooks, with the macros that probes define.
+/// Our source files next to their hooks' files, with the macros that probes define.
 pub(super) fn sidecars(
     set: &PatchSet,
     reader: &Reader<'_>,
@@ -261,7 +261,7 @@ pub(super) fn sidecars(
     let mut edits = Vec::new();
     let mut reasons = Vec::new();
     for sidecar in &set.sidecars {
-        // Without a file the hook itself is the reason.
+        // If the hook has no file, the hook itself is the reason.
         let Some(hook) = placed.paths.get(&sidecar.beside) else { continue };
         let path = beside(hook, &sidecar.file);
         if reader.tree().read(&path)?.is_some() {
@@ -282,8 +282,8 @@ pub(super) fn sidecars(
     Ok((edits, reasons))
 }
 
-/// The `#error` lines of a sidecar that a compiler would meet in this tree: said now, and not after minutes of compiling. What
-/// the probes define is known; what the compiler knows is not.
+/// The `#error` lines of a sidecar that a compiler would reach in this tree: reported now instead of after
+/// minutes of compilation. Macros of probes are known; those of the compiler are not.
 fn stops(set: &PatchSet, sidecar: &Sidecar, defines: &[String]) -> Vec<Reason> {
     let known = |name: &str| {
         let is = |define: &String| define == name;
@@ -307,7 +307,7 @@ fn stops(set: &PatchSet, sidecar: &Sidecar, defines: &[String]) -> Vec<Reason> {
     met(&source, &known).into_iter().map(|met| reason(met.line, met.text)).collect()
 }
 
-/// A sidecar as it is copied.
+/// Content of a sidecar with the probes' macros.
 fn rendered(set: &str, content: &[u8], defines: &[String]) -> Vec<u8> {
     let defines: String = defines.iter().flat_map(|define| ["#define ", define, " 1\n"]).collect();
     let head = format!(

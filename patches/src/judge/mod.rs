@@ -1,13 +1,14 @@
-//! Finds out whether a set can be had in a tree, and what it would change there.
+//! Judges if a set can be applied to a tree, and what it would change there.
 //!
 //! ```text
 //!  hooks    ── container once, anchor once, between two statements ──> edits   else refused
-//!  probes   ── counted, but for what a placed hook guards ───────────> defines else what the probe says
-//!  sidecars ── no #error is met with these defines ──────────────────> edits   else refused
+//!  probes   ── counted, except in guarded containers ────────────────> defines else the probe's status
+//!  sidecars ── no #error is reached with these defines ──────────────> edits   else refused
 //!  seams    ── fingerprint known ────────────────────────────────────>         else unverified
 //! ```
 //!
-//! A set that is not applicable or superseded is so whatever its hooks find: nothing is to be placed then.
+//! The statuses "not applicable" and "superseded" are final and override the hooks' results: there is
+//! nothing to place.
 
 mod anchor;
 mod cache;
@@ -34,13 +35,13 @@ use crate::set::PatchSet;
 use crate::set::life::{LifeState, Looked, Standing};
 use crate::tree::{Overlay, Tree};
 
-/// What each fix is in a tree, in the set's order.
+/// State of each fix in a tree, in the set's order.
 fn lives(set: &PatchSet, hold: &BTreeSet<String>, build: Option<u32>) -> Vec<Option<Standing>> {
     let looked = Looked { build, probes: Some(hold) };
     set.fixes.iter().map(|fix| Standing::of(&fix.life, &looked)).collect()
 }
 
-/// A fix that does harm in a tree is refused there, where the tree itself shows it: a number may be a fork's own.
+/// Refuses fixes that are harmful in a tree by the tree's own evidence; a build number may be a fork's own.
 fn harmful<'a>(set: &'a PatchSet, lives: &'a [Option<Standing>]) -> impl Iterator<Item = Reason> + 'a {
     set.fixes.iter().zip(lives).filter_map(|(fix, life)| {
         let life = life.as_ref().filter(|life| life.is == LifeState::Harmful && life.by_source)?;
@@ -55,14 +56,14 @@ fn harmful<'a>(set: &'a PatchSet, lives: &'a [Option<Standing>]) -> impl Iterato
     })
 }
 
-/// Judges a set in a tree. Reads, and changes nothing.
+/// Judges a set in a tree, without changing the tree.
 ///
-/// A tree that holds lines of this set already is refused: they are to be taken out first. Lines of other sets are as
-/// if they were not there, except that they stay.
+/// A tree that already has lines of this set is refused: they have to be removed first. Lines of other sets
+/// are ignored and preserved.
 ///
 /// # Errors
 ///
-/// A file of the tree is there and cannot be read.
+/// Fails if an existing file of the tree cannot be read.
 pub fn judge(set: &PatchSet, tree: &dyn Tree) -> Result<Judgement> {
     let mut diffs = edit::Merged::default();
     let mut reasons = Vec::new();
@@ -79,11 +80,11 @@ pub fn judge(set: &PatchSet, tree: &dyn Tree) -> Result<Judgement> {
             diffs.add(edits);
         }
     }
-    // One of several diffs for other revisions is no news; a set that consists of such is not applicable.
+    // A diff for other revisions is normal among several; a set of only such diffs is not applicable.
     if set.hooks.is_empty() && outside.len() == set.diffs.len() {
         reasons.extend(outside);
     }
-    // What is known of upstream is known of upstream as it is; hooks go into what the diffs leave.
+    // Seams and probes describe unmodified upstream; hooks apply to the result of the diffs.
     let plain = Reader::new(tree);
     let patched = Reader::new(&below);
     let reader = if diffs.is_empty() { &plain } else { &patched };

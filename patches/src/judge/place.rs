@@ -1,4 +1,4 @@
-//! Goes from the names in a set to places in a tree, and says what is there instead where that fails.
+//! Resolves the names in a set to places in a tree; on failure, suggests similar names.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,36 +10,36 @@ use crate::scan::{Finding, Found, Source};
 use crate::set::PatchSet;
 use crate::tree::Tree;
 
-/// Names that are at least this alike are worth mentioning; 1.0 is the same.
+/// Minimum similarity of a suggested name; 1.0 is equal.
 const ALIKE: f64 = 0.88;
-/// Names that are mentioned at most.
+/// Maximum number of suggested names.
 const SHOWN: usize = 3;
-/// What is left to do when a container is in none of the files.
+/// Advice if a container is in none of the files.
 const LOOK: &str = "look where it went: a new file belongs into `files`, a new name into `container`";
 
-/// Reads and looks through each file once.
+/// Reads and scans each file once.
 pub(super) struct Reader<'a> {
     tree: &'a dyn Tree,
     files: RefCell<BTreeMap<String, Option<Rc<Source>>>>,
 }
 
-/// A file of the tree.
+/// A scanned file of the tree.
 #[derive(Clone)]
 pub(super) struct File {
     pub(super) path: String,
     pub(super) source: Rc<Source>,
 }
 
-/// Where something is, or why not.
+/// Result of resolving a place.
 pub(super) enum Place {
     Whole(File),
-    /// The definitions of the container: at least one.
+    /// Definitions of the container, at least one.
     In(File, Vec<Found>),
     /// None of the files exists.
     NoFile,
-    /// The file exists, the container does not.
+    /// The file exists without the container.
     NoContainer(File),
-    /// Nothing certain can be said, from this line on.
+    /// The scanner is unsure from this line on, with the reason.
     Unsure(File, usize, String),
 }
 
@@ -82,7 +82,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Where else a container that was looked for in `path` could be, as the end of a sentence; may be empty.
+    /// Other possible places of a container that is missing in `path`, as the end of a sentence; may be
+    /// empty.
     pub(super) fn elsewhere(
         &self,
         set: &PatchSet,
@@ -113,13 +114,13 @@ impl<'a> Reader<'a> {
         if !hints.iter().any(|hint| hint.starts_with("it is in ")) {
             hints.push(LOOK.to_owned());
         }
-        // Each has a `; ` before it.
+        // Each hint is preceded by `; `.
         hints.insert(0, String::new());
         Ok(hints.join("; "))
     }
 }
 
-/// Every file that a set names, sorted.
+/// All files that a set names, sorted.
 pub(super) fn files(set: &PatchSet) -> BTreeSet<&str> {
     let hooks = set.hooks.iter().flat_map(|hook| &hook.files);
     let probes = set.probes.iter().flat_map(|probe| &probe.files);
@@ -127,7 +128,7 @@ pub(super) fn files(set: &PatchSet) -> BTreeSet<&str> {
     hooks.chain(probes).chain(seams).map(String::as_str).collect()
 }
 
-/// Names of the same kind that are much like the one that is not there, best first.
+/// Names of the same kind that are similar to a missing one, best first.
 fn alike(source: &Source, container: &Container) -> Vec<String> {
     let last = |name: &str| name.rsplit("::").next().unwrap_or(name).to_owned();
     let wanted = last(&container.name);
@@ -146,7 +147,7 @@ fn alike(source: &Source, container: &Container) -> Vec<String> {
     names.into_iter().take(SHOWN).map(|(_, name, line)| format!("`{name}` in line {line}")).collect()
 }
 
-/// Some lines, as in `lines 3, 7 and 9`.
+/// Formats line numbers, such as `lines 3, 7 and 9`.
 pub(super) fn lines(numbers: &[usize]) -> String {
     match numbers {
         [] => "no line".to_owned(),

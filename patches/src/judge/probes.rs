@@ -1,4 +1,4 @@
-//! Counts what probes ask for.
+//! Evaluates probes by counting their matches.
 
 use std::collections::BTreeSet;
 
@@ -10,21 +10,21 @@ use crate::scan::Container;
 use crate::scan::Finding;
 use crate::set::{OnFail, PatchSet, Probe};
 
-/// Lines that are mentioned at most.
+/// Maximum number of lines mentioned.
 const SHOWN: usize = 4;
 
-/// What the probes of a set say of a tree.
+/// Results of a set's probes in a tree.
 #[derive(Default)]
 pub(super) struct Asked {
-    /// The macros of those that hold.
+    /// Macros of the probes that hold.
     pub(super) defines: Vec<String>,
-    /// The ids of those that hold.
+    /// Ids of the probes that hold.
     pub(super) hold: BTreeSet<String>,
-    /// What those that do not hold mean.
+    /// Reasons given by the probes that do not hold.
     pub(super) reasons: Vec<Reason>,
 }
 
-/// Asks all. `placed`: the hooks that have their places.
+/// Evaluates all probes. `placed`: the placed hooks.
 pub(super) fn ask(set: &PatchSet, reader: &Reader<'_>, placed: &Placed) -> Result<Asked> {
     let mut asked = Asked::default();
     for probe in &set.probes {
@@ -40,7 +40,7 @@ pub(super) fn ask(set: &PatchSet, reader: &Reader<'_>, placed: &Placed) -> Resul
     Ok(asked)
 }
 
-/// What is left out where a probe counts: what it names, and what is guarded in this tree.
+/// Containers that a probe skips: those it names, and those guarded by a placed hook.
 fn outside<'a>(set: &'a PatchSet, probe: &'a Probe, placed: &Placed) -> Vec<&'a Container> {
     let guards = probe.guarded.iter().filter(|hook| placed.has(hook)).filter_map(|hook| set.hook(hook));
     let mut all: Vec<&Container> =

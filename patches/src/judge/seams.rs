@@ -1,4 +1,4 @@
-//! Compares the containers that a set leans on with the versions that somebody looked at.
+//! Compares the containers that a set depends on with the reviewed versions.
 
 use std::collections::HashMap;
 
@@ -10,21 +10,21 @@ use crate::set::fingerprints::{ABSENT, Known};
 use crate::set::{PatchSet, Seam};
 use crate::tree::Tree;
 
-/// New pieces that are shown at most.
+/// Maximum number of new pieces shown.
 const SHOWN: usize = 3;
-/// Characters of a piece that are shown at most.
+/// Maximum characters shown of a piece.
 const LENGTH: usize = 64;
 
-/// The set's seams as they are in a tree, in the set's order.
+/// The set's seams in a tree, in the set's order.
 ///
 /// # Errors
 ///
-/// A file of the tree is there and cannot be read.
+/// Fails if an existing file of the tree cannot be read.
 pub fn fingerprint(set: &PatchSet, tree: &dyn Tree) -> Result<Vec<SeamSeen>> {
     look(set, &Reader::new(tree)).map(|(seen, _)| seen)
 }
 
-/// The seams, and what is not known of them.
+/// The seams, and reasons for unknown ones.
 pub(super) fn look(set: &PatchSet, reader: &Reader<'_>) -> Result<(Vec<SeamSeen>, Vec<Reason>)> {
     let mut all = Vec::new();
     let mut reasons = Vec::new();
@@ -128,15 +128,15 @@ fn one(set: &PatchSet, seam: &Seam, reader: &Reader<'_>) -> Result<(Option<SeamS
     Ok((Some(seen), unknown))
 }
 
-/// What is new against the nearest known version: the line of the first new piece, and the end of a sentence.
+/// Differences to the nearest known version: the line of the first new piece, and the end of a sentence.
 fn difference(pieces: &[Piece], known: &[Known]) -> (Option<usize>, String) {
     let common = |version: &Known| {
         let mut left = counted(&version.statements);
         pieces.iter().filter(|piece| take(&mut left, &piece.hash)).count()
     };
-    // Of several equally near ones the newest, which is the last.
+    // Among equally near versions, the newest, which is the last.
     let nearest = known.iter().filter(|version| !version.statements.is_empty()).max_by(|a, b| {
-        // The share of both together, so that a long version is not near to everything.
+        // Relative to both lengths, so that a long version is not near to everything.
         let share = |version: &Known| (2 * common(version), version.statements.len() + pieces.len());
         let ((a, all_a), (b, all_b)) = (share(a), share(b));
         (a * all_b).cmp(&(b * all_a))

@@ -1,9 +1,9 @@
-//! Makes one status of many reasons.
+//! Combines many reasons into a status.
 
 use crate::judgement::{FixJudgement, Reason, Status};
 use crate::set::PatchSet;
 
-/// The set's status and that of its fixes. Sorts the reasons, those that decide first.
+/// The status of a set and of its fixes. Sorts the reasons, the deciding ones first.
 pub(super) fn of(set: &PatchSet, reasons: &mut [Reason]) -> (Status, Vec<FixJudgement>) {
     let of_set: Vec<&Reason> = reasons.iter().filter(|reason| reason.fix.is_none()).collect();
     let mut status = worst(&of_set);
@@ -18,7 +18,7 @@ pub(super) fn of(set: &PatchSet, reasons: &mut [Reason]) -> (Status, Vec<FixJudg
             (status, why)
         })
         .collect();
-    // No fix is left to apply it for.
+    // No fix is left that would justify applying the set.
     if !own.is_empty() && !is_final(status) && own.iter().all(|(status, _)| *status != Status::Verified) {
         status = own.iter().map(|(status, _)| *status).max().unwrap_or(status);
     }
@@ -42,7 +42,7 @@ pub(super) fn of(set: &PatchSet, reasons: &mut [Reason]) -> (Status, Vec<FixJudg
     (status, fixes)
 }
 
-/// There is nothing to do, so that nothing else matters.
+/// Returns true for statuses with nothing to do, so that no other status matters.
 fn is_final(status: Status) -> bool {
     matches!(status, Status::NotApplicable | Status::Superseded)
 }

@@ -1,13 +1,13 @@
-//! Which known leaks look like what was seen, and what of their cures has not been tried yet.
+//! Matches observations of a server against known leaks, and suggests untried mitigations.
 //!
 //! ```text
-//!  Seen (memory that grows, who pays, build, backend, command) ──┐
+//!  Seen (growing memory, blamed unit, build, backend, command) ───┐
 //!                                                                 ├──> Advice, the likeliest first
 //!  signs of each leak in patches/mitigations.toml ────────────────┘
 //! ```
 //!
-//! Pure. A build or a backend that is known and does not have a leak rules it out; one that is not known makes it less
-//! likely. A cure that is in place rules out the leaks that it ends, and is never advised again.
+//! Pure functions. A known build or backend without a leak rules the leak out; an unknown one makes it less
+//! likely. An active mitigation rules out the leaks that it cures, and is never suggested again.
 
 use serde::Serialize;
 
@@ -17,72 +17,73 @@ use super::leak::{Leak, Sign};
 use super::load::build_number;
 use crate::set::life::{LifeState, Standing};
 
-/// What was seen of one server.
+/// Observations of a server.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
-    /// Memories that leak, or may.
+    /// Memories that leak, or may leak.
     pub grows: Vec<Memory>,
-    /// Memories that were read and do not.
+    /// Memories that were read and do not leak.
     pub still: Vec<Memory>,
-    /// The unit of work that pays, by its name in JSON: `image`, `request`, …; `None` if nothing could be blamed.
+    /// Blamed unit of work by its JSON name: `image`, `request`, …; `None` if none is blamed.
     pub unit: Option<String>,
-    /// Whether there were images in the requests.
+    /// Requests contained images.
     pub images: bool,
-    /// Number of the llama.cpp build, if known.
+    /// llama.cpp's build number, if known.
     pub build: Option<u32>,
-    /// What it computes on, such as `cuda`, if known.
+    /// Compute backend, such as `cuda`, if known.
     pub backend: Option<String>,
     /// Arguments of the server.
     pub args: Vec<String>,
-    /// Names of the variables that it gets.
+    /// Names of the server's environment variables.
     pub variables: Vec<String>,
-    /// Mitigations that it runs with, by id.
+    /// Ids of active mitigations.
     pub mitigations: Vec<String>,
-    /// What its source shows of fixes: needed, superseded, harmful.
+    /// State of fixes by the server's source: needed, superseded, harmful.
     pub lives: Vec<(String, Standing)>,
 }
 
-/// A leak that it looks like.
+/// A matching leak with suggestions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
-    /// The leak.
+    /// Id of the leak.
     pub leak: String,
-    /// What it is, in a line.
+    /// Description in a line.
     pub title: String,
-    /// How likely, 0 to 1.
+    /// Likelihood from 0 to 1.
     pub confidence: f64,
     /// Mitigations to try, best first.
     pub mitigations: Vec<String>,
-    /// What would help elsewhere, and why not in this build: superseded, or harmful.
+    /// Mitigations that do not help in this build, each with the reason: superseded or harmful.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_here: Vec<String>,
-    /// Other things to do, in words.
+    /// Other remedies in words.
     pub others: Vec<String>,
-    /// Where it was reported.
+    /// Links to reports.
     pub references: Vec<String>,
 }
 
-/// Mitigations in the sentence: the best of them are enough to begin with.
+/// Mitigations named in the sentence: the best ones suffice to begin with.
 const TOLD: usize = 3;
-/// Without a blamed unit a leak that each request pays for stays likely: the load has one shape, and requests are in it.
+/// Factor for a leak per request while no unit is blamed: still likely, as a load of one shape consists of
+/// requests.
 const ANY_REQUEST: f64 = 0.85;
-/// Less so for a leak that has nothing to do with images, where there are images.
+/// Factor for a leak unrelated to images, if there were images.
 const NOT_BY_IMAGE: f64 = 0.6;
-/// A leak that needs another unit is then less likely.
+/// Factor for a leak by another unit while no unit is blamed.
 const UNIT_UNKNOWN: f64 = 0.5;
-/// A memory grows that the leak does not explain.
+/// Factor for a growing memory that the leak does not explain.
 const UNEXPLAINED: f64 = 0.6;
-/// The same where the build is not known and the leak has a first build.
+/// Factor for an unknown build if the leak has a first build.
 const BUILD_UNKNOWN: f64 = 0.8;
-/// And where it has a last one: most people run newer builds than those that were fixed.
+/// Factor for an unknown build if the leak has a last build: most users run newer builds.
 const MAYBE_FIXED: f64 = 0.3;
-/// The same for a backend.
+/// Factor for an unknown backend.
 const BACKEND_UNKNOWN: f64 = 0.8;
-/// And for one that is not the commonest.
+/// Factor for an unknown backend if the leak's backend is rare.
 const RARE_BACKEND: f64 = 0.4;
 
 impl Advice {
-    /// How likely, in a word.
+    /// Likelihood as a word.
     fn likelihood(&self) -> &'static str {
         match self.confidence {
             0.7.. => "likely",
@@ -91,12 +92,12 @@ impl Advice {
         }
     }
 
-    /// All of it in one sentence.
+    /// The advice as a sentence.
     pub fn sentence(&self) -> String {
         let tries: Vec<String> = self.mitigations.iter().take(TOLD).map(|id| format!("`{id}`")).collect();
         let tries = (!tries.is_empty()).then(|| format!(": try {}", tries.join(" or ")));
         let others = self.others.iter().map(|other| format!("; {other}"));
-        // Where nothing is left to try, it matters why.
+        // Explain why nothing is left to try.
         let none = self.mitigations.is_empty().then_some(&self.not_here);
         let others = others.chain(none.into_iter().flatten().map(|why| format!("; {why}")));
         let see = self.references.first().map(|reference| format!(", see {reference}"));
@@ -106,7 +107,7 @@ impl Advice {
 }
 
 impl Catalogue {
-    /// The leaks that what was seen looks like, the likeliest first.
+    /// Leaks that match the observations, the likeliest first.
     pub fn advise(&self, seen: &Seen) -> Vec<Advice> {
         if seen.grows.is_empty() {
             return Vec::new();
@@ -131,7 +132,7 @@ impl Catalogue {
         };
         for cure in &leak.cures {
             if let Some(id) = &cure.mitigation {
-                // A program with other patch sets may lack it.
+                // A program with other patch sets may lack the mitigation.
                 let Some(entry) = self.mitigation(id) else { continue };
                 let fits = seen.backend.as_ref().is_none_or(|backend| entry.is_for(backend));
                 let life =
@@ -154,7 +155,7 @@ impl Catalogue {
         Some(advice)
     }
 
-    /// How likely the leak is by one of its signs; `None` if it is not.
+    /// Likelihood of the leak by one of its signs; `None` if excluded.
     fn match_sign(&self, leak: &Leak, sign: &Sign, seen: &Seen) -> Option<f64> {
         let (first, last) = (build_number(&leak.first), build_number(&leak.last));
         let excluded = !sign.grows.iter().all(|memory| seen.grows.contains(memory))
@@ -189,7 +190,7 @@ impl Catalogue {
     }
 }
 
-/// How likely a sign with units is while nothing can be blamed; `None` for a leak by images where there were none.
+/// Factor for a sign with units while no unit is blamed; `None` for a leak by images if there were none.
 fn shapeless(sign: &Sign, images: bool) -> Option<f64> {
     let has = |name: &str| sign.units.iter().any(|unit| unit == name);
     match (has("image"), has("request")) {
@@ -200,13 +201,13 @@ fn shapeless(sign: &Sign, images: bool) -> Option<f64> {
     }
 }
 
-/// Whether the arguments have the words of a flag, one behind the other.
+/// Returns true if the arguments contain the words of a flag in sequence.
 fn is_given(flag: &str, args: &[String]) -> bool {
     let words: Vec<&str> = flag.split(' ').collect();
     args.windows(words.len()).any(|given| given == words)
 }
 
-/// Whether a server runs with a mitigation, however it was told to.
+/// Returns true if a mitigation is active in a server, however it was configured.
 fn applied(entry: &Mitigation, seen: &Seen) -> bool {
     let variable = |name: &String| seen.variables.contains(name);
     let listed = seen.mitigations.contains(&entry.id);

@@ -1,4 +1,4 @@
-//! Whether a build does what a mitigation asks of it.
+//! Checks that a build supports a mitigation.
 
 use std::path::{Path, PathBuf};
 
@@ -11,72 +11,72 @@ use crate::error::Result;
 use crate::set::Fix;
 use crate::set::life::{LifeState, Standing};
 
-/// What is known about the llama-server that a model runs.
+/// Known facts about a model's llama-server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BuildFacts {
-    /// Its file.
+    /// Path of the binary.
     pub binary: PathBuf,
-    /// Its number, as llama.cpp counts; `None` if unknown.
+    /// llama.cpp's build number; `None` if unknown.
     pub number: Option<u32>,
-    /// What its provenance says; `None` for a binary that we did not build.
+    /// Facts from its provenance; `None` for a binary that we did not build.
     pub provenance: Option<ProvenanceFacts>,
 }
 
-/// What the provenance of a build of ours says.
+/// Facts from the provenance of one of our builds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProvenanceFacts {
-    /// The build's id.
+    /// Id of the build.
     pub id: String,
-    /// What it computes on, such as `cuda`.
+    /// Compute backend, such as `cuda`.
     pub backend: String,
-    /// The fixes that are in it; `None` if it does not say, and then the binary is searched.
+    /// Ids of the fixes in the binary; `None` if the provenance has no list, and then the binary is searched.
     pub fixes: Option<Vec<String>>,
-    /// Fixes of the user's own sets that were applied, each with its set's id.
+    /// Fixes of the user's own applied sets, each with its set's id.
     pub own: Vec<(String, Fix)>,
-    /// What its source shows of the fixes that were judged for it: needed, superseded, harmful.
+    /// State of the judged fixes in its source: needed, superseded, harmful.
     pub lives: Vec<(String, Standing)>,
-    /// cmake options, `NAME` and value, later ones winning.
+    /// cmake options by name; later ones win.
     pub options: Vec<(String, String)>,
 }
 
 impl ProvenanceFacts {
-    /// The value of a cmake option, if it was given.
+    /// Value of a cmake option, if it was set.
     fn option(&self, name: &str) -> Option<&str> {
         self.options.iter().rev().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
     }
 }
 
-/// How a mitigation and a build go together.
+/// Result of checking a mitigation against a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// The build does it.
+    /// The build supports the mitigation.
     Fits,
-    /// It is set, and this should be known.
+    /// The mitigation is set, with a remark for the user.
     Note(String),
-    /// It is for another backend: nothing of it is set.
+    /// The mitigation is for another backend and is not set.
     LeftOut(String),
-    /// The build lacks what it needs.
+    /// The build does not support the mitigation.
     Missing {
-        /// What.
+        /// Description of the missing requirement.
         message: String,
-        /// The cure.
+        /// Remedy.
         hint: String,
     },
 }
 
 impl BuildFacts {
-    /// A binary that somebody else built; `version` is what it says to `--version`.
+    /// Facts about a foreign binary; `version` is its `--version` output.
     pub fn of_binary(binary: &Path, version: &str) -> Self {
         Self { binary: binary.to_owned(), number: number_in(version), provenance: None }
     }
 
-    /// Whether a mitigation is needed in it, superseded or harmful; `None`: nothing is known of that.
+    /// State of a mitigation in this build: needed, superseded or harmful; `None` if unknown.
     pub fn standing(&self, mitigation: &Mitigation) -> Option<Standing> {
         let seen = self.provenance.as_ref().map(|provenance| provenance.lives.as_slice());
         mitigation.standing(self.number, seen.unwrap_or_default())
     }
 
-    /// How messages name it.
+    /// Name of the build in messages.
     fn name(&self) -> String {
         match &self.provenance {
             Some(provenance) => format!("build {}", provenance.id),
@@ -85,8 +85,8 @@ impl BuildFacts {
     }
 }
 
-/// llama-server says `version: 8827 (abcdef)`, newer ones `version: 1.2.3 (build 8827, commit abcdef)`. Numbers below
-/// 1000 are those of builds that did not know their own.
+/// Parses the build number from `version: 8827 (abcdef)`, or in newer servers `version: 1.2.3 (build 8827,
+/// commit abcdef)`. Numbers below 1000 come from builds that did not know their own.
 fn number_in(version: &str) -> Option<u32> {
     let line = version.lines().find_map(|line| line.trim().strip_prefix("version:"))?.trim();
     let digits = line.split_once("(build ").map_or(line, |(_, rest)| rest);
@@ -95,7 +95,7 @@ fn number_in(version: &str) -> Option<u32> {
 }
 
 impl Effect {
-    /// Whether a build does what this asks of it. Reads the binary where its provenance does not say.
+    /// Checks that a build supports this effect. Searches the binary if the provenance has no list of fixes.
     pub fn fit(&self, build: &BuildFacts) -> Fit {
         let (name, who) = (&self.name, build.name());
         if let Some(provenance) =
@@ -149,7 +149,8 @@ impl Effect {
         if marker.is_empty() && fixes.is_none() {
             return Fit::Note(format!("{needs}; whether {who} is one cannot be told"));
         }
-        // The binary is searched even if the provenance does not list the fix: the source may have been patched before.
+        // Search the binary even if the provenance does not list the fix: the source may have been patched
+        // before.
         let found = if marker.is_empty() { Ok(Presence::No) } else { find_text(&build.binary, marker) };
         match (found, fixes) {
             (Ok(Presence::Yes), _) => Fit::Fits,
@@ -176,7 +177,8 @@ impl Effect {
         }
     }
 
-    /// Whether the build has the choice that is given. Forks count their builds otherwise: only a build of ours is refused by its number.
+    /// Checks that the build supports the chosen value. Only our own builds are refused by number, because
+    /// forks count differently.
     fn fit_of_choice(&self, build: &BuildFacts) -> Option<Fit> {
         let choice = self.flags.iter().find_map(|flag| flag.words.get(1))?;
         let message = self.mitigation.outside_limits(choice, build)?;
@@ -185,7 +187,7 @@ impl Effect {
         Some(if build.provenance.is_some() { Fit::Missing { message, hint } } else { Fit::Note(message) })
     }
 
-    /// Forks count their builds otherwise: a number is a reason to warn, never to refuse.
+    /// Checks the build number. Forks count differently, so a mismatch yields a warning, never a refusal.
     fn fit_of_number(&self, build: &BuildFacts) -> Fit {
         let (entry, who) = (&self.mitigation, build.name());
         let Some(number) = build.number else { return Fit::Fits };
@@ -212,7 +214,7 @@ impl Effect {
 }
 
 impl Mitigation {
-    /// Why a choice cannot be used in a build; `None` if it can, or nothing is known of that.
+    /// Why a value is not supported by a build; `None` if it is, or if that is unknown.
     fn outside_limits(&self, choice: &str, build: &BuildFacts) -> Option<String> {
         let number = build.number?;
         let limits = self.value.iter().flat_map(|value| &value.limits);
@@ -236,7 +238,7 @@ impl Mitigation {
 }
 
 impl Catalogue {
-    /// Values in `args` that this build has not, each with the index of its word, and why.
+    /// Values in `args` that this build does not support, each with the index of its word and the reason.
     pub fn refused_values(&self, args: &[String], build: &BuildFacts) -> Vec<(usize, String)> {
         let mut found = Vec::new();
         for entry in self.mitigations() {
@@ -254,7 +256,7 @@ impl Catalogue {
     }
 }
 
-/// What is said about a binary without provenance in which the text was not found.
+/// Result for a binary without provenance in which the text was not found.
 fn unproven(found: Result<Presence>, needs: &str, who: &str, marker: &str, hint: String) -> Fit {
     match found {
         Ok(Presence::Script) => Fit::Note(format!("{needs}; {who} is a script, so that cannot be checked")),
@@ -266,7 +268,7 @@ fn unproven(found: Result<Presence>, needs: &str, who: &str, marker: &str, hint:
     }
 }
 
-/// cmake has many words for on and off.
+/// Normalizes cmake's many spellings of on and off.
 fn normal(value: &str) -> String {
     match value.to_ascii_uppercase().as_str() {
         "ON" | "1" | "YES" | "TRUE" | "Y" => "ON".to_owned(),

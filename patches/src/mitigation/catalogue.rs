@@ -1,4 +1,4 @@
-//! The one list.
+//! The catalogue of mitigations and leaks.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::embedded::embedded_file;
 use crate::error::{Error, Result};
 use crate::set::{self, Fix, Variable, VariableKind};
 
-/// Everything that can be done, and what it is for. Ids are unique over mitigations and leaks.
+/// All mitigations and leaks. Ids are unique over both.
 #[derive(Clone, Debug)]
 pub struct Catalogue {
     mitigations: Vec<Arc<Mitigation>>,
@@ -21,11 +21,11 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    /// The curated list: the fixes of the curated patch sets, and what needs no patch.
+    /// The curated catalogue: the fixes of the curated patch sets, and mitigations without a patch.
     ///
     /// # Errors
     ///
-    /// A curated file is broken, which the tests of this crate rule out.
+    /// Fails if an embedded file is invalid, which this crate's tests exclude.
     pub fn embedded() -> Result<Self> {
         let patches = set::Catalogue::embedded()?;
         let text = embedded_file("mitigations.toml").and_then(|bytes| std::str::from_utf8(bytes).ok());
@@ -33,7 +33,7 @@ impl Catalogue {
         Self::assemble(load::FILE, text.unwrap_or_default(), fixes)
     }
 
-    /// Puts a list together from the text of a file and fixes with the ids of their sets.
+    /// Assembles a catalogue from the text of a file, and from fixes with the ids of their sets.
     pub(super) fn assemble<'a>(
         file: &str,
         text: &str,
@@ -44,7 +44,7 @@ impl Catalogue {
         all.extend(loaded.mitigations);
         for leak in &loaded.leaks {
             for one in leak.cures.iter().filter_map(|cure| cure.mitigation.as_ref()) {
-                // A cure may be missing: a program with other patch sets is no broken program.
+                // A mitigation may be missing: a program with other patch sets is valid.
                 let Some(found) = all.iter_mut().find(|entry| entry.id == *one) else { continue };
                 found.cures.push(leak.id.clone());
                 if matches!(found.action, Action::Patch { .. }) {
@@ -75,12 +75,12 @@ impl Catalogue {
         })
     }
 
-    /// With fixes of the user's own sets: `origin` says for people where each was read. A fix of a set that is in the list
-    /// already is passed over, so that what comes first is what counts.
+    /// Adds fixes of the user's own sets; `origin` names their files for messages. Fixes of a set that is
+    /// already in the catalogue are skipped, so that the first one counts.
     ///
     /// # Errors
     ///
-    /// A fix has the name of something else: of a curated fix, another mitigation, a leak, or a fix of another set.
+    /// Fails if a fix has the id of a curated fix, a mitigation, a leak, or a fix of another set.
     pub fn with_own<'a>(
         mut self,
         fixes: impl IntoIterator<Item = (&'a str, &'a Fix)>,
@@ -107,7 +107,7 @@ impl Catalogue {
         self.mitigations.iter().find(|entry| entry.id == id).map(|entry| &**entry)
     }
 
-    /// All mitigations, the fixes of patch sets first.
+    /// All mitigations, fixes of patch sets first.
     pub fn mitigations(&self) -> &[Arc<Mitigation>] {
         &self.mitigations
     }
@@ -117,22 +117,23 @@ impl Catalogue {
         &self.leaks
     }
 
-    /// What may start a server that dies while it loads, as `mitigations` writes it, in the order of trial.
+    /// Mitigations that may help a server that crashes while loading, in the syntax of `mitigations`, in
+    /// order of trial.
     pub fn start_items(&self) -> &[String] {
         &self.start
     }
 
-    /// The mitigation of this id.
+    /// The mitigation with this id.
     pub fn mitigation(&self, id: &str) -> Option<&Arc<Mitigation>> {
         self.mitigations.iter().find(|entry| entry.id == id)
     }
 
-    /// The leak of this id.
+    /// The leak with this id.
     pub fn leak(&self, id: &str) -> Option<&Leak> {
         self.leaks.iter().find(|leak| leak.id == id)
     }
 
-    /// The id of a mitigation that is most like this text, or of a leak if `leaks`.
+    /// The most similar id of a mitigation, or also of a leak if `leaks`.
     pub fn nearest(&self, text: &str, leaks: bool) -> Option<&str> {
         let leaks = self.leaks.iter().filter(|_| leaks).map(|leak| leak.id.as_str());
         let all = self.mitigations.iter().map(|entry| entry.id.as_str()).chain(leaks);
@@ -153,7 +154,7 @@ fn clash(set: &str, fix: &str, origin: &str, with: &str) -> Error {
 
 fn of_fix(set: &str, fix: &Fix, origin: Option<&str>) -> Mitigation {
     let first = fix.variables.first();
-    // A curated fix with a file (the report, requests for memory) gets one for each process: nothing is set here.
+    // A curated fix with a file (report, memory requests) gets a file per process, so no value is set here.
     let chosen = |variable: &Variable| origin.is_none() && variable.kind == VariableKind::Path;
     let own = first.filter(|variable| !chosen(variable));
     let parts = fix.variables.iter().skip(1).filter(|variable| !chosen(variable));

@@ -1,4 +1,4 @@
-//! The list as Markdown: the reference part of `docs/mitigations.md`.
+//! Renders the catalogue as Markdown: the reference part of `docs/mitigations.md`.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use super::entry::{Action, Memory, Mitigation};
 use super::leak::{Leak, LeakKind};
 use crate::set::Evidence;
 
-/// The whole list as Markdown, the same text for the same list.
+/// The whole catalogue as Markdown, deterministic.
 pub fn markdown(catalogue: &Catalogue) -> String {
     let mut text = String::from("## Leaks, and what looks like one\n\n");
     table(&mut text, catalogue.leaks().iter().filter(|leak| leak.kind != LeakKind::Defect));
@@ -39,7 +39,7 @@ pub fn markdown(catalogue: &Catalogue) -> String {
     text
 }
 
-/// One line for each leak.
+/// Writes a table with one row per leak.
 fn table<'a>(text: &mut String, leaks: impl Iterator<Item = &'a Leak>) {
     text.push_str("| id | memory | backends | builds | what helps |\n|---|---|---|---|---|\n");
     for leak in leaks {
@@ -63,14 +63,14 @@ fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
     let _infallible = writeln!(text, "{what}");
 }
 
-/// A point of a list, if there is something to say.
+/// Writes a list item unless its text is empty.
 fn point(text: &mut String, name: &str, what: &str) {
     if !what.is_empty() {
         line(text, format_args!("- {name}: {what}"));
     }
 }
 
-/// With a capital at the beginning and a full stop at the end.
+/// Capitalizes a text and adds a full stop.
 fn sentence(text: &str) -> String {
     let mut letters = text.chars();
     let Some(first) = letters.next() else { return String::new() };
@@ -155,7 +155,7 @@ fn value(spec: &super::value::ValueSpec) -> String {
 }
 
 impl Evidence {
-    /// All of it in one line.
+    /// The measurement in one line.
     pub fn to_line(&self) -> String {
         let mut text = self.effect.clone();
         let with: Vec<&str> = [&self.hardware, &self.build, &self.command]
@@ -171,7 +171,7 @@ impl Evidence {
 }
 
 impl Mitigation {
-    /// What it sets, gives or needs, in one line.
+    /// Describes in one line the variables, flags or builds of the mitigation.
     pub fn how(&self) -> String {
         match &self.action {
             Action::Patch { set, variable: Some(name), .. } => {

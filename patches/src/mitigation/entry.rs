@@ -1,4 +1,4 @@
-//! One thing that can be done.
+//! A mitigation: one entry of the catalogue.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,101 +6,101 @@ use super::value::ValueSpec;
 use crate::set::life::{Life, Looked, Standing};
 use crate::set::{Evidence, Upstream};
 
-/// One thing that can be done about memory, or about a defect that a patch set cures.
+/// A mitigation against growing memory, or against a defect that a patch set fixes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Mitigation {
-    /// Its name, as the configuration writes it.
+    /// Id, as written in the configuration.
     pub id: String,
-    /// One line for people.
+    /// Description in one line.
     pub title: String,
-    /// What it does.
+    /// Effect.
     pub text: String,
-    /// How it is done.
+    /// Implementation.
     #[serde(flatten)]
     pub action: Action,
-    /// What it takes after `=`; none: nothing.
+    /// Value after `=`; `None`: no value.
     pub value: Option<ValueSpec>,
-    /// Further variables of a fix, each switched on by `<id>.<part>=<value>`.
+    /// Additional variables of a fix, each set by `<id>.<part>=<value>`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Part>,
-    /// For a fix of a set of the user's own: where it was read. None: it is part of this program.
+    /// File of a fix of the user's own set. `None`: embedded in this program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub own: Option<String>,
-    /// The memory that it is about.
+    /// Affected memories.
     pub memory: Vec<Memory>,
-    /// The backends that it is for; empty: all.
+    /// Affected backends; empty: all.
     pub backends: Vec<String>,
-    /// The first build that understands it, or has the defect that a fix cures, such as `b8852`; empty: unknown or all.
+    /// First build that supports it, or that has the fixed defect, such as `b8852`; empty: unknown or all.
     pub first: String,
-    /// The last such build; empty: the newest.
+    /// Last such build; empty: the newest.
     pub last: String,
-    /// What it costs.
+    /// Cost.
     pub cost: String,
-    /// What could go wrong.
+    /// Risk.
     pub risk: String,
-    /// How sure it is.
+    /// Confidence that it helps.
     pub confidence: String,
-    /// What was measured.
+    /// Measurements.
     pub evidence: Vec<Evidence>,
-    /// Reports and changes.
+    /// Links to reports and changes.
     pub references: Vec<String>,
-    /// In which revisions it is needed, superseded or harmful, and what says so.
+    /// Revisions in which it is needed, superseded or harmful, with the evidence.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub life: Vec<Life>,
-    /// For a fix: what upstream did.
+    /// For a fix: upstream's state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<Upstream>,
-    /// The leaks that it cures, by id; and the symptom that a fix names itself.
+    /// Ids of the leaks that it cures, and the symptom that a fix names itself.
     pub cures: Vec<String>,
-    /// How one notices what it cures.
+    /// Symptoms of these problems.
     pub symptoms: Vec<String>,
 }
 
-/// How something is done.
+/// Implementation of a mitigation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Action {
-    /// A fix of a patch set, switched on by a variable.
+    /// A fix of a patch set, enabled by a variable.
     Patch {
-        /// The set.
+        /// Id of the set.
         set: String,
-        /// The variable.
+        /// Name of the variable.
         variable: Option<String>,
-        /// Text that a binary with this fix contains; may be empty.
+        /// Text in every binary with this fix; may be empty.
         marker: String,
     },
     /// An environment variable.
     Variable {
-        /// Its name.
+        /// Name of the variable.
         name: String,
-        /// Its fixed value; none: the one that is given.
+        /// Fixed value; `None`: the value that the user gives.
         fixed: Option<String>,
-        /// Whether it acts by being present, whatever its value.
+        /// The presence of the variable has the effect; its value is ignored.
         presence: bool,
     },
-    /// Variables that must not be inherited.
+    /// Variables that the server must not inherit.
     Unset {
-        /// Their names.
+        /// Names of the variables.
         names: Vec<String>,
-        /// Flags of llama-server that would do the same.
+        /// Flags of llama-server with the same effect as the variables.
         flags: Vec<String>,
     },
     /// Flags of llama-server.
     Flags {
-        /// All of them.
+        /// The flags.
         flags: Vec<Flag>,
     },
-    /// An option of the build.
+    /// A build option.
     BuildOption {
-        /// Its name.
+        /// Name of the option.
         name: String,
-        /// Its value.
+        /// Value of the option.
         setting: String,
     },
 }
 
 impl Action {
-    /// One word for tables.
+    /// The kind as a word, for tables.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Patch { .. } => "patch",
@@ -116,28 +116,28 @@ impl Action {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Flag {
-    /// The flag that is written.
+    /// The flag to write.
     pub write: String,
-    /// The word after it: fixed, or `{}` for the value that is given; none: it takes none.
+    /// The following word: fixed, or `{}` for the user's value; `None`: the flag takes no value.
     #[serde(default)]
     pub value: Option<String>,
-    /// Everything that says the same or the opposite on a command line.
+    /// All flags with the same or the opposite meaning.
     pub names: Vec<String>,
-    /// Variables that llama-server reads for it.
+    /// Variables with which llama-server sets the same flag.
     #[serde(default)]
     pub variables: Vec<String>,
 }
 
-/// A further variable of a fix.
+/// An additional variable of a fix.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Part {
-    /// Its name behind the dot.
+    /// Name after the dot.
     pub name: String,
-    /// The variable.
+    /// Name of the variable.
     pub variable: String,
-    /// What it takes; none: it is on or off.
+    /// Its value; `None`: on or off.
     pub value: Option<ValueSpec>,
-    /// What it does.
+    /// Effect.
     pub text: String,
 }
 
@@ -145,16 +145,16 @@ pub struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Memory {
-    /// The process's own memory.
+    /// Host memory of the process.
     Host,
-    /// The GPU's.
+    /// GPU memory.
     Vram,
-    /// Memory that belongs to no process any more.
+    /// Memory that stays allocated without a process.
     Kernel,
 }
 
 impl Memory {
-    /// Its name.
+    /// Name in the catalogue.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
@@ -164,7 +164,7 @@ impl Memory {
     }
 }
 
-/// `b8832..b10587`, `to b8862`, `from b8832`, or nothing when neither end is known.
+/// Formats a range of builds: `b8832..b10587`, `to b8862`, `from b8832`, or empty if both ends are unknown.
 pub(super) fn range(first: &str, last: &str) -> String {
     match (first, last) {
         ("", "") => String::new(),
@@ -175,12 +175,12 @@ pub(super) fn range(first: &str, last: &str) -> String {
 }
 
 impl Mitigation {
-    /// The builds that it is for, in short; empty: all, or unknown.
+    /// Range of affected builds; empty: all, or unknown.
     pub fn builds(&self) -> String {
         range(&self.first, &self.last)
     }
 
-    /// What it is, in a sentence about somebody else: ``the fix of the set `cuda-memory` ``.
+    /// Description as a noun phrase: ``the fix of the set `cuda-memory` ``.
     pub(super) fn of(&self) -> String {
         match &self.action {
             Action::Patch { set, .. } if self.own.is_some() => format!("a fix of the set `{set}`"),
@@ -189,19 +189,19 @@ impl Mitigation {
         }
     }
 
-    /// Whether it has to do with this backend.
+    /// Returns true if it applies to this backend.
     pub fn is_for(&self, backend: &str) -> bool {
         self.backends.is_empty() || self.backends.iter().any(|own| own == backend)
     }
 
-    /// Whether it is needed in a build, superseded or harmful there; `None`: nothing is known of that. What the build's
-    /// provenance says of its source counts before its number.
+    /// State in a build: needed, superseded or harmful; `None` if unknown. Evidence from the build's source
+    /// takes precedence over its number.
     pub fn standing(&self, build: Option<u32>, source: &[(String, Standing)]) -> Option<Standing> {
         let seen = source.iter().find(|(fix, _)| *fix == self.id).map(|(_, standing)| standing.clone());
         seen.or_else(|| Standing::of(&self.life, &Looked { build, probes: None }))
     }
 
-    /// What it takes after `=`, in short, for a table.
+    /// Syntax with its value, for a table.
     pub fn usage(&self) -> String {
         let Some(value) = &self.value else { return self.id.clone() };
         let what = value.kind.placeholder();

@@ -1,17 +1,17 @@
-//! One item of a list as it is written: `id`, `id=value`, `id.part=value`.
+//! Parses an item of a list of mitigations: `id`, `id=value`, `id.part=value`.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Item<'a> {
-    /// Before the dot and the equals sign.
+    /// Text before the dot and the equals sign.
     pub(super) id: &'a str,
-    /// Between them.
+    /// Text between dot and equals sign.
     pub(super) part: Option<&'a str>,
-    /// After the equals sign.
+    /// Text after the equals sign.
     pub(super) value: Option<&'a str>,
 }
 
 impl<'a> Item<'a> {
-    /// Splits it. Values may contain anything, a second equals sign too.
+    /// Parses an item. A value may contain any text, even another equals sign.
     pub(super) fn parse(text: &'a str) -> Self {
         let (name, value) = match text.split_once('=') {
             Some((name, value)) => (name, Some(value.trim())),
@@ -24,7 +24,7 @@ impl<'a> Item<'a> {
         Self { id: id.trim(), part, value }
     }
 
-    /// Without the value.
+    /// The item without its value.
     pub(super) fn name(&self) -> String {
         match self.part {
             Some(part) => format!("{}.{part}", self.id),
@@ -33,8 +33,8 @@ impl<'a> Item<'a> {
     }
 }
 
-/// The name of a further variable of a fix behind the dot: what the variable's name says beyond our prefix, the fix's
-/// own words and the unit. `LLAMA_WARDEN_GRAPH_IDLE_TRIM_S` of `graph-cache-cap` is `idle-trim`.
+/// Name of a fix's additional variable after the dot: the variable's name without our prefix, the fix's own
+/// words and the unit. `LLAMA_WARDEN_GRAPH_IDLE_TRIM_S` of `graph-cache-cap` is `idle-trim`.
 pub(super) fn part_name(fix: &str, variable: &str) -> String {
     let own: Vec<&str> = fix.split('-').collect();
     let bare = variable.strip_prefix("LLAMA_WARDEN_").unwrap_or(variable).to_lowercase();

@@ -1,4 +1,4 @@
-//! A leak, or what looks like one: how it is noticed, which builds have it, what cures it.
+//! A leak, or a behaviour that looks like one: its symptoms, affected builds, and cures.
 
 use std::fmt;
 
@@ -7,105 +7,106 @@ use serde::{Deserialize, Serialize};
 use super::entry::{Memory, range};
 use crate::set::Evidence;
 
-/// Memory that grows, or seems to.
+/// A known case of growing memory, real or apparent.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Leak {
-    /// Its name.
+    /// Id of the leak.
     pub id: String,
-    /// One line for people.
+    /// Description in one line.
     pub title: String,
-    /// What it really is.
+    /// Actual nature of the growth.
     pub kind: LeakKind,
-    /// The memory that grows.
+    /// Growing memories.
     pub memory: Vec<Memory>,
-    /// Backends that have it; empty: all.
+    /// Affected backends; empty: all.
     #[serde(default)]
     pub backends: Vec<String>,
-    /// The first build that has it; empty: unknown.
+    /// First affected build; empty: unknown.
     #[serde(default)]
     pub first: String,
-    /// The last build that has it; empty: still open, or unknown.
+    /// Last affected build; empty: still open, or unknown.
     #[serde(default)]
     pub last: String,
-    /// More about the range, in words.
+    /// Details about the affected builds, in words.
     #[serde(default)]
     pub range: String,
-    /// How it is noticed.
+    /// Symptom.
     pub symptom: String,
-    /// What upstream did.
+    /// Upstream's state.
     #[serde(default)]
     pub upstream: String,
-    /// What helps, best first.
+    /// Cures, best first.
     pub cures: Vec<Cure>,
-    /// How it is told from others.
+    /// How to distinguish it from other leaks.
     #[serde(default)]
     pub detect: String,
-    /// How a program recognizes it; none: it cannot.
+    /// Signs by which the program detects it; empty: not detectable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub signs: Vec<Sign>,
-    /// What was measured.
+    /// Measurements.
     #[serde(default)]
     pub evidence: Vec<Evidence>,
-    /// Reports and changes.
+    /// Links to reports and changes.
     pub references: Vec<String>,
-    /// How sure it is.
+    /// Confidence in this description.
     pub confidence: String,
 }
 
-/// What it really is.
+/// Actual nature of an apparent leak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LeakKind {
-    /// Memory that does not come back.
+    /// Memory that is never returned.
     Leak,
-    /// A cache that fills up to a declared size.
+    /// A cache that fills up to a configured size.
     Cache,
     /// A constant amount.
     Overhead,
-    /// A short need that nothing has reserved.
+    /// A short peak that is not reserved in advance.
     Peak,
-    /// A matter of how one looks.
+    /// An artefact of the measurement.
     Monitoring,
-    /// No growth: a crash, a wedge, a wrong answer, or builds to stay away from.
+    /// No growth: a crash, a wedge, a wrong answer, or builds to avoid.
     Defect,
-    /// A way to look.
+    /// A diagnostic method.
     Diagnostic,
-    /// Searched for, not found.
+    /// Searched for without result.
     NoneFound,
 }
 
 impl LeakKind {
-    /// Whether memory grows with work. Growth is never put down to anything else.
+    /// Returns true if memory grows with work. Only these kinds can explain growth.
     pub fn grows(self) -> bool {
         matches!(self, Self::Leak | Self::Cache)
     }
 }
 
-/// What a leak looks like in the readings of one server.
+/// Pattern of a leak in the readings of a server.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sign {
-    /// Memories that grow, all of them.
+    /// Memories that all have to grow.
     pub grows: Vec<Memory>,
-    /// Memories that do not.
+    /// Memories that must not grow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub still: Vec<Memory>,
-    /// Units of work of which one pays (`request`, `prompt_token`, `output_token`, `image`, `audio`, `hour`); none: any.
+    /// Units of work, one of which is blamed (`request`, `prompt_token`, `output_token`, `image`, `audio`,
+    /// `hour`); empty: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub units: Vec<String>,
-    /// Flags of llama-server of which one has to be given, alone (`-md`) or with a value (`-sm tensor`); none: any
-    /// command.
+    /// Flags of llama-server, one of which must be given, alone (`-md`) or with a value (`-sm tensor`);
+    /// empty: any command.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flags: Vec<String>,
-    /// Mitigations with which it is something else.
+    /// Active mitigations that exclude this leak.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unless: Vec<String>,
-    /// How sure it is when all of that fits, 0 to 1.
+    /// Likelihood if everything matches, 0 to 1.
     pub confidence: f64,
 }
 
-/// Units of work as a sign names them.
+/// Names of the units of work in a sign.
 pub(super) const UNITS: [&str; 6] = ["request", "prompt_token", "output_token", "image", "audio", "hour"];
 
 impl fmt::Display for Sign {
@@ -129,32 +130,32 @@ impl fmt::Display for Sign {
     }
 }
 
-/// What helps: exactly one of the fields but `note` is given.
+/// A cure: exactly one field except `note` is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cure {
-    /// A mitigation of the list.
+    /// Id of a mitigation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mitigation: Option<String>,
-    /// This build or a later one.
+    /// Upgrade to this build or a later one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrade: Option<String>,
-    /// A new process, which llama-warden's policy sees to.
+    /// A new process, which llama-warden's policy starts.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub restart: bool,
-    /// What to watch.
+    /// Quantity to monitor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub monitor: Option<String>,
-    /// Something else, in words.
+    /// Other advice in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
-    /// More about it.
+    /// Remark.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub note: String,
 }
 
 impl Cure {
-    /// Whether exactly one thing is said.
+    /// Returns true if exactly one of these fields is set.
     pub(super) fn is_one_thing(&self) -> bool {
         let said = [
             self.mitigation.is_some(),
@@ -166,7 +167,7 @@ impl Cure {
         said.iter().filter(|said| **said).count() == 1
     }
 
-    /// In a word or two, for a table.
+    /// Short form for a table.
     pub fn short(&self) -> String {
         match self {
             Self { mitigation: Some(id), .. } => id.clone(),
@@ -192,12 +193,12 @@ impl fmt::Display for Cure {
 }
 
 impl Leak {
-    /// The builds that have it, in short; empty: see [`Self::range`].
+    /// Range of affected builds; empty: see [`Self::range`].
     pub fn builds(&self) -> String {
         range(&self.first, &self.last)
     }
 
-    /// Whether it has to do with this backend.
+    /// Returns true if it occurs with this backend.
     pub fn is_for(&self, backend: &str) -> bool {
         self.backends.is_empty() || self.backends.iter().any(|own| own == backend)
     }

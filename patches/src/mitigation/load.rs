@@ -1,4 +1,4 @@
-//! Reads `patches/mitigations.toml` and says what is wrong with it: file, line, key.
+//! Loads `patches/mitigations.toml`; errors name file, line and key.
 
 use serde::Deserialize;
 
@@ -9,13 +9,13 @@ use crate::error::{Error, Result};
 use crate::set::Evidence;
 use crate::set::life::{By, Life};
 
-/// The file, as messages name it.
+/// Name of the file in messages.
 pub(super) const FILE: &str = "patches/mitigations.toml";
 
-/// The version of the format that is read.
+/// Supported version of the format.
 const SCHEMA: u32 = 1;
 
-/// The whole file.
+/// Content of the file.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub(super) mitigations: Vec<Mitigation>,
@@ -38,7 +38,7 @@ struct Raw {
     leak: Vec<toml::Spanned<Leak>>,
 }
 
-/// Two mitigations of which one leaves the other nothing to do.
+/// Two mitigations, one of which makes the other useless.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Pair {
@@ -100,7 +100,7 @@ struct RawOption {
     value: String,
 }
 
-/// Reads the text of the file. `file` is its name in messages.
+/// Parses the text of the file. `file` is its name in messages.
 pub(super) fn load(file: &str, text: &str) -> Result<Loaded> {
     let wrong = |at: Option<usize>, key: &str, why: String| Error::Set {
         file: file.to_owned(),
@@ -140,7 +140,8 @@ pub(super) fn load(file: &str, text: &str) -> Result<Loaded> {
     Ok(Loaded { mitigations, pairs: raw.pair, leaks, start: raw.start })
 }
 
-/// Ids of mitigations are checked with those of the patch sets, in the catalogue.
+/// Checks a leak's signs, except ids of mitigations, which the catalogue checks together with those of
+/// patch sets.
 fn signs(leak: &Leak) -> std::result::Result<(), String> {
     if !leak.signs.is_empty() && !leak.kind.grows() {
         let kind = serde_json::json!(leak.kind);
@@ -254,7 +255,7 @@ fn builds(first: &str, last: &str) -> std::result::Result<(), String> {
     }
 }
 
-/// `b8832` is 8832.
+/// Parses `b8832` into 8832.
 pub(super) fn build_number(text: &str) -> Option<u32> {
     text.strip_prefix('b')?.parse().ok()
 }

@@ -1,15 +1,15 @@
-//! One list of everything that can be done about memory that grows: the fixes of the patch sets, and the variables,
-//! flags and build options that need no patch; with the leaks that they are for.
+//! The catalogue of mitigations against growing memory: fixes of patch sets, and variables, flags and build
+//! options without a patch; with the leaks that they cure.
 //!
 //! ```text
 //!  patches/mitigations.toml ──┐
 //!                             ├── Catalogue ── resolve(["graph-cache-cap=64", …]) ──> Resolution { effects, findings }
 //!  fixes of the patch sets ───┘                                                            |
-//!                                                             Effect::fit(BuildFacts) ──> Fit: does this build do it?
+//!                                                             Effect::fit(BuildFacts) ──> Fit: supported?
 //! ```
 //!
-//! Resolving is pure. Only [`Effect::fit`] may read a file: a binary that we did not build is searched for the text
-//! that a fix leaves in it.
+//! Resolving is pure. Only [`Effect::fit`] may read a file: it searches a binary that we did not build for
+//! the marker of a fix.
 
 mod advise;
 mod build;

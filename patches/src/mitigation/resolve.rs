@@ -1,4 +1,4 @@
-//! From a list as it is written to what has to be set, given and built in. Pure.
+//! Resolves a list of mitigations to variables, flags and build requirements. Pure functions.
 
 use std::sync::Arc;
 
@@ -10,87 +10,87 @@ use super::item::Item;
 use super::leak::LeakKind;
 use super::value::ValueSpec;
 
-/// The value with which a part of a fix stays unset.
+/// Value that leaves a part of a fix unset.
 const OFF: &str = "off";
 
-/// What one item of a list comes to.
+/// Effects of one item of a list.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Effect {
-    /// Its place in the list, from 0.
+    /// Index of the item in the list, from 0.
     pub item: usize,
-    /// The item without its value.
+    /// Item without its value.
     pub name: String,
-    /// What it is.
+    /// Mitigation of the item.
     pub mitigation: Arc<Mitigation>,
     /// Variables to set.
     pub set: Vec<(String, String)>,
-    /// Variables to keep away.
+    /// Variables to remove.
     pub unset: Vec<String>,
-    /// Flags of llama-server that would undo it.
+    /// Flags of llama-server that would cancel the effect.
     pub forbidden: Vec<String>,
-    /// Flags of llama-server to give.
+    /// Flags to pass to llama-server.
     pub flags: Vec<FlagUse>,
-    /// What the build has to have.
+    /// Requirement on the build.
     pub need: Option<Need>,
 }
 
-/// A flag of llama-server that is given.
+/// A flag passed to llama-server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlagUse {
-    /// The words.
+    /// Words of the flag.
     pub words: Vec<String>,
-    /// Everything that says the same or the opposite on a command line.
+    /// All flags with the same or the opposite meaning.
     pub names: Vec<String>,
-    /// Variables that llama-server reads for it.
+    /// Variables with which llama-server sets the same flag.
     pub variables: Vec<String>,
 }
 
-/// What a build has to have.
+/// Requirement on a build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Need {
     /// A fix of a patch set.
     Fix {
-        /// The set.
+        /// Id of the set.
         set: String,
-        /// The fix.
+        /// Id of the fix.
         fix: String,
-        /// Text that is then in the binary; may be empty.
+        /// Text in every binary with the fix; may be empty.
         marker: String,
     },
-    /// An option.
+    /// A cmake option.
     Option {
-        /// Its name.
+        /// Name of the option.
         name: String,
-        /// Its value.
+        /// Value of the option.
         value: String,
     },
 }
 
-/// Something that is wrong with a list, or probably not meant.
+/// An error in a list, or a probable mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The place of the item in the list, from 0.
+    /// Index of the item in the list, from 0.
     pub item: usize,
-    /// Whether the list cannot be used.
+    /// An error, so that the list cannot be used; otherwise a warning.
     pub error: bool,
-    /// What.
+    /// Description.
     pub message: String,
-    /// The cure.
+    /// Remedy.
     pub hint: Option<String>,
 }
 
-/// What a list comes to.
+/// Result of resolving a list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resolution {
-    /// What its items do, without those that are wrong.
+    /// Effects of the valid items.
     pub effects: Vec<Effect>,
-    /// What is wrong with it.
+    /// Errors and warnings.
     pub findings: Vec<Finding>,
 }
 
 impl Catalogue {
-    /// Resolves a list like `["graph-cache-cap=64", "no-cuda-graphs"]`.
+    /// Resolves a list such as `["graph-cache-cap=64", "no-cuda-graphs"]`.
     pub fn resolve(&self, list: &[String]) -> Resolution {
         let mut done = Resolution::default();
         let names: Vec<String> = list.iter().map(|text| Item::parse(text).name()).collect();
@@ -116,7 +116,7 @@ impl Catalogue {
         done
     }
 
-    /// `names`: all items of the list, so that a part that has one of its own keeps its value.
+    /// Resolves one item. `names`: all items of the list, so that a part with its own item keeps its value.
     fn one(&self, at: usize, item: Item<'_>, names: &[String]) -> Result<Effect, (String, Option<String>)> {
         let Some(found) = self.mitigation(item.id) else { return Err(self.unknown(item.id)) };
         let plain = |why: String| (why, None);
@@ -191,7 +191,7 @@ impl Catalogue {
         (format!("there is no mitigation `{id}`"), Some(hint))
     }
 
-    /// Those of which one leaves the other nothing to do. It is told at the later one.
+    /// Warns about items that another item makes useless, at the later one.
     fn pairs_of(&self, done: &mut Resolution) {
         for pair in &self.pairs {
             let item =
@@ -208,7 +208,7 @@ impl Catalogue {
     }
 }
 
-/// What a fix sets beyond its own variable when it is switched on.
+/// Default values of a fix's parts that are set when the fix is enabled.
 fn defaults_of_parts<'a>(
     found: &'a Mitigation,
     names: &'a [String],
@@ -218,7 +218,7 @@ fn defaults_of_parts<'a>(
     rest.filter_map(|part| Some((part.variable.clone(), part.value.as_ref()?.default.as_ref()?.to_string())))
 }
 
-/// The value of an item: the one that is given, or the default. A mitigation that is on or off has `1`.
+/// Value of an item: the given one, or the default. A mitigation without values has `1`.
 fn given(item: &Item<'_>, takes: Option<&ValueSpec>) -> Result<String, String> {
     let name = item.name();
     match (takes, item.value) {
@@ -245,7 +245,7 @@ fn part_of<'a>(found: &'a Mitigation, name: &str) -> Result<&'a Part, (String, O
     })
 }
 
-/// Two items that say the same thing twice, or opposite things.
+/// Detects two items with the same or opposite meaning.
 fn clash(before: &[Effect], new: &Effect) -> Option<String> {
     if before.iter().any(|old| old.name == new.name) {
         return Some(format!("`{}` is given twice", new.name));
@@ -272,7 +272,7 @@ fn clash(before: &[Effect], new: &Effect) -> Option<String> {
     })
 }
 
-/// A part sets its own variable only.
+/// Warns about parts without their fix: a part sets only its own variable.
 fn lone_parts(done: &mut Resolution) {
     for effect in &done.effects {
         let id = &effect.mitigation.id;

@@ -1,4 +1,4 @@
-//! The list as it is shipped, and resolving with invented fixes.
+//! The embedded catalogue, and resolving with invented fixes.
 
 use super::*;
 use crate::set::{Affects, Fix, Upstream, Value, Variable, VariableKind};
@@ -33,7 +33,7 @@ fn fix(id: &str, variables: Vec<Variable>) -> Fix {
     }
 }
 
-/// The shipped file with two invented fixes in place of the curated ones.
+/// The embedded file with two invented fixes instead of the curated ones.
 fn catalogue() -> Catalogue {
     let fixes = [
         fix(
@@ -53,7 +53,7 @@ fn resolve(list: &[&str]) -> Resolution {
     catalogue().resolve(&list.iter().map(|&item| item.to_owned()).collect::<Vec<_>>())
 }
 
-/// The only finding, as one text.
+/// The only finding as text.
 fn told(list: &[&str]) -> String {
     let findings = resolve(list).findings;
     assert_eq!(findings.len(), 1, "{findings:?}");
@@ -336,12 +336,12 @@ fn a_choice_that_ends_the_process_of_a_build_is_refused_there_and_nowhere_else()
     assert_eq!(fit("split-mode=none", &cuda), Fit::Fits);
     assert_eq!(fit("split-mode=row", &of(Some("cuda"), 9889).1), Fit::Fits);
     assert_eq!(fit("split-mode=row", &of(Some("vulkan"), 9890).1), Fit::Fits);
-    // Forks count otherwise.
+    // Forks count differently.
     let foreign = of(None, 9890);
     assert!(
         matches!(fit("split-mode=row", &foreign.1), Fit::Note(note) if note.ends_with("where it computes on cuda or hip"))
     );
-    // The user's own words, too.
+    // The user's own arguments count, too.
     let args = ["-sm", "row", "-sm", "none"].map(str::to_owned);
     let refused = catalogue().refused_values(&args, &cuda);
     assert!(
@@ -359,7 +359,7 @@ fn what_may_start_a_server_is_in_the_list_with_a_value_and_is_no_build_option() 
     assert!(done.effects.iter().all(|one| one.flags.len() + one.set.len() == 1), "one switch each");
 }
 
-/// What other words do to a switch is shown in tests/it/sidecar.rs.
+/// The effect of other spellings of a switch is tested in tests/it/sidecar.rs.
 #[test]
 fn the_text_of_a_switch_names_the_words_that_its_code_takes() {
     let all = crate::Catalogue::embedded().unwrap();
@@ -401,7 +401,7 @@ fn fixes_of_ones_own_sets_are_named_with_their_variables_and_never_take_another_
         Variable { default: None, unit: String::new(), ..variable("MINE_FILE", VariableKind::Path, None) };
     let own = fix("count-turns", vec![variable("MINE_LIMIT", VariableKind::Integer, Some(32)), path]);
     let list = catalogue().with_own([("mine", &own)], "/sets/mine").unwrap();
-    // What came first counts: a build's own word, before that of a folder.
+    // The first definition counts: that of the build precedes that of a folder.
     let other = Fix { title: "newer".into(), ..own.clone() };
     let list = list.with_own([("mine", &other)], "/elsewhere").unwrap();
     let entry = list.mitigation("count-turns").unwrap();
@@ -417,7 +417,7 @@ fn fixes_of_ones_own_sets_are_named_with_their_variables_and_never_take_another_
         let error = list.clone().with_own([("other", &wrong)], "/x").unwrap_err().to_string();
         assert!(error.contains("the name is taken by") && error.contains(taken), "{error}");
     }
-    // A build without it: the cure is the user's own folder.
+    // The build lacks the fix; the remedy is the user's own folder.
     let (_dir, build) = build(Some(provenance("cuda", Some(&["graph-cache-cap"]))), "");
     let Fit::Missing { message, hint } = done.effects[0].fit(&build) else { panic!("it is not there") };
     assert!(message.contains("patch set mine") && hint.contains("paths.patches"), "{message} {hint}");

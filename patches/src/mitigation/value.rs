@@ -1,56 +1,56 @@
-//! What a mitigation takes after its `=`.
+//! Values that mitigations take after their `=`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::set::{Value, Variable, VariableKind};
 
-/// The value that a mitigation takes.
+/// Specification of a mitigation's value.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ValueSpec {
-    /// What it is.
+    /// Type of the value.
     #[serde(rename = "type")]
     pub kind: ValueKind,
-    /// The least value.
+    /// Minimum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min: Option<f64>,
-    /// The greatest value.
+    /// Maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<f64>,
-    /// What is counted; for text, what it names.
+    /// Unit; for text, the thing it names.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unit: String,
-    /// What it is when nothing is given; none: it has to be given.
+    /// Default; `None`: a value is required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default: Option<Value>,
-    /// The only values there are, for a choice.
+    /// Allowed values of a choice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub choices: Vec<String>,
-    /// Choices that are not for all builds.
+    /// Choices restricted to some builds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<ChoiceLimit>,
 }
 
-/// In which builds a choice can be used.
+/// Builds that support a choice.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChoiceLimit {
-    /// Which.
+    /// The choice.
     pub choice: String,
-    /// The first build that has it, such as `b8738`; empty: unknown or all.
+    /// First build that supports it, such as `b8738`; empty: unknown or all.
     #[serde(default)]
     pub first: String,
-    /// The last such build; empty: the newest.
+    /// Last such build; empty: the newest.
     #[serde(default)]
     pub last: String,
-    /// The backends of which that is said; empty: all.
+    /// Affected backends; empty: all.
     #[serde(default)]
     pub backends: Vec<String>,
-    /// What happens elsewhere, as the end of a sentence.
+    /// Consequence in other builds, as the end of a sentence.
     pub why: String,
 }
 
-/// What a value is.
+/// Type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ValueKind {
@@ -65,7 +65,7 @@ pub enum ValueKind {
 }
 
 impl ValueKind {
-    /// What stands for a value in a usage line.
+    /// Placeholder of the value in a usage line.
     pub(crate) const fn placeholder(self) -> &'static str {
         match self {
             Self::Integer | Self::Number => "N",
@@ -75,7 +75,7 @@ impl ValueKind {
 }
 
 impl ValueSpec {
-    /// What a variable of a fix takes; `None` for one that is on or off.
+    /// Specification of a fix's variable; `None` for an on/off variable.
     pub(super) fn of(variable: &Variable) -> Option<Self> {
         let kind = match variable.kind {
             VariableKind::Integer => ValueKind::Integer,
@@ -99,7 +99,7 @@ impl ValueSpec {
         })
     }
 
-    /// What it takes, as the end of a sentence: `a whole number from 1 to 100000 (graphs)`.
+    /// Allowed values as the end of a sentence: `a whole number from 1 to 100000 (graphs)`.
     pub fn takes(&self) -> String {
         let noun = match self.kind {
             ValueKind::Integer => "a whole number",
@@ -120,10 +120,10 @@ impl ValueSpec {
         format!("{noun}{range}{unit}")
     }
 
-    /// The value as a variable or a flag holds it, or what is wrong with it.
+    /// Returns the value in the form for a variable or flag.
     ///
     /// # Errors
-    /// The value is not of this kind or out of range; the text names the range and the unit.
+    /// Fails if the value has another type or is out of range; the text names range and unit.
     pub fn check(&self, text: &str) -> Result<String, String> {
         let (bad, takes) = (|why: &str| format!("`{text}` {why}"), self.takes());
         let number = match self.kind {

@@ -1,5 +1,5 @@
-//! Puts the program of a set's conformance together: ours, the tree's own code, the sidecars as they are written for the tree,
-//! and ours again.
+//! Assembles the conformance program of a set: our code, the tree's own code, the sidecars as written for
+//! the tree, and our code again.
 
 use std::fmt::Write as _;
 
@@ -10,27 +10,27 @@ use crate::set::PatchSet;
 use crate::set::conformance::{Conformance, Part};
 use crate::tree::Tree;
 
-/// Files of a program, all in one folder.
+/// Files of a program in one folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Harness {
-    /// Name and content.
+    /// Names and contents.
     pub files: Vec<(String, Vec<u8>)>,
-    /// The one that is compiled.
+    /// Name of the compiled file.
     pub main: String,
-    /// The tree's code in it, one line each: what, and where it was found.
+    /// Included code of the tree, one line each with its location.
     pub parts: Vec<String>,
-    /// What the tree lacks that the program needs; then there is no program.
+    /// Code that the program needs and the tree lacks; then there is no program.
     pub missing: Vec<String>,
 }
 
-/// The name of the file that is compiled.
+/// Name of the compiled file.
 const MAIN: &str = "tree.cpp";
 
-/// The program for a tree that a set was judged in; `None` if the set has no such program.
+/// The program for a judged tree; `None` if the set has none.
 ///
 /// # Errors
 ///
-/// A file of the tree is there and cannot be read.
+/// Fails if an existing file of the tree cannot be read.
 pub fn harness(set: &PatchSet, edits: &Edits, tree: &dyn Tree) -> Result<Option<Harness>> {
     let Some(conformance) = &set.conformance else { return Ok(None) };
     let mut made = Harness {
@@ -66,7 +66,7 @@ pub fn harness(set: &PatchSet, edits: &Edits, tree: &dyn Tree) -> Result<Option<
             made.files.push((sidecar.file.clone(), edit.after.clone()));
         }
     }
-    // The first one includes the others where it needs them.
+    // The first sidecar includes the others where it needs them.
     if let Some(sidecar) = set.sidecars.first() {
         let _infallible = writeln!(text, "#include \"{}\"", sidecar.file);
     }
@@ -76,7 +76,7 @@ pub fn harness(set: &PatchSet, edits: &Edits, tree: &dyn Tree) -> Result<Option<
 }
 
 impl Conformance {
-    /// The ways in which the tree is compiled, at least one.
+    /// Compiler flags of each compiled variant, at least one.
     pub fn ways(&self) -> Vec<Vec<String>> {
         if self.flags.is_empty() { vec![Vec::new()] } else { self.flags.clone() }
     }
@@ -87,9 +87,9 @@ fn name_of(path: &str) -> &str {
 }
 
 enum Code {
-    /// What and where, and its text.
+    /// Description with location, and text.
     Found(String, String),
-    /// What is missing, or why it cannot be told.
+    /// Missing code, or why its presence is uncertain.
     Missing(String),
 }
 
@@ -109,7 +109,7 @@ fn code_of(part: &Part, tree: &dyn Tree) -> Result<Code> {
                     let mut code = String::new();
                     for one in &found {
                         let own = source.raw().get(one.start..one.end).unwrap_or_default();
-                        // A struct ends with a semicolon; behind a function one more does no harm.
+                        // A struct ends with a semicolon; after a function, an extra one is harmless.
                         code.extend([&*String::from_utf8_lossy(own), ";\n"]);
                     }
                     let line = found.first().map_or(0, |one| source.line(one.start));

@@ -1,6 +1,5 @@
-//! What shows a set to be good in a tree that nobody has looked at: the program that is played there, and the record of what
-//! was shown, which counts for that code and for no other. Pure: what is compiled and run, and where a record lies, is the
-//! matter of others.
+//! Verification of a set in an unreviewed tree: the program to run there, and the record of the results,
+//! valid for that code only. Pure: callers compile, run, and store the record.
 
 mod harness;
 mod proof;

@@ -1,5 +1,5 @@
-//! The record of what was shown. It counts for the set and the code that it was shown for, by their hashes, and for no other:
-//! where either changes, it says what changed and counts no more.
+//! The record of a verification, valid only for the set and the code with the recorded hashes. If
+//! either changes, the record names the change and becomes invalid.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,76 +9,76 @@ use serde::{Deserialize, Serialize};
 use crate::judgement::{Edits, Judgement, SeamSeen, Status};
 use crate::set::PatchSet;
 
-/// The version of the file that is written and read.
+/// Supported version of the file.
 pub const SCHEMA: u32 = 1;
 
-/// A file of records, `verified.toml`.
+/// Content of `verified.toml`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Proofs {
     /// Version of the format: 1.
     pub schema: u32,
-    /// The records, oldest first.
+    /// Records, oldest first.
     #[serde(default, rename = "verified")]
     pub all: Vec<Proof>,
 }
 
-/// What was shown for one set in one tree.
+/// Record of a set in a tree.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Proof {
-    /// The set.
+    /// Id of the set.
     pub set: String,
-    /// The hash of the set's files, as [`PatchSet::digest`].
+    /// Hash of the set's files: [`PatchSet::digest`].
     pub digest: String,
-    /// What the tree called itself, and where it was: for people.
+    /// Revision and location of the tree, for readers.
     pub tree: String,
-    /// When, RFC 3339 in UTC.
+    /// Time of the verification, RFC 3339 in UTC.
     pub shown: String,
-    /// On which machine.
+    /// Machine of the verification.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub host: String,
-    /// With which tools, as they call themselves.
+    /// Tools by their version output.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<String>,
-    /// What was shown; what could not be, and why.
+    /// Results of all steps, including impossible ones.
     #[serde(default)]
     pub steps: Vec<Done>,
-    /// The hash of each seam in that tree, or `absent`.
+    /// Hash of each seam in that tree, or `absent`.
     pub seams: BTreeMap<String, String>,
-    /// The hash of all lines that the hooks put into the tree and of the sidecars as they were written there.
+    /// Hash of all lines inserted by hooks, and of the sidecars as written there.
     pub placed: String,
 }
 
-/// One step of a proof.
+/// A step of a verification.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Done {
-    /// What it is about.
+    /// Tested property.
     pub what: String,
-    /// How it ended.
+    /// Result.
     pub how: How,
-    /// What was seen, or why it could not be.
+    /// Observation, or why there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub text: String,
 }
 
-/// How a step ended.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
-    /// It was shown.
+    /// The property was shown.
     Shown,
-    /// The tree has nothing that it is about.
+    /// The property does not concern this tree.
     NotHere,
-    /// It could not be shown on this machine.
+    /// The property cannot be tested on this machine.
     NotShown,
-    /// It is not as promised.
+    /// The property does not hold.
     Failed,
 }
 
 impl How {
-    /// Its name.
+    /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Shown => "shown",
@@ -96,21 +96,21 @@ impl fmt::Display for Done {
     }
 }
 
-/// Why a record does not count.
+/// Why a record is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WhyNot {
-    /// There is none for this set.
+    /// No record for this set.
     None,
-    /// The set is another one by now.
+    /// The set has changed.
     SetChanged {
-        /// When it was shown for the earlier one.
+        /// Time of the verification of the earlier set.
         shown: String,
     },
-    /// The code is another; these seams differ from the nearest record.
+    /// The code differs from the nearest record.
     CodeChanged {
-        /// When it was shown for the nearest.
+        /// Time of the nearest verification.
         shown: String,
-        /// The seams that differ; none: what is placed differs.
+        /// Differing seams; empty: the inserted lines differ.
         seams: Vec<String>,
     },
 }
@@ -139,11 +139,11 @@ impl Default for Proofs {
 }
 
 impl Proofs {
-    /// Reads the text of a file.
+    /// Parses the text of a file.
     ///
     /// # Errors
     ///
-    /// It is not such a file; the text says where and what.
+    /// Fails for other content; the text names place and problem.
     pub fn parse(text: &str) -> Result<Self, String> {
         let read: Self = toml::from_str(text).map_err(|error| error.to_string().trim().to_owned())?;
         if read.schema == SCHEMA {
@@ -153,11 +153,11 @@ impl Proofs {
         }
     }
 
-    /// The text of the file.
+    /// Serializes the file.
     ///
     /// # Errors
     ///
-    /// None that is known: there is nothing in it that TOML cannot say.
+    /// None known: all content can be represented in TOML.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
         Ok(format!(
             "# What `llama-warden patches prove` has shown on this machine, and for which code: the hashes say so. Written by it.\n\
@@ -166,7 +166,7 @@ impl Proofs {
         ))
     }
 
-    /// Adds a record. One of the same set for the same code goes.
+    /// Adds a record, replacing one of the same set for the same code.
     pub fn add(&mut self, proof: Proof) {
         self.all.retain(|old| {
             (&old.set, &old.digest, &old.seams, &old.placed)
@@ -175,11 +175,11 @@ impl Proofs {
         self.all.push(proof);
     }
 
-    /// The record that counts for a set as it was judged in a tree.
+    /// The valid record for a set as judged in a tree.
     ///
     /// # Errors
     ///
-    /// None does, and why.
+    /// Returns why no record is valid.
     pub fn find(&self, set: &PatchSet, judgement: &Judgement) -> Result<&Proof, WhyNot> {
         let (seams, placed) = (seams_of(&judgement.seams), &judgement.placed);
         let mut why = WhyNot::None;
@@ -208,7 +208,7 @@ impl Proofs {
 }
 
 impl Proof {
-    /// A record for a set as it was judged, with nothing shown yet.
+    /// A record for a set as judged, still without results.
     pub fn of(set: &PatchSet, judgement: &Judgement, tree: String, shown: String) -> Self {
         Self {
             set: set.id.clone(),
@@ -223,7 +223,7 @@ impl Proof {
         }
     }
 
-    /// In a line: when and what.
+    /// Time and results in one line.
     pub fn short(&self) -> String {
         let count = |how| self.steps.iter().filter(|step| step.how == how).count();
         let missing = match count(How::NotShown) {
@@ -238,8 +238,8 @@ fn seams_of(seen: &[SeamSeen]) -> BTreeMap<String, String> {
     seen.iter().map(|seam| (seam.seam.clone(), seam.hash.clone())).collect()
 }
 
-/// A hash over the lines that hooks place, with the hooks' names, and over the files that are new: what a set is in this tree,
-/// without the rest of the tree's files.
+/// Hash over the lines inserted by hooks, with the hooks' names, and over the new files: the set's changes
+/// to this tree, without the rest of the tree's files.
 pub(crate) fn placed(edits: &Edits) -> String {
     let mut text = String::new();
     for edit in &edits.0 {
@@ -254,7 +254,8 @@ pub(crate) fn placed(edits: &Edits) -> String {
 }
 
 impl Judgement {
-    /// Takes a set for locally verified if that is all that it lacks, and if a record says so for just this code.
+    /// Marks a set as locally verified if nothing else is missing and a record is valid for exactly this
+    /// code.
     pub fn accept(&mut self, set: &PatchSet, proofs: &Proofs) {
         if !self.can_be_proved() {
             return;
@@ -269,8 +270,8 @@ impl Judgement {
         }
     }
 
-    /// Whether a proof could make it good: all that it lacks is that somebody looked at its seams, whose hashes say which code
-    /// is meant.
+    /// Returns true if a record could verify the set: it only lacks a review of its seams, whose hashes
+    /// identify the code.
     pub fn can_be_proved(&self) -> bool {
         self.status == Status::Unverified
             && self.reasons.iter().all(|reason| {

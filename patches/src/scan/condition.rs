@@ -1,35 +1,35 @@
-//! What a condition of `#if` is as far as its macros are known: never, always, or nobody knows.
+//! Evaluates the conditions of `#if` as far as macros are known.
 
-/// What is known of a macro.
+/// Knowledge about a macro.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Macro {
-    /// Nothing.
+    /// Not known.
     Unknown,
     Undefined,
-    /// It is defined as this number.
+    /// Defined as this number.
     Is(i64),
 }
 
-/// The value of a condition when nothing is known of any macro, or none if one decides it, or something that is not understood.
+/// Evaluates a condition without known macros; `None` if it depends on a macro or has unsupported syntax.
 pub(super) fn value(condition: &[u8]) -> Option<bool> {
     value_with(condition, &|_| Macro::Unknown)
 }
 
-/// The value of a condition, or none if a macro decides it of which nothing is known, or something that is not understood.
+/// Evaluates a condition; `None` if it depends on an unknown macro or has unsupported syntax.
 pub(super) fn value_with(condition: &[u8], known: &dyn Fn(&str) -> Macro) -> Option<bool> {
     let mut parser = Parser { rest: condition.trim_ascii(), depth: 0, known };
     let value = parser.binary(0)?;
-    // What is left over was not understood.
+    // A remainder has unsupported syntax.
     if parser.rest.trim_ascii().is_empty() { value.known().map(|number| number != 0) } else { None }
 }
 
-/// Parentheses inside of parentheses; more is no condition.
+/// Maximum nesting of parentheses; no real condition has more.
 const DEEPEST: usize = 100;
 
 #[derive(Clone, Copy)]
 enum Value {
     Known(i64),
-    /// A macro decides.
+    /// Depends on an unknown macro.
     Unknown,
 }
 
@@ -46,7 +46,7 @@ impl Value {
     }
 }
 
-/// Operators by how loosely they bind; longer ones before those that they begin with.
+/// Operators by increasing precedence; in a level, longer ones before their prefixes.
 const LEVELS: [&[&[u8]]; 6] =
     [&[b"||"], &[b"&&"], &[b"==", b"!="], &[b"<=", b">=", b"<", b">"], &[b"+", b"-"], &[b"*", b"/", b"%"]];
 
@@ -57,7 +57,7 @@ struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    /// None: not understood.
+    /// Parses binary operators; `None` for unsupported syntax.
     fn binary(&mut self, level: usize) -> Option<Value> {
         let Some(operators) = LEVELS.get(level) else { return self.unary() };
         let mut left = self.binary(level + 1)?;
@@ -104,7 +104,7 @@ impl<'a> Parser<'a> {
                 b"defined" => self.defined()?,
                 name => {
                     let known = self.ask(name);
-                    // Nobody knows what a macro does with what it is called with.
+                    // The result of a function-like macro is unknown.
                     let called = self.rest.trim_ascii_start().starts_with(b"(");
                     match known {
                         Macro::Undefined if !called => Value::Known(0),
@@ -122,7 +122,7 @@ impl<'a> Parser<'a> {
         std::str::from_utf8(name).map_or(Macro::Unknown, |name| (self.known)(name))
     }
 
-    /// `X` or `(X)` behind `defined`.
+    /// Parses `X` or `(X)` after `defined`.
     fn defined(&mut self) -> Option<Value> {
         self.rest = self.rest.trim_ascii_start();
         let inside = self.rest.strip_prefix(b"(");
@@ -141,7 +141,7 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// Goes behind what a macro may be called with.
+    /// Skips the arguments of a macro, if any.
     fn arguments(&mut self) -> Option<Value> {
         let rest = self.rest.trim_ascii_start();
         if rest.starts_with(b"(") {

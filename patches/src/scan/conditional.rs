@@ -1,38 +1,39 @@
-//! `#if` and its kin: what is never compiled, and which alternatives leave braces open.
+//! Handles `#if` and the like: finds code that is never compiled, and alternatives that leave braces open.
 //!
-//! Alternatives that close what they open may all stand: both versions of a function are then seen, and two where one is
-//! expected are refused. Alternatives that leave braces open but agree on how many count once. Where they disagree,
-//! which includes a lone `#ifdef` around half a block, the file is read in several ways, each taking the first, the
-//! second, … alternative of every such place, and only what is the same in all of them is trusted.
+//! If each alternative closes the braces that it opens, all are kept: both versions of a function are then
+//! visible, and two matches where one is expected are refused. Alternatives that leave braces open but
+//! agree on their number count once. If they disagree, like a lone `#ifdef` around half a block, the file
+//! is read in several variants. Each variant takes the first, second, … alternative of every such place,
+//! and only results common to all variants are trusted.
 
 use std::ops::Range;
 
 use super::condition;
 use super::mask::{Masked, spliced};
 
-/// More ways than this are not read; upstream needs two.
+/// Maximum number of variants; upstream needs two.
 const MOST_WAYS: usize = 8;
-/// Conditionals inside of conditionals; more is no source code.
+/// Maximum nesting of conditionals; no real source has more.
 const DEEPEST: usize = 200;
 
-/// The ways to read a file.
+/// Variants of a file.
 #[derive(Debug)]
 pub(super) struct Ways {
-    /// For each way, the text of which braces are counted: no directives, nothing that is left out.
+    /// Text of each variant for counting braces, without directives and excluded alternatives.
     pub(super) texts: Vec<Vec<u8>>,
-    /// Where alternatives disagree: from `#if` to `#endif`.
+    /// Ranges from `#if` to `#endif` in which alternatives disagree.
     pub(super) doubtful: Vec<Range<usize>>,
-    /// The first directive without its counterpart, as place and what is wrong.
+    /// Offset of the first unmatched directive, with a description.
     pub(super) broken: Option<(usize, &'static str)>,
-    /// Every alternative that somebody's macro decides on, outer ones first.
+    /// Alternatives that depend on an unknown macro, outer ones first.
     pub(super) alternatives: Vec<Alternative>,
 }
 
-/// What stands between two directives of a conditional.
+/// The text between two directives of a conditional.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Alternative {
     pub(super) range: Range<usize>,
-    /// The directives that lead here, as in `#if A #else`.
+    /// Directives that select it, such as `#if A #else`.
     pub(super) condition: String,
 }
 
@@ -50,13 +51,13 @@ struct Branch {
     chains: Vec<Chain>,
     /// Never compiled.
     dead: bool,
-    /// The directives that lead here; empty where it is always compiled.
+    /// Directives that select it; empty if always compiled.
     condition: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Word {
-    /// Whether it is never compiled, or always, where that is known.
+    /// `dead`: true if never compiled, false if always, `None` if unknown.
     If {
         dead: Option<bool>,
     },
@@ -67,7 +68,7 @@ enum Word {
     End,
 }
 
-/// What a piece of text does to the depth of braces.
+/// Change of the brace depth by a piece of text.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Effect {
     net: isize,
@@ -89,7 +90,7 @@ impl Effect {
     }
 }
 
-/// Blanks what is never compiled in `masked.code`, and finds the ways to read the rest.
+/// Blanks code that is never compiled in `masked.code`, and finds the variants of the rest.
 pub(super) fn ways(masked: &mut Masked) -> Ways {
     let (chains, dead, broken) = parse(masked);
     for range in dead {
@@ -132,7 +133,8 @@ fn blank(text: &mut [u8], range: Range<usize>) {
     }
 }
 
-/// Leaves out what a way does not take. Doubtful chains are added with their number of alternatives.
+/// Blanks the alternatives that a variant does not take. Collects doubtful chains with their number of
+/// alternatives.
 fn select(text: &mut [u8], chains: &[Chain], way: usize, doubtful: &mut Vec<(Range<usize>, usize)>) {
     for chain in chains {
         let effects: Vec<Effect> = chain
@@ -170,12 +172,12 @@ fn parse(masked: &Masked) -> Parsed {
         start: usize,
         branches: Vec<Branch>,
         branch: Branch,
-        /// Its directives so far.
+        /// Directives so far.
         led: String,
         has_else: bool,
-        /// Whether a branch before is always compiled.
+        /// An earlier branch is always compiled.
         decided: bool,
-        /// Whether a macro decides on a branch before.
+        /// An earlier branch depends on a macro.
         unsure: bool,
     }
     let mut top = Branch::default();
@@ -209,7 +211,7 @@ fn parse(masked: &Masked) -> Parsed {
                     },
                 },
                 led: text,
-                // After a branch that is always taken, the other branches never are.
+                // After a branch that is always taken, the others never are.
                 has_else: dead == Some(false),
                 decided: dead == Some(false),
                 unsure: dead.is_none(),
@@ -223,7 +225,7 @@ fn parse(masked: &Masked) -> Parsed {
         last.branch.range.end = directive.start;
         if last.branch.dead {
             dead.push(last.branch.range.clone());
-            // What stands in it takes no part in anything.
+            // Conditionals inside a dead branch are irrelevant.
             last.branch.chains.clear();
         }
         last.branches.push(std::mem::take(&mut last.branch));
@@ -268,7 +270,8 @@ fn word(directive: &[u8]) -> Option<Word> {
     }
 }
 
-/// Whether these directives, of the lines from one place to another, end the alternative in which the first place is.
+/// Returns true if these directives, in a range of lines, end the alternative that contains the range's
+/// beginning.
 pub(super) fn leave<'a>(directives: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut depth = 0usize;
     for word in directives.filter_map(|directive| word(&spliced(directive))) {
@@ -282,7 +285,7 @@ pub(super) fn leave<'a>(directives: impl Iterator<Item = &'a [u8]>) -> bool {
     false
 }
 
-/// `#ifndef NAME` with `#define NAME` as what comes next: a header that is read once.
+/// Recognizes an include guard: `#ifndef NAME` followed by `#define NAME`.
 fn guards_a_file(masked: &Masked, directive: &Range<usize>) -> bool {
     let text = |range: &Range<usize>| spliced(masked.code.get(range.clone()).unwrap_or_default());
     let after = |text: &[u8], word: &str| {

@@ -1,4 +1,4 @@
-//! What the scanner looks for: a function or a struct, by its name.
+//! Functions and structs by name, as the scanner searches for them.
 
 use std::fmt;
 
@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Container {
-    /// What it is.
+    /// Kind of container.
     pub kind: ContainerKind,
-    /// Its name, which may be qualified as in `A::b` or `A::~A`.
+    /// Name, possibly qualified as in `A::b` or `A::~A`.
     pub name: String,
 }
 
@@ -23,12 +23,12 @@ impl fmt::Display for Container {
     }
 }
 
-/// The kinds of container that the scanner finds.
+/// Kinds of container that the scanner finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ContainerKind {
-    /// The definition of a function, from its return type to its closing brace.
+    /// A function definition, from its return type to its closing brace.
     Function,
-    /// The definition of a struct, class or union, from that word to its closing brace.
+    /// A struct, class or union definition, from that keyword to its closing brace.
     Struct,
 }

@@ -1,4 +1,4 @@
-//! Which `#error` lines a compiler is certain to meet, as far as macros are known.
+//! Finds `#error` lines that a compiler certainly reaches, as far as macros are known.
 
 use std::ops::Range;
 
@@ -6,24 +6,24 @@ use super::Source;
 use super::condition::{Macro, value_with};
 use super::mask::spliced;
 
-/// An `#error` that is met.
+/// A reached `#error`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Met {
-    /// Its line, from 1.
+    /// Line number, from 1.
     pub(crate) line: usize,
     pub(crate) text: String,
 }
 
-/// A conditional that is open. `None` stands for: a macro decides of which nothing is known.
+/// An open conditional. `None` means: depends on an unknown macro.
 struct Open {
-    /// Whether what comes is compiled, if the conditional itself is.
+    /// The current alternative is compiled, if the conditional itself is.
     taken: Option<bool>,
-    /// Whether an alternative before was taken.
+    /// An earlier alternative was taken.
     before: Option<bool>,
 }
 
 impl Open {
-    /// Goes on to the next alternative.
+    /// Continues with the next alternative.
     fn next(&mut self, holds: Option<bool>) {
         self.before = or(self.before, self.taken);
         self.taken = match (self.before, holds) {
@@ -42,8 +42,8 @@ fn or(one: Option<bool>, other: Option<bool>) -> Option<bool> {
     }
 }
 
-/// Every `#error` that stands where all conditions are known to hold. Those on which a macro decides of which nothing is known
-/// are left out.
+/// Returns every `#error` whose conditions are all known to hold. Conditions with an unknown macro do not
+/// count as holding.
 pub(crate) fn met(source: &Source, known: &dyn Fn(&str) -> Macro) -> Vec<Met> {
     let mut open: Vec<Open> = Vec::new();
     let mut all = Vec::new();
@@ -76,7 +76,7 @@ pub(crate) fn met(source: &Source, known: &dyn Fn(&str) -> Macro) -> Vec<Met> {
     all
 }
 
-/// The word of a directive, and what follows it.
+/// Splits a directive into its keyword and the rest.
 fn split(text: &[u8], range: &Range<usize>) -> Option<(String, Vec<u8>)> {
     let line = spliced(text.get(range.clone())?);
     let line = line.trim_ascii().strip_prefix(b"#")?.trim_ascii();

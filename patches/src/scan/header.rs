@@ -1,20 +1,20 @@
-//! What stands before an opening brace: the head of a function, of a struct, of a namespace, or something else.
+//! Classifies the text before an opening brace: head of a function, struct or namespace, or something else.
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Opens {
-    /// The body of a function of this name; the number is where the name begins in the head.
+    /// The body of a function. `at`: offset of the name in the head.
     Function { name: Vec<String>, at: usize },
-    /// A struct, class or union of this name; the number is where that word begins.
+    /// A struct, class or union. `at`: offset of that keyword in the head.
     Struct { name: Vec<String>, at: usize },
     /// A namespace, whose name may be empty, or `extern "C"`.
     Scope { name: Vec<String> },
-    /// A member's initialiser in the head of a constructor: the head goes on behind it.
+    /// A member initializer in a constructor's head: the head continues after it.
     Member,
     /// Anything else: an enum, an array, a lambda.
     Other,
 }
 
-/// Words before parentheses that do not hold parameters of a function being defined.
+/// Words before parentheses that do not hold parameters of a function definition.
 const NO_FUNCTIONS: [&str; 20] = [
     "if",
     "for",
@@ -41,7 +41,7 @@ const NO_FUNCTIONS: [&str; 20] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token<'a> {
     Word(&'a str),
-    /// A whole group in parentheses.
+    /// A whole parenthesized group.
     Group,
     Colon,
     Scope,
@@ -50,7 +50,7 @@ enum Token<'a> {
     Other(u8),
 }
 
-/// Classifies the text between the end of what came before and a `{`.
+/// Classifies the text between the end of the previous item and a `{`.
 pub(super) fn classify(head: &str) -> Opens {
     let tokens = tokens(head);
     let mut rest = tokens.as_slice();
@@ -96,7 +96,7 @@ fn structure(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
             ]
             | [(Token::Word("final"), _), tail @ ..] => tail,
             [(Token::Word(word), _), tail @ ..] => {
-                // The last word is the name: others before it are macros.
+                // The last word is the name: words before it are macros.
                 if !scope {
                     name.clear();
                 }
@@ -114,7 +114,7 @@ fn structure(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
             _ => return None,
         };
     }
-    // `struct a b {`: without bases that is a variable with an initialiser, or a macro; the last word counts.
+    // `struct a b {`, without bases: a variable with an initializer, or a macro; the last word counts.
     (!name.is_empty()).then_some(Opens::Struct { name, at: *at })
 }
 
@@ -125,7 +125,7 @@ fn function(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
             Token::Assign if found.is_none() => return None,
             Token::Group => {
                 let before = tokens.get(..place)?;
-                // `operator()` is a name; its parameters come next.
+                // `operator()` is a name; its parameters follow.
                 let is_name = matches!(before.last(), Some((Token::Word("operator"), _)));
                 if is_name && matches!(tokens.get(place + 1), Some((Token::Group, _))) {
                     continue;
@@ -138,7 +138,7 @@ fn function(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
                     }
                     continue;
                 }
-                // A macro with arguments before the real head: `EXPORT(x) static void name(…)`.
+                // A macro with arguments before the actual head: `EXPORT(x) static void name(…)`.
                 let is_macro = found.as_ref().is_some_and(|(_, name, _)| {
                     name.len() == 1
                         && name.iter().all(|word| word.bytes().all(|byte| !byte.is_ascii_lowercase()))
@@ -147,7 +147,7 @@ fn function(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
                     found = Some((place, name, at));
                 }
             }
-            // The members' initialisers.
+            // Member initializers follow.
             Token::Colon if found.is_some() => break,
             _ => {}
         }
@@ -156,7 +156,7 @@ fn function(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
     let tail = tokens.get(place + 1..)?;
     if let Some(colon) = tail.iter().position(|(token, _)| *token == Token::Colon) {
         let members = tail.get(colon + 1..)?;
-        // `a{`, `a<b>{`: the brace is the member's, unless a group or a member's brace stands before it.
+        // `a{`, `a<b>{`: the brace belongs to the member, unless a group or a member's brace precedes it.
         if matches!(
             members.last(),
             None | Some((Token::Word(_) | Token::Other(b'>' | b',') | Token::Scope, _))
@@ -167,12 +167,12 @@ fn function(tokens: &[(Token<'_>, usize)]) -> Option<Opens> {
     Some(Opens::Function { name, at })
 }
 
-/// The name that ends these tokens, in its parts, and where it begins.
+/// The qualified name at the end of these tokens, and its offset.
 fn qualified(tokens: &[(Token<'_>, usize)]) -> Option<(Vec<String>, usize)> {
     let mut left = tokens;
     let mut name = Vec::new();
     let mut at;
-    // `operator` and what it is of.
+    // `operator` with its symbol or type.
     if let Some(place) = left.iter().rposition(|(token, _)| *token == Token::Word("operator")) {
         let signs = left.get(place + 1..)?;
         if signs.len() <= 4 {
@@ -228,7 +228,7 @@ fn qualifiers(mut left: &[(Token<'_>, usize)], mut name: Vec<String>, mut at: us
     (name, at)
 }
 
-/// What follows the `>` that belongs to a `<` just before these tokens.
+/// Tokens after the `>` that matches a `<` just before these tokens.
 fn behind_angles<'t, 'a>(tokens: &'t [(Token<'a>, usize)]) -> &'t [(Token<'a>, usize)] {
     let mut depth = 1usize;
     for (place, (token, _)) in tokens.iter().enumerate() {
@@ -246,7 +246,7 @@ fn behind_angles<'t, 'a>(tokens: &'t [(Token<'a>, usize)]) -> &'t [(Token<'a>, u
     &[]
 }
 
-/// What precedes the `<` that belongs to the `>` at the end of these tokens.
+/// Tokens before the `<` that matches the `>` at the end of these tokens.
 fn before_angles<'t, 'a>(tokens: &'t [(Token<'a>, usize)]) -> Option<&'t [(Token<'a>, usize)]> {
     let mut depth = 0usize;
     for (place, (token, _)) in tokens.iter().enumerate().rev() {
@@ -281,7 +281,7 @@ fn tokens(head: &str) -> Vec<(Token<'_>, usize)> {
                 at = behind(bytes, start, b'[', b']');
                 Token::Other(b'[')
             }
-            // A member's initialiser that was passed over.
+            // Skip a member initializer.
             b'{' => {
                 at = behind(bytes, start, b'{', b'}');
                 Token::Group
@@ -306,7 +306,7 @@ fn tokens(head: &str) -> Vec<(Token<'_>, usize)> {
     tokens
 }
 
-/// Whether a `=` here is a part of `operator=`, `operator==`, `operator+=` or the like.
+/// Returns true if a `=` at this offset belongs to `operator=`, `operator==`, `operator+=` or the like.
 fn ends_operator(head: &str, at: usize) -> bool {
     let before = head.get(..at).unwrap_or_default();
     before.trim_end_matches(|sign: char| "=<>!+-*/%&|^ ".contains(sign)).ends_with("operator")

@@ -1,30 +1,32 @@
-//! Blanks what is no code: comments, the insides of strings and characters, and lines that hooks of ours placed.
+//! Blanks everything that is no code: comments, contents of strings and characters, and lines inserted by
+//! our hooks.
 //!
-//! The result has the length of the input, byte for byte, and its line ends, so that a place in one is a place in the
-//! other. It is ASCII: other bytes outside of comments and strings become `?`.
+//! The result keeps the input's length and line ends, so that offsets are the same in both. The result is
+//! ASCII: other bytes outside of comments and strings become `?`.
 //!
-//! What is known of C++: both kinds of comments, a line comment that a backslash continues, strings with escapes and
-//! prefixes, raw strings, characters, digit separators as in `5'000'000`. A string or character that its line does not
-//! close ends with the line, as in `#error don't`. The name behind `#include` is kept, since it is looked for.
+//! Supported C++ syntax: both kinds of comments, line comments continued by a backslash, strings with
+//! escapes and prefixes, raw strings, characters, digit separators as in `5'000'000`. An unclosed string or
+//! character ends with its line, as in `#error don't`. The name after `#include` is kept, because anchors
+//! and probes search for it.
 
 use std::ops::Range;
 
 use crate::marker::{self, PREFIX};
 
-/// Longest delimiter of a raw string that the standard allows.
+/// Longest delimiter of a raw string in the C++ standard.
 const RAW_DELIMITER: usize = 16;
 
-/// What some editors begin a file with.
+/// UTF-8 byte order mark, which some editors write at the beginning of a file.
 pub(crate) const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// A text and what in it is no code.
+/// A text with everything blanked that is no code.
 #[derive(Clone, Debug)]
 pub(super) struct Masked {
-    /// As long as the input.
+    /// The blanked text, as long as the input.
     pub(super) code: Vec<u8>,
-    /// Where comments and lines of ours are, in order.
+    /// Ranges of comments and of our lines, in order.
     pub(super) comments: Vec<Range<usize>>,
-    /// Preprocessor lines with their continuations, without the last line's end, in order.
+    /// Ranges of preprocessor lines with their continuations, without the last line end, in order.
     pub(super) directives: Vec<Range<usize>>,
 }
 
@@ -32,13 +34,13 @@ struct Masker<'a> {
     raw: &'a [u8],
     out: Masked,
     at: usize,
-    /// Only blanks so far on this line.
+    /// The line has only blanks so far.
     fresh: bool,
-    /// Where this line begins.
+    /// Offset of the line.
     line: usize,
-    /// Where the preprocessor line that we are in begins.
+    /// Offset of the current preprocessor line.
     directive: Option<usize>,
-    /// That line is an `#include`.
+    /// The current preprocessor line is an `#include`.
     include: bool,
 }
 
@@ -59,7 +61,7 @@ impl Masker<'_> {
         while let Some(&byte) = self.raw.get(self.at) {
             match byte {
                 b'\\' if splice(self.raw, self.at) > 0 => {
-                    // The next line is part of this one.
+                    // The next line continues this one.
                     self.at += splice(self.raw, self.at);
                     self.line = self.at;
                 }
@@ -84,7 +86,7 @@ impl Masker<'_> {
         self.raw.get(self.at + ahead).copied()
     }
 
-    /// The next byte behind what continues a line, and where it is.
+    /// The next byte after line continuations, with its offset.
     fn spliced_peek(&self) -> (Option<u8>, usize) {
         let mut at = self.at + 1;
         while splice(self.raw, at) > 0 {
@@ -101,7 +103,7 @@ impl Masker<'_> {
     }
 
     fn begin_directive(&mut self) {
-        // A `#` at the beginning of a line that continues a directive is not another one.
+        // A `#` at the beginning of a continuation line starts no new directive.
         if self.directive.is_none() {
             self.directive = Some(self.at);
             let rest = self.raw.get(self.at + 1..).unwrap_or_default();
@@ -119,7 +121,7 @@ impl Masker<'_> {
         self.include = false;
     }
 
-    /// Blanks all but the line ends, and what separates words stays separated.
+    /// Blanks a range except line ends; words stay separated.
     fn blank(&mut self, range: Range<usize>) {
         for byte in self.out.code.get_mut(range).unwrap_or_default() {
             if !matches!(byte, b'\n' | b'\r') {
@@ -148,7 +150,7 @@ impl Masker<'_> {
             && std::str::from_utf8(text).is_ok_and(|text| marker::marked(text).is_some());
         let from = if ours { self.line } else { start };
         if ours {
-            // A whole line that we placed: a directive on it is ours as well.
+            // We inserted the whole line, so a directive on it is ours, too.
             self.directive = self.directive.filter(|directive| *directive < from);
         }
         self.blank(from..end);
@@ -169,7 +171,7 @@ impl Masker<'_> {
         }
     }
 
-    /// Behind the end of a comment whose inside begins here.
+    /// Offset after the end of a block comment whose content begins at `at`.
     fn end_of_block(&self, mut at: usize) -> usize {
         while let Some(byte) = self.raw.get(at) {
             at += 1;
@@ -186,7 +188,7 @@ impl Masker<'_> {
         self.raw.len()
     }
 
-    /// Goes behind a string or a character, and blanks its inside.
+    /// Skips a string or character, and blanks its content.
     fn skip_quoted(&mut self, quote: u8, inside: bool) {
         let start = self.at + 1;
         let mut end = start;
@@ -251,7 +253,7 @@ impl Masker<'_> {
         let inside = self.at + 1;
         let rest = self.raw.get(inside..).unwrap_or_default();
         let delimiter = rest.iter().take(RAW_DELIMITER + 1).position(|&byte| byte == b'(');
-        // Not a raw string after all: an ordinary one.
+        // An ordinary string, no raw one.
         let Some(delimiter) = delimiter.and_then(|length| rest.get(..length)) else { return };
         if delimiter.iter().any(|byte| byte.is_ascii_whitespace() || matches!(byte, b'"' | b'\\' | b')')) {
             return;
@@ -268,23 +270,23 @@ impl Masker<'_> {
     }
 }
 
-/// Whether the line that ends here goes on in the next one.
+/// Returns true if a backslash continues the line that ends here.
 pub(super) fn continued(raw: &[u8], newline: usize) -> bool {
-    // Compilers pass over blanks behind the backslash.
+    // Compilers ignore blanks after the backslash.
     let line = raw.get(..newline).unwrap_or_default();
     let last = line.iter().rev().find(|byte| !matches!(byte, b' ' | b'\t' | b'\r' | 0x0b | 0x0c));
     last == Some(&b'\\')
 }
 
-/// The length of a backslash with the end of its line, which compilers take out before they look at anything else; 0: none
-/// begins here. They pass over blanks between the two.
+/// Length of a line splice (backslash, optional blanks, line end), which compilers remove before any other
+/// processing; 0 if there is none here.
 fn splice(raw: &[u8], at: usize) -> usize {
     let Some((b'\\', rest)) = raw.get(at..).and_then(<[u8]>::split_first) else { return 0 };
     let blanks = rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\r' | 0x0b | 0x0c)).count();
     if rest.get(blanks) == Some(&b'\n') { blanks + 2 } else { 0 }
 }
 
-/// A text with lines that are continued as one.
+/// A text with continued lines joined.
 pub(super) fn spliced(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut at = 0;
@@ -300,7 +302,7 @@ pub(super) fn spliced(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Part of an identifier or a number.
+/// Returns true for a byte of an identifier or number.
 pub(super) fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || !byte.is_ascii()
 }

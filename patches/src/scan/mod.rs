@@ -1,12 +1,12 @@
-//! Functions and structs in C++ that no parser likes.
+//! Finds functions and structs in C++ without a full parser.
 //!
-//! CUDA sources are no C++ that a grammar accepts, and patched ones even less. What is needed of them is little: which
-//! text is code, where a named function or struct begins and ends, and whether that is certain. So comments and strings
-//! are blanked, `#if` is looked at, and braces are counted.
+//! CUDA sources, and patched ones even more, do not follow a plain C++ grammar. Little is needed of them:
+//! which text is code, where a named function or struct begins and ends, and if that is certain. So the
+//! scanner blanks comments and strings, evaluates `#if`, and counts braces.
 //!
-//! A name is looked for as the end of the full name: `b` finds `a::b`, whether it is written inside of `struct a` or as
-//! `a::b` outside. Declarations, calls, macros and what stands in `#if 0` are not found. Whatever cannot be told for
-//! certain is an answer of its own, [`Finding::Unsure`]: nothing is guessed.
+//! A name matches the end of the full name: `b` finds `a::b`, both inside `struct a` and written as `a::b`
+//! outside. Declarations, calls, macros and code in `#if 0` are not found. Uncertain results are a separate
+//! answer, [`Finding::Unsure`]; nothing is guessed.
 
 mod condition;
 mod conditional;
@@ -28,61 +28,61 @@ pub use container::{Container, ContainerKind};
 pub(crate) use errors::met;
 pub(crate) use mask::BOM;
 
-/// A source file that was looked through.
+/// A scanned source file.
 #[derive(Debug)]
 pub struct Source {
     raw: Vec<u8>,
     code: String,
     comments: Vec<Range<usize>>,
     directives: Vec<Range<usize>>,
-    /// As [`Source::code`], without directives, as far as braces count.
+    /// Like [`Source::code`] without directives, for counting braces.
     structure: Vec<u8>,
     walks: Vec<Walk>,
     doubtful: Vec<Range<usize>>,
     broken: Option<(usize, &'static str)>,
     alternatives: Vec<conditional::Alternative>,
-    /// Where each line begins.
+    /// Offset of each line.
     lines: Vec<usize>,
 }
 
-/// A container in a file: places in bytes.
+/// A container in a file, by byte offsets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The first byte of its head.
+    /// First byte of its head.
     pub start: usize,
-    /// Where the name of a function, or the word `struct`, begins: what is fingerprinted begins here.
+    /// Beginning of a function's name, or of the keyword `struct`; the fingerprint begins here.
     pub name: usize,
-    /// The opening brace.
+    /// Opening brace.
     pub open: usize,
-    /// Behind the closing brace.
+    /// End: after the closing brace.
     pub end: usize,
-    /// Its full name.
+    /// Full name.
     pub path: String,
 }
 
-/// The answer to a search for a container.
+/// Result of searching for a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// All definitions, in their order; none is an answer too.
+    /// All definitions in order; may be empty.
     All(Vec<Found>),
-    /// Nothing certain can be said.
+    /// The file cannot be scanned with certainty.
     Unsure {
-        /// The line where that begins, from 1.
+        /// Line where the uncertainty begins, from 1.
         line: usize,
-        /// Why.
+        /// Reason.
         why: String,
     },
 }
 
 impl Source {
-    /// Looks through a file. Any bytes will do.
+    /// Scans a file with any content.
     pub fn new(raw: Vec<u8>) -> Self {
         let mut masked = mask::mask(&raw);
         let mut ways = conditional::ways(&mut masked);
         let walks = ways.texts.iter().map(|text| walk::walk(&String::from_utf8_lossy(text))).collect();
         let lines = std::iter::once(0).chain(memchr_lines(&raw)).collect();
         Self {
-            // The mask made it ASCII.
+            // The masked text is ASCII.
             code: String::from_utf8_lossy(&masked.code).into_owned(),
             comments: masked.comments,
             directives: masked.directives,
@@ -96,61 +96,60 @@ impl Source {
         }
     }
 
-    /// The file as it is.
+    /// Content of the file.
     pub fn raw(&self) -> &[u8] {
         &self.raw
     }
 
-    /// The file with comments, strings, what is never compiled, and lines of ours blanked. ASCII, and as long as the
-    /// file.
+    /// The file with comments, strings, disabled code and our lines blanked. ASCII, and as long as the file.
     pub fn code(&self) -> &str {
         &self.code
     }
 
-    /// As [`Self::code`], without preprocessor lines.
+    /// Like [`Self::code`], without preprocessor lines.
     pub(crate) fn structure(&self) -> &[u8] {
         &self.structure
     }
 
-    /// Comments and lines of ours, in order.
+    /// Ranges of comments and of our lines, in order.
     pub(crate) fn comments(&self) -> &[Range<usize>] {
         &self.comments
     }
 
-    /// Preprocessor lines with their continuations, in order.
+    /// Ranges of preprocessor lines with their continuations, in order.
     pub(crate) fn directives(&self) -> &[Range<usize>] {
         &self.directives
     }
 
-    /// Whether the first of two places is in an alternative of a conditional that ends before the second.
+    /// Returns true if `from` is in an alternative of a conditional that ends before `to`.
     pub(crate) fn leaves_alternative(&self, from: usize, to: usize) -> bool {
         let between = self.directives.iter().filter(|range| from <= range.start && range.start < to);
         conditional::leave(between.filter_map(|range| self.code.as_bytes().get(range.clone())))
     }
 
-    /// The conditionals within which a byte stands, outer ones first: the directives that lead there, as in `#ifdef A #else`.
-    /// What is always compiled, and a header's guard, are none.
+    /// Conditionals around a byte, outer ones first, each as the directives that select it, such as `#ifdef
+    /// A #else`. Excludes code that is always compiled, and include guards.
     pub(crate) fn conditions(&self, at: usize) -> impl Iterator<Item = &str> {
         let around = self.alternatives.iter().filter(move |one| one.range.contains(&at));
         around.map(|one| one.condition.as_str())
     }
 
-    /// The number of the line on which a byte stands, from 1.
+    /// Line number of a byte, from 1.
     pub fn line(&self, at: usize) -> usize {
         self.lines.partition_point(|start| *start <= at)
     }
 
-    /// Where the line of a byte begins.
+    /// Offset of the line that contains a byte.
     pub(crate) fn line_start(&self, at: usize) -> usize {
         self.lines.get(self.line(at).saturating_sub(1)).copied().unwrap_or(0)
     }
 
-    /// Where the line after that of a byte begins; none for the last one without a line end.
+    /// Offset of the next line; `None` in a last line without line end.
     pub(crate) fn next_line(&self, at: usize) -> Option<usize> {
         self.lines.get(self.line(at)).copied()
     }
 
-    /// All definitions of a container.
+    /// Finds all definitions of a container.
     pub fn find(&self, container: &Container) -> Finding {
         let unsure = |at: usize, why: &str| Finding::Unsure { line: self.line(at), why: why.to_owned() };
         if let Some((at, why)) = self.broken {
@@ -189,7 +188,7 @@ impl Source {
         Finding::All(first.into_iter().map(Self::found).collect())
     }
 
-    /// The full names of everything of this kind.
+    /// Full names of all containers of this kind.
     pub fn names(&self, kind: ContainerKind) -> impl Iterator<Item = (String, usize)> {
         let items = self.walks.first().map(|walk| walk.items.as_slice()).unwrap_or_default();
         items
@@ -213,7 +212,8 @@ fn memchr_lines(raw: &[u8]) -> impl Iterator<Item = usize> {
     raw.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1)
 }
 
-/// Whether nothing that this line opens, with a mark of ours at its end, reaches into the mark or beyond.
+/// Returns true if a marker at the end of this line stays a comment of its own: no string or comment of the
+/// line extends into it.
 pub(crate) fn ends_with_mark(line: &str) -> bool {
     let masked = mask::mask(format!("{line}\nX").as_bytes());
     let whole = |comment: &Range<usize>| *comment == (0..line.len());

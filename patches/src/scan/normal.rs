@@ -1,13 +1,13 @@
-//! The text of a container without comments and layout, and its hash.
+//! Normalizes the text of a container, without comments and layout, and hashes it.
 //!
-//! A container within a conditional begins with the directives that lead to it: what is only compiled when somebody's macro
-//! says so is another version than what always is.
+//! The text of a container within a conditional begins with the directives that select it, because code
+//! that depends on a macro is another version than code that is always compiled.
 //!
-//! Hashed is: for a function the text from its (qualified) name, for a struct from the word `struct`, to the closing
-//! brace; comments removed; every run of white space one blank; none at the ends. The first 16 hexadecimal digits of the
-//! sha256 of that. What stands before a function's name (`static`, the return type) is not part of it, as in the
-//! published tables of upstream's history. Lines that hooks of ours placed are not part of it either, so that an applied
-//! tree has the fingerprints of the plain one.
+//! Hashed text: a function from its (qualified) name, a struct from the keyword `struct`, to the closing
+//! brace; comments removed; each run of white space replaced by one blank; trimmed. The hash is the first
+//! 16 hexadecimal digits of its sha256. Anything before a function's name (`static`, the return type) is
+//! excluded, as in the published tables of upstream's history. Lines inserted by our hooks are excluded, so
+//! that a patched tree has the fingerprints of the original.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Found, Source};
 
-/// What is hashed, in the words that stand in every `fingerprints.json`.
+/// Description of the hashed text, written into every `fingerprints.json`.
 pub(crate) const NORMALISATION: &str = "strip // and /* */ comments, collapse white space, sha256[:16] of name..closing brace (struct: from that word), behind the directives of the conditionals around it";
 
 /// Hexadecimal digits of a container's hash.
@@ -23,18 +23,18 @@ pub(crate) const DIGITS: usize = 16;
 /// Hexadecimal digits of a piece's hash.
 pub(crate) const PIECE_DIGITS: usize = 8;
 
-/// One statement, head or preprocessor line of a container.
+/// A statement, head or preprocessor line of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// The line on which it begins, from 1.
+    /// Line where it begins, from 1.
     pub(crate) line: usize,
-    /// Its text on one line.
+    /// Normalized text.
     pub(crate) text: String,
-    /// 8 hexadecimal digits.
+    /// Hash, 8 hexadecimal digits.
     pub(crate) hash: String,
 }
 
-/// The hash of some containers, one after the other.
+/// The combined hash of several containers.
 pub(crate) fn hash(source: &Source, found: &[Found]) -> String {
     let text = |found: &Found| {
         let conditions: Vec<u8> = source
@@ -59,7 +59,7 @@ pub(crate) fn pieces(source: &Source, found: &Found) -> Vec<Piece> {
     }
     for directive in source.directives() {
         if directive.start >= range.start && directive.end <= range.end {
-            // What a macro says is one piece with its name.
+            // A macro definition is a single piece.
             cuts.retain(|cut| *cut <= directive.start || *cut >= directive.end);
             cuts.extend([directive.start, directive.end]);
         }
@@ -70,7 +70,7 @@ pub(crate) fn pieces(source: &Source, found: &Found) -> Vec<Piece> {
     let mut start = range.start;
     for cut in cuts {
         let text = normal(source, start..cut);
-        // A brace alone says nothing.
+        // A lone brace has no content.
         if !matches!(text.as_slice(), b"" | b"{" | b"}" | b";") {
             let first = first_of(source, start..cut);
             pieces.push(Piece {
@@ -102,7 +102,7 @@ fn normal(source: &Source, range: Range<usize>) -> Vec<u8> {
     text
 }
 
-/// As Python's and most regular expressions' `\s`.
+/// Matches `\s` of Python and most regular expressions.
 fn is_blank(byte: u8) -> bool {
     byte.is_ascii_whitespace() || byte == 0x0b
 }
@@ -115,7 +115,7 @@ fn first_of(source: &Source, range: Range<usize>) -> usize {
         .unwrap_or(start)
 }
 
-/// What is left of a range when comments are taken out.
+/// The parts of a range outside of comments.
 fn code_ranges(source: &Source, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let comments = source.comments();
     let first = comments.partition_point(|comment| comment.end <= range.start);

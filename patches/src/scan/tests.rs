@@ -1,4 +1,4 @@
-//! What the scanner finds in invented code, what it must not find, and text that is made to confuse it.
+//! Containers that the scanner finds in invented code, those it must not find, and confusing text.
 
 use proptest::prelude::*;
 
@@ -167,7 +167,7 @@ fn lines_are_counted_from_one() {
     assert_eq!(source.next_line(5), None);
 }
 
-/// Text in which the things that a scanner trips over are frequent.
+/// Text with many constructs that confuse scanners.
 fn confusing() -> impl Strategy<Value = String> {
     let piece = prop::sample::select(vec![
         "{",

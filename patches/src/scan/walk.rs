@@ -1,37 +1,37 @@
-//! Walks the braces of a text and names what they enclose.
+//! Walks the braces of a text, and names the blocks that they enclose.
 
 use super::container::ContainerKind;
 use super::header::{Opens, classify};
 
-/// Scopes inside of scopes; more is no source code.
+/// Maximum nesting of scopes; no real source has more.
 const DEEPEST: usize = 300;
 
-/// A function or a struct.
+/// A function or struct.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Item {
     pub(super) kind: ContainerKind,
-    /// Its name with those of the scopes around it.
+    /// Name, with the names of enclosing scopes.
     pub(super) path: Vec<String>,
-    /// The first byte of its head.
+    /// First byte of its head.
     pub(super) start: usize,
-    /// Where its name, or the word `struct`, begins.
+    /// Beginning of its name, or of the keyword `struct`.
     pub(super) name: usize,
     pub(super) open: usize,
-    /// Behind the closing brace.
+    /// End: after the closing brace.
     pub(super) end: usize,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     pub(super) items: Vec<Item>,
-    /// Where the braces are found to be out of balance.
+    /// Offset of the first unbalanced brace, with a description.
     pub(super) trouble: Option<(usize, &'static str)>,
 }
 
 struct Frame {
-    /// How many names it added to the path.
+    /// Number of names added to the path.
     names: usize,
-    /// The item that its closing brace ends.
+    /// Index of the item that the closing brace ends.
     item: Option<usize>,
     open: usize,
 }
@@ -132,7 +132,7 @@ pub(super) fn walk(text: &str) -> Walk {
     walk
 }
 
-/// Behind the brace that closes the one at `open`.
+/// Offset after the brace that closes the one at `open`.
 fn closing(bytes: &[u8], open: usize) -> Option<usize> {
     let mut depth = 0usize;
     for (at, &byte) in bytes.iter().enumerate().skip(open) {
@@ -150,7 +150,7 @@ fn closing(bytes: &[u8], open: usize) -> Option<usize> {
     None
 }
 
-/// Behind `public:` and the like.
+/// Skips access labels such as `public:`.
 fn skip_labels(text: &str, mut start: usize, end: usize) -> usize {
     loop {
         let head = text.get(start..end).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The sets that there are: those that are part of this program, and the user's own.
+//! The available patch sets: those embedded in the program, and the user's own.
 
 use std::path::Path;
 use std::{fs, io};
@@ -8,7 +8,7 @@ use super::{Origin, PatchSet, load, names};
 use crate::embedded;
 use crate::error::{Error, Result, io_error};
 
-/// The sets that there are. Set ids are unique in it, and fix ids too.
+/// The available sets. Set ids are unique in it, and so are fix ids.
 #[derive(Clone, Debug, Default)]
 pub struct Catalogue {
     sets: Vec<PatchSet>,
@@ -19,7 +19,7 @@ impl Catalogue {
     ///
     /// # Errors
     ///
-    /// A curated set is broken, which the tests of this crate rule out.
+    /// Fails if an embedded set is invalid, which this crate's tests exclude.
     pub fn embedded() -> Result<Self> {
         let mut catalogue = Self::default();
         for (path, _) in embedded::files() {
@@ -30,13 +30,13 @@ impl Catalogue {
         Ok(catalogue)
     }
 
-    /// With the user's own: `folder` is one set or a folder of sets.
+    /// Adds the user's own sets: `folder` is a set or a folder of sets.
     ///
     /// # Errors
     ///
-    /// A set is broken, there is none, or an id is taken.
+    /// Fails if a set is invalid, if there is none, or if an id exists already.
     pub fn with_folder(mut self, folder: &Path) -> Result<Self> {
-        // So that `.` and the like have a name.
+        // Canonical, so that `.` and the like have a name.
         let folder = fs::canonicalize(folder).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Error::Set {
                 file: folder.display().to_string(),
@@ -76,7 +76,7 @@ impl Catalogue {
                     Err(error) => Err(io_error("reading", file)(error)),
                 }
             };
-            // The same folder may be named by the configuration and by a flag.
+            // The configuration and a flag may name the same folder.
             if self.sets.iter().any(|set| set.origin == Origin::Folder(path.clone())) {
                 continue;
             }
@@ -116,26 +116,26 @@ impl Catalogue {
         Ok(())
     }
 
-    /// All sets, the curated ones first.
+    /// All sets, curated ones first.
     pub fn sets(&self) -> &[PatchSet] {
         &self.sets
     }
 
-    /// The set of this id.
+    /// The set with this id.
     pub fn set(&self, id: &str) -> Option<&PatchSet> {
         self.sets.iter().find(|set| set.id == id)
     }
 
-    /// The fix of this id with the set that it belongs to.
+    /// The fix with this id, and its set.
     pub fn fix(&self, id: &str) -> Option<(&PatchSet, &Fix)> {
         self.sets.iter().find_map(|set| set.fix(id).map(|fix| (set, fix)))
     }
 
-    /// The set of this id.
+    /// The set with this id, or an error.
     ///
     /// # Errors
     ///
-    /// There is none.
+    /// Fails if there is none.
     pub fn require(&self, id: &str) -> Result<&PatchSet> {
         self.set(id).ok_or_else(|| Error::NoSuchSet {
             id: id.to_owned(),

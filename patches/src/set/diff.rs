@@ -1,20 +1,20 @@
-//! A user's plain `.patch` as it is written, before any tree is seen.
+//! Parses and validates a user's plain `.patch`, independent of any tree.
 
 use diffy::patch_set::{FileOperation, FilePatch, ParseOptions, PatchKind, PatchSet as Patches};
 
 use super::Diff;
 
-/// One file of a diff that can be used.
+/// A usable file of a diff.
 #[derive(Debug)]
 pub(crate) struct FileDiff<'a> {
     pub(crate) path: String,
-    /// Whether the file must not be there yet.
+    /// The diff creates the file, which must not exist.
     pub(crate) creates: bool,
     pub(crate) text: diffy::Patch<'a, [u8]>,
 }
 
-/// Says what is wrong with a diff before any tree is seen: unreadable, or beyond what is done with diffs.
-/// The answer is one line, without the file's name.
+/// Validates a diff without a tree: fails if it is unreadable, or does more than supported. The error is
+/// one line, without the file's name.
 pub(crate) fn validate(diff: &Diff) -> Result<(), String> {
     parse(&diff.content).map(drop)?;
     for bound in [&diff.first, &diff.last].into_iter().flatten() {
@@ -35,7 +35,7 @@ pub(crate) fn validate(diff: &Diff) -> Result<(), String> {
     Ok(())
 }
 
-/// Reads a diff, git's or a plain one. What cannot be done strictly is refused here.
+/// Parses a diff in git's or plain format. Refuses operations that cannot be done strictly.
 pub(crate) fn parse(content: &[u8]) -> Result<Vec<FileDiff<'_>>, String> {
     let starts =
         |prefix: &[u8]| content.split(|byte| *byte == b'\n').filter(|line| line.starts_with(prefix)).count();
@@ -45,7 +45,7 @@ pub(crate) fn parse(content: &[u8]) -> Result<Vec<FileDiff<'_>>, String> {
         let patch = patch.map_err(|error| format!("it cannot be read as a unified diff: {error}"))?;
         files.push(usable(patch)?);
     }
-    // The parser skips what it takes for a remark. A hunk among it would silently be lost.
+    // The parser skips text that it takes for a remark. A hunk in it would be lost silently.
     let read: usize = files.iter().map(|file| file.text.hunks().len()).sum();
     let written = starts(b"@@ -");
     if read != written {
@@ -84,7 +84,7 @@ fn text(name: &[u8]) -> Result<String, String> {
     String::from_utf8(name.to_vec()).map_err(|_| "a file's name in it is not UTF-8".to_owned())
 }
 
-/// The file that is meant: `a/` and `b/` in front go, as with `patch -p1`.
+/// The path of the changed file; a leading `a/` or `b/` is removed, as with `patch -p1`.
 fn meant(from: &str, to: &str, creates: bool) -> Result<String, String> {
     let stripped = if creates {
         to.strip_prefix("b/").unwrap_or(to)

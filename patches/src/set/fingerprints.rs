@@ -1,4 +1,4 @@
-//! Versions of upstream's code that somebody looked at: hashes only, never the code.
+//! Hashes of reviewed versions of upstream's code, without the code.
 
 use std::collections::BTreeMap;
 
@@ -7,19 +7,19 @@ use serde::{Deserialize, Serialize};
 use crate::judgement::SeamSeen;
 use crate::scan::normal::NORMALISATION;
 
-/// The version of the file that is written and read.
+/// Supported version of the file.
 pub const SCHEMA: u32 = 1;
 
-/// The content of a set's `fingerprints.json`.
+/// Content of a set's `fingerprints.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fingerprints {
     /// Version of the format: 1.
     pub schema: u32,
-    /// What was hashed, in words.
+    /// Description of the hashed text.
     #[serde(default)]
     pub normalisation: String,
-    /// The known versions of each seam, oldest first.
+    /// Known versions of each seam, oldest first.
     #[serde(default)]
     pub seams: BTreeMap<String, Vec<Known>>,
 }
@@ -30,46 +30,46 @@ impl Default for Fingerprints {
     }
 }
 
-/// One known version of a container.
+/// A known version of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Known {
-    /// 16 hexadecimal digits, or `absent`.
+    /// Hash, 16 hexadecimal digits, or `absent`.
     pub hash: String,
-    /// For people, such as `b8121`.
+    /// Label for users, such as `b8121`.
     pub label: String,
-    /// The first commit that has it.
+    /// First commit with this version.
     #[serde(default)]
     pub commit: String,
-    /// The named source that it was seen in, such as `llama.cpp`.
+    /// Named source of this version, such as `llama.cpp`.
     #[serde(default)]
     pub source: String,
-    /// A hash of 8 hexadecimal digits for each piece of the container.
+    /// Hashes of the container's pieces, 8 hexadecimal digits each.
     #[serde(default)]
     pub statements: Vec<String>,
 }
 
-/// The hash of a container that is not there.
+/// Hash of a missing container.
 pub(crate) const ABSENT: &str = "absent";
 
 impl Fingerprints {
-    /// The known versions of a seam.
+    /// Known versions of a seam.
     pub fn of(&self, seam: &str) -> &[Known] {
         self.seams.get(seam).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The content of the file, ending with a line end.
+    /// Serializes the file, with a final line end.
     ///
     /// # Errors
     ///
-    /// None that is known: there is nothing in it that JSON cannot say.
+    /// None known: all content can be represented in JSON.
     pub fn to_json(&self) -> Result<String, serde_json::Error> {
         serde_json::to_string_pretty(self).map(|text| text + "\n")
     }
 }
 
-/// `existing` with the versions of `seen` that it does not have. Pure, and the same for the same arguments: what is
-/// known keeps its place, what is new is appended.
+/// Adds the versions in `seen` that `existing` lacks. Pure and deterministic: known versions keep their
+/// place, new ones are appended.
 pub fn learn(
     existing: &Fingerprints,
     seen: &[SeamSeen],

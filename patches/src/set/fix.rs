@@ -1,4 +1,4 @@
-//! A fix: what a set cures, for people and for the configuration.
+//! A fix of a patch set, as described to users and to the configuration.
 
 use std::fmt;
 
@@ -7,119 +7,119 @@ use serde::{Deserialize, Serialize};
 use super::life::Life;
 use crate::mitigation::Memory;
 
-/// Something that a set cures, switched on at run time by environment variables.
+/// A defect fixed by a set, enabled at run time by environment variables.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fix {
-    /// Its name, unique over all sets, `[a-z0-9-]+`.
+    /// Id, unique over all sets, `[a-z0-9-]+`.
     pub id: String,
-    /// One line for people.
+    /// Description in one line.
     pub title: String,
-    /// How one notices the defect.
+    /// Symptom of the defect.
     pub symptom: String,
-    /// Reports and changes upstream.
+    /// Links to upstream's reports and changes.
     #[serde(default)]
     pub references: Vec<String>,
-    /// What has the defect.
+    /// Affected backends and builds.
     #[serde(default)]
     pub affects: Affects,
-    /// The memory that it is about; none: it is about something else, or nobody said.
+    /// Affected memories; empty: none, or not stated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<Memory>,
-    /// What could go wrong with it.
+    /// Risk.
     #[serde(default)]
     pub risk: String,
-    /// What it costs.
+    /// Cost.
     #[serde(default)]
     pub cost: String,
-    /// Text that a binary with this fix contains.
+    /// Text in every binary with this fix.
     #[serde(default)]
     pub marker: String,
-    /// Whether upstream cured it.
+    /// Upstream's state.
     #[serde(default)]
     pub upstream: Upstream,
-    /// In which revisions it is needed, superseded or harmful, and what says so.
+    /// Revisions in which it is needed, superseded or harmful, with the evidence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub life: Vec<Life>,
-    /// What sets it; the first is the one that `mitigations = ["<fix>=<value>"]` sets.
+    /// Variables of the fix; `mitigations = ["<fix>=<value>"]` sets the first.
     #[serde(default, rename = "variable")]
     pub variables: Vec<Variable>,
-    /// What was measured.
+    /// Measurements.
     #[serde(default)]
     pub evidence: Vec<Evidence>,
 }
 
 impl Fix {
-    /// The variable of this name.
+    /// The variable with this name.
     pub fn variable(&self, name: &str) -> Option<&Variable> {
         self.variables.iter().find(|variable| variable.name == name)
     }
 }
 
-/// What has a defect.
+/// Backends and builds with a defect.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Affects {
     /// Backends; empty: all.
     pub backends: Vec<String>,
-    /// The first build, such as `b7821`; empty: unknown.
+    /// First build, such as `b7821`; empty: unknown.
     pub first: String,
-    /// The last build; empty: still open.
+    /// Last build; empty: still open.
     pub last: String,
-    /// In words.
+    /// Description in words.
     pub text: String,
 }
 
-/// What upstream did about a defect.
+/// Upstream's state of a defect.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Upstream {
-    /// Open or cured.
+    /// Open or superseded.
     pub status: UpstreamStatus,
-    /// The commit or build since which it is cured; empty while open.
+    /// Commit or build of upstream's own fix; empty while open.
     pub since: String,
-    /// How that was seen.
+    /// Evidence for this state.
     pub how: String,
 }
 
-/// Whether upstream cured a defect.
+/// State of a defect in upstream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UpstreamStatus {
-    /// Not yet.
+    /// Not fixed.
     #[default]
     Open,
-    /// Yes.
+    /// Fixed by upstream.
     Superseded,
 }
 
-/// An environment variable that a fix reads. Unset: the fix is off.
+/// An environment variable that a fix reads. If it is unset, the fix is off.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Variable {
-    /// Its name, beginning with `LLAMA_WARDEN_`.
+    /// Name with the prefix `LLAMA_WARDEN_`.
     pub name: String,
-    /// What it holds.
+    /// Type of the value.
     #[serde(rename = "type")]
     pub kind: VariableKind,
-    /// The value that it gets when the fix is switched on without saying more; none: it stays unset.
+    /// Value if the fix is enabled without one; `None`: the variable stays unset.
     #[serde(default)]
     pub default: Option<Value>,
-    /// The least value.
+    /// Minimum.
     #[serde(default)]
     pub min: Option<f64>,
-    /// The greatest value.
+    /// Maximum.
     #[serde(default)]
     pub max: Option<f64>,
-    /// What is counted, such as `graphs` or `MiB`.
+    /// Unit, such as `graphs` or `MiB`.
     #[serde(default)]
     pub unit: String,
-    /// What it does.
+    /// Effect.
     #[serde(default)]
     pub text: String,
 }
 
-/// What a variable holds.
+/// Type of a variable's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VariableKind {
@@ -129,11 +129,11 @@ pub enum VariableKind {
     Number,
     /// `1` for on; unset for off.
     Flag,
-    /// The path of a file.
+    /// Path of a file.
     Path,
 }
 
-/// A value of a variable.
+/// Value of a variable.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(untagged)]
 pub enum Value {
@@ -148,7 +148,7 @@ pub enum Value {
 }
 
 impl fmt::Display for Value {
-    /// As the environment holds it.
+    /// Formats the value for the environment.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag(on) => f.write_str(if *on { "1" } else { "" }),
@@ -159,19 +159,19 @@ impl fmt::Display for Value {
     }
 }
 
-/// Something that was measured.
+/// A measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Evidence {
-    /// What was seen.
+    /// Observed effect.
     pub effect: String,
-    /// On what.
+    /// Hardware.
     #[serde(default)]
     pub hardware: String,
-    /// With which llama.cpp.
+    /// llama.cpp build.
     #[serde(default)]
     pub build: String,
-    /// How to see it again.
+    /// Command to reproduce it.
     #[serde(default)]
     pub command: String,
 }

@@ -1,65 +1,66 @@
-//! The life of a fix, or of another mitigation: in which revisions of llama.cpp it is needed, superseded or harmful, and what
-//! says so.
+//! The life of a fix or another mitigation: the llama.cpp revisions in which it is needed, superseded or
+//! harmful, with the evidence.
 //!
 //! ```text
-//!  what a set knows: [Life]  ──┐
-//!                              ├── Standing::of ──> needed, superseded or harmful there, and all that was said of it
-//!  what was looked at: Looked ─┘      (the probes that hold in a source; else the number of a build)
+//!  statements of a set: [Life]  ──┐
+//!                                 ├── Standing::of ──> needed, superseded or harmful, with all statements
+//!  inspected revision: Looked   ──┘      (the probes that hold in a source; else the number of a build)
 //! ```
 //!
-//! A source that was looked at counts before a number: forks count their builds otherwise, and take single commits over.
+//! Evidence from a source takes precedence over a build number: forks count their builds differently, and
+//! cherry-pick commits.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What is known of some revisions.
+/// A statement about some revisions.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Life {
-    /// What it is there.
+    /// State in these revisions.
     pub is: LifeState,
-    /// The first build of llama.cpp's own history that is meant, such as `b8832`; empty: from the beginning.
+    /// First build of llama.cpp's own history, such as `b8832`; empty: from the beginning.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub first: String,
-    /// The last one; empty: the newest.
+    /// Last build; empty: the newest.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub last: String,
-    /// Probes of the set that all hold in a source that is meant.
+    /// Probes of the set that all have to hold in the source.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holds: Vec<String>,
-    /// Probes of the set of which none holds there.
+    /// Probes of the set of which none may hold in the source.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fails: Vec<String>,
-    /// How that is known.
+    /// Kind of evidence.
     pub by: By,
-    /// The upstream commit that brought it, where there is one.
+    /// Upstream commit that introduced this state, if any.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub commit: String,
-    /// What was read, measured or reported.
+    /// Evidence: what was read, measured or reported.
     pub text: String,
-    /// On what it was measured.
+    /// Hardware of the measurement.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub hardware: String,
-    /// With which llama.cpp it was measured, or up to which one it was read.
+    /// llama.cpp build of the measurement, or the newest inspected build.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub build: String,
 }
 
-/// What a fix is in a revision. Ordered by what speaks for several.
+/// State of a fix in a revision. Ordered: among several, the greatest counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LifeState {
-    /// Upstream does what it does, or what it was against is gone.
+    /// Upstream has the same fix, or its problem is gone.
     Superseded,
-    /// The defect is there.
+    /// The defect exists.
     Needed,
-    /// It does harm.
+    /// The fix does harm.
     Harmful,
 }
 
-/// How something is known.
+/// Kind of evidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum By {
@@ -71,28 +72,28 @@ pub enum By {
     Report,
 }
 
-/// What was looked at.
+/// Facts about an inspected revision.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Looked<'a> {
-    /// The number of the build, if known.
+    /// Build number, if known.
     pub build: Option<u32>,
-    /// The probes that hold in the source; none: no source was looked at.
+    /// Probes that hold in the source; `None`: no source was inspected.
     pub probes: Option<&'a BTreeSet<String>>,
 }
 
-/// What a fix is in one revision, and what says so.
+/// State of a fix in a revision, with the evidence.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Standing {
-    /// What counts.
+    /// The deciding state.
     pub is: LifeState,
-    /// Whether the source itself shows it, by a probe, and not a number alone.
+    /// The source itself shows the state by a probe, not only a build number.
     pub by_source: bool,
-    /// All that holds there, that which counts first.
+    /// All applicable statements, deciding ones first.
     pub because: Vec<Life>,
 }
 
 impl LifeState {
-    /// Its name.
+    /// Name of the state.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Superseded => "superseded",
@@ -103,7 +104,7 @@ impl LifeState {
 }
 
 impl By {
-    /// Its name.
+    /// Name of the kind.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Source => "source",
@@ -114,7 +115,7 @@ impl By {
 }
 
 impl Life {
-    /// The builds that are meant, in short; empty: all.
+    /// Range of builds; empty: all.
     pub fn builds(&self) -> String {
         match (self.first.as_str(), self.last.as_str()) {
             ("", "") => String::new(),
@@ -124,12 +125,12 @@ impl Life {
         }
     }
 
-    /// Whether a source can show it.
+    /// Returns true if a source can show it by probes.
     fn has_probes(&self) -> bool {
         !self.holds.is_empty() || !self.fails.is_empty()
     }
 
-    /// Whether it is about what was looked at.
+    /// Returns true if the statement applies to the inspected revision.
     fn is_about(&self, looked: &Looked<'_>) -> bool {
         match looked.probes {
             Some(probes) if self.has_probes() => {
@@ -140,7 +141,8 @@ impl Life {
         }
     }
 
-    /// Whether this build of llama.cpp's own history is meant. Of one that is not known only what holds for all is.
+    /// Returns true if the range includes this build of llama.cpp's own history; for an unknown build only
+    /// if the range is unlimited.
     fn has(&self, build: Option<u32>) -> bool {
         let number = |text: &str| text.strip_prefix('b').and_then(|digits| digits.parse::<u32>().ok());
         match build {
@@ -152,7 +154,7 @@ impl Life {
         }
     }
 
-    /// How it is known, in brackets: what, where, with which revision.
+    /// The evidence: kind, commit, hardware and build.
     fn known_by(&self) -> String {
         let parts = [self.by.name(), &self.commit, &self.hardware, &self.build];
         let all: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
@@ -161,7 +163,7 @@ impl Life {
 }
 
 impl fmt::Display for Life {
-    /// One line, such as `needed b7821..b8831: … (source, 81ab64f3c)`.
+    /// Formats one line, such as `needed b7821..b8831: … (source, 81ab64f3c)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let builds = self.builds();
         let builds = if builds.is_empty() { builds } else { format!(" {builds}") };
@@ -170,17 +172,17 @@ impl fmt::Display for Life {
 }
 
 impl Standing {
-    /// What a life comes to in what was looked at; `None`: nothing is known of it.
+    /// Combines the statements that apply to an inspected revision; `None` if there are none.
     pub fn of(life: &[Life], looked: &Looked<'_>) -> Option<Self> {
         let mut because: Vec<Life> = life.iter().filter(|one| one.is_about(looked)).cloned().collect();
         let is = because.iter().map(|one| one.is).max()?;
-        // Stable: what counts comes first, each part in its order.
+        // A stable sort: deciding statements first, each group in its order.
         because.sort_by_key(|one| one.is != is);
         let by_source = looked.probes.is_some() && because.iter().any(|one| one.is == is && one.has_probes());
         Some(Self { is, by_source, because })
     }
 
-    /// Why, in one line: the first of what counts.
+    /// Reason in one line: the first deciding statement.
     pub fn why(&self) -> String {
         self.because.first().map(|one| format!("{} ({})", one.text, one.known_by())).unwrap_or_default()
     }

@@ -1,6 +1,6 @@
-//! What a patch set says, as it was read from its `set.toml` and found to be sound.
+//! A patch set, as loaded from its `set.toml` and validated.
 //!
-//! The fields are those of the file; `docs/patches.md` explains them to somebody who writes a set.
+//! The fields are those of the file; `docs/patches.md` explains them to authors of sets.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ pub use catalogue::Catalogue;
 pub use fix::{Affects, Evidence, Fix, Upstream, UpstreamStatus, Value, Variable, VariableKind};
 pub use selection::{Selection, Sets};
 
-/// What a `set.toml` says.
+/// Content of a `set.toml`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Stated {
@@ -52,60 +52,60 @@ pub(super) struct Stated {
     pub(super) conformance: Option<Conformance>,
 }
 
-/// One folder of patches: what is placed into a tree, and what must be true of that tree.
+/// A folder of patches: insertions into a tree, and conditions on that tree.
 #[derive(Clone, Debug)]
 pub struct PatchSet {
-    /// The folder's name, `[a-z0-9-]+`.
+    /// Id, the folder's name, `[a-z0-9-]+`.
     pub id: String,
-    /// One line for people.
+    /// Description in one line.
     pub title: String,
-    /// The backends that it is for; empty: all.
+    /// Supported backends; empty: all.
     pub backends: Vec<String>,
-    /// The first upstream build for which it is promised, such as `b4881`. Documentation, never the gate.
+    /// First supported upstream build, such as `b4881`. Documentation only, never a condition.
     pub first: Option<String>,
     /// Our own source files.
     pub sidecars: Vec<Sidecar>,
-    /// Lines that are placed into upstream's files.
+    /// Lines inserted into upstream's files.
     pub hooks: Vec<Hook>,
     /// Facts that must hold.
     pub probes: Vec<Probe>,
     /// Containers whose text must be a known version.
     pub seams: Vec<Seam>,
-    /// What the set cures.
+    /// Defects that the set fixes.
     pub fixes: Vec<Fix>,
-    /// Plain diffs, strictly applied.
+    /// Plain diffs, applied strictly.
     pub diffs: Vec<Diff>,
-    /// What shows how it behaves with a tree's own code.
+    /// Program that tests the set with a tree's own code.
     pub conformance: Option<Conformance>,
-    /// A hash over its files but for what is known of upstream's code, in hexadecimal digits.
+    /// Hash over its files except known versions of upstream's code, in hexadecimal digits.
     pub digest: String,
-    /// The known versions of the seams.
+    /// Known versions of the seams.
     pub fingerprints: Fingerprints,
-    /// Where it was read.
+    /// Origin of the set.
     pub origin: Origin,
 }
 
 impl PatchSet {
-    /// Whether it is for builds for this backend, such as `cuda`.
+    /// Returns true if the set supports this backend, such as `cuda`.
     pub fn is_for(&self, backend: &str) -> bool {
         self.backends.is_empty() || self.backends.iter().any(|known| known == backend)
     }
 
-    /// The fix of this id.
+    /// The fix with this id.
     pub fn fix(&self, id: &str) -> Option<&Fix> {
         self.fixes.iter().find(|fix| fix.id == id)
     }
 
-    /// The hook of this id.
+    /// The hook with this id.
     pub fn hook(&self, id: &str) -> Option<&Hook> {
         self.hooks.iter().find(|hook| hook.id == id)
     }
 }
 
-/// Where a set was read.
+/// Origin of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It is part of this program.
+    /// Embedded in this program.
     Embedded,
     /// The user's own, in this folder.
     Folder(PathBuf),
@@ -120,58 +120,59 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A source file of ours that is copied into the tree.
+/// Our own source file, copied into the tree.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sidecar {
-    /// Its name, in the set's folder and in the tree.
+    /// File name, in the set's folder and in the tree.
     pub file: String,
-    /// The hook beside whose file it is copied.
+    /// Hook to whose file's folder it is copied.
     pub beside: String,
-    /// Its text.
+    /// Content.
     #[serde(skip)]
     pub content: Vec<u8>,
 }
 
-/// Lines of ours and the one place where they go.
+/// Our lines with the unique place where they are inserted.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hook {
-    /// Its name in the set, `[a-z0-9-]+`.
+    /// Id in the set, `[a-z0-9-]+`.
     pub id: String,
-    /// Paths from llama.cpp's root; the first that exists is meant.
+    /// Paths relative to llama.cpp's root; the first one that exists counts.
     pub files: Vec<String>,
-    /// Where in the file; none: anywhere in it, and then there must be an anchor. (For `#include` lines: the scanner
-    /// must leave the file name in them unmasked, so that `#include "log.h"` can be an anchor.)
+    /// Container of the place; `None`: anywhere in the file, and then an anchor is required. (For
+    /// `#include` lines: the scanner must keep their file names unmasked, so that `#include "log.h"` can be
+    /// an anchor.)
     #[serde(default)]
     pub container: Option<Container>,
-    /// Which side of what.
+    /// Side of the container or anchor.
     pub at: At,
-    /// A literal inside of the container that occurs exactly once there; none for [`At::BeforeContainer`].
+    /// Literal that occurs exactly once in the container; `None` for [`At::BeforeContainer`].
     #[serde(default)]
     pub anchor: Option<String>,
-    /// The lines, without indentation.
+    /// Lines without indentation.
     pub insert: Vec<String>,
-    /// Whether a tree without the container needs no such lines; else it is refused.
+    /// A tree without the container needs no such lines; otherwise that tree is refused.
     #[serde(default)]
     pub optional: bool,
-    /// What the container has in it where it needs such lines; none: they are always needed.
+    /// The lines are needed only if the container matches this pattern; `None`: always needed.
     #[serde(default)]
     pub when: Option<Pattern>,
-    /// Text in the lines that the built program must have in it: else the lines are not compiled.
+    /// Text of the lines that the binary must contain as evidence that they were compiled.
     #[serde(default)]
     pub marker: Option<String>,
 }
 
-/// Where a hook's lines go.
+/// Position of a hook's lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum At {
-    /// On lines of their own before the container's first line.
+    /// On their own lines before the container's first line.
     BeforeContainer,
-    /// On lines of their own before the line on which the anchor begins.
+    /// On their own lines before the line where the anchor begins.
     Before,
-    /// On lines of their own after the line on which the anchor ends.
+    /// On their own lines after the line where the anchor ends.
     After,
 }
 
@@ -179,51 +180,51 @@ pub enum At {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Probe {
-    /// Its name in the set, `[a-z0-9-]+`.
+    /// Id in the set, `[a-z0-9-]+`.
     pub id: String,
-    /// Paths from llama.cpp's root; the first that exists is meant. A file that does not exist, and a container that is
-    /// not in it, count as no match.
+    /// Paths relative to llama.cpp's root; the first one that exists counts. A missing file or container
+    /// counts as no match.
     pub files: Vec<String>,
-    /// Where in the file; none: everywhere.
+    /// Container to search; `None`: the whole file.
     #[serde(default)]
     pub container: Option<Container>,
-    /// Functions and structs in which it is not counted; those that are not there do not matter. Instead of a container.
+    /// Functions and structs to skip; missing ones are ignored. Excludes `container`.
     #[serde(default)]
     pub outside: Vec<Container>,
-    /// Hooks in whose containers it is not counted either, each where it is placed: where a hook has no place, what it would
-    /// guard counts. Instead of a container.
+    /// Hooks whose containers are skipped if the hook is placed: matches in a container without its hook
+    /// count. Excludes `container`.
     #[serde(default)]
     pub guarded: Vec<String>,
-    /// What is counted, in text whose comments and strings are blanked.
+    /// Pattern to count, in text with blanked comments and strings.
     pub pattern: Pattern,
-    /// What must be in the file, so that the probe can find anything there: a probe that holds when it finds nothing would
-    /// else hold for ever once the names have changed.
+    /// Pattern that must occur in the file for the probe to be meaningful: otherwise a probe for zero
+    /// matches would hold forever after upstream renames something.
     #[serde(default)]
     pub finds: Option<Pattern>,
-    /// How often exactly.
+    /// Exact count.
     #[serde(default)]
     pub count: Option<usize>,
-    /// How often at least; 1 when nothing else is said.
+    /// Minimum count; 1 if no count is given.
     #[serde(default)]
     pub min: Option<usize>,
-    /// How often at most.
+    /// Maximum count.
     #[serde(default)]
     pub max: Option<usize>,
-    /// What it means for a maintainer when it does not hold.
+    /// Meaning of a failed probe, for maintainers.
     pub why: String,
-    /// What becomes of the set, or of the fix, when it does not hold.
+    /// Consequence of a failed probe for the set or fix.
     #[serde(default)]
     pub on_fail: OnFail,
-    /// The only fix that it concerns.
+    /// The affected fix; `None`: the whole set.
     #[serde(default)]
     pub fix: Option<String>,
-    /// A macro that the sidecars see when it holds.
+    /// Macro defined in the sidecars if the probe holds.
     #[serde(default)]
     pub define: Option<String>,
 }
 
 impl Probe {
-    /// The least and the greatest count with which it holds.
+    /// Minimum and maximum count with which the probe holds.
     pub fn bounds(&self) -> (usize, usize) {
         match (self.count, self.min, self.max) {
             (Some(count), ..) => (count, count),
@@ -233,60 +234,60 @@ impl Probe {
     }
 }
 
-/// What a probe that does not hold means.
+/// Meaning of a failed probe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnFail {
-    /// The set, or the fix, would not work there.
+    /// The set or fix would not work.
     #[default]
     Refused,
-    /// There is nothing to cure.
+    /// The source does not have the problem.
     NotApplicable,
-    /// Upstream cured it.
+    /// Upstream fixed the problem.
     Superseded,
-    /// Nothing: it only decides on a `define`.
+    /// No consequence: the probe only controls a `define`.
     Ignore,
 }
 
-/// A container whose text must be a version that somebody looked at.
+/// A container whose text must be a reviewed version.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Seam {
-    /// Its name in the set and in `fingerprints.json`, `[a-z0-9_-]+`.
+    /// Id in the set and in `fingerprints.json`, `[a-z0-9_-]+`.
     pub id: String,
-    /// Paths from llama.cpp's root; the first that exists is meant.
+    /// Paths relative to llama.cpp's root; the first one that exists counts.
     pub files: Vec<String>,
-    /// What is fingerprinted.
+    /// Container to fingerprint.
     pub container: Container,
-    /// It may be absent.
+    /// The container may be absent.
     #[serde(default)]
     pub optional: bool,
-    /// The name may have several definitions; all are hashed, in their order.
+    /// The name may have several definitions; all are hashed in order.
     #[serde(default)]
     pub overloads: bool,
 }
 
-/// A plain diff of the user's own.
+/// A plain diff of the user.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Diff {
-    /// Its name in the set's folder.
+    /// File name in the set's folder.
     pub file: String,
-    /// The first build that it is for, such as `b8000`.
+    /// First build that it is for, such as `b8000`.
     #[serde(default)]
     pub first: Option<String>,
-    /// The last build that it is for.
+    /// Last build that it is for.
     #[serde(default)]
     pub last: Option<String>,
-    /// The commits that it is for, each at least seven hexadecimal digits.
+    /// Commits that it is for, each with at least seven hexadecimal digits.
     #[serde(default)]
     pub commits: Vec<String>,
-    /// Its text.
+    /// Content.
     #[serde(skip)]
     pub content: Vec<u8>,
 }
 
-/// A regular expression that was compiled when the set was read.
+/// A regular expression, compiled while the set is loaded.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Pattern(pub regex::Regex);
@@ -317,7 +318,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// A message of several lines as one.
+/// Joins the lines of a message.
 pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

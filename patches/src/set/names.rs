@@ -1,5 +1,5 @@
-//! Names that a set of the user's own must leave alone: a configuration calls fixes, other mitigations and leaks by their
-//! names alone, and a process has one environment.
+//! Checks the names in a user's own set against existing ones: the configuration refers to fixes, other
+//! mitigations and leaks by name alone, and a process has a single environment.
 
 use std::path::Path;
 
@@ -7,11 +7,11 @@ use super::{Catalogue, Origin, PatchSet, load};
 use crate::error::{Error, Result};
 use crate::mitigation;
 
-/// Variables that say something else to llama-server, ggml, the loader or us.
+/// Prefixes of variables with a meaning for llama-server, ggml, the dynamic loader or us.
 const FOREIGN: [&str; 8] =
     ["LLAMA_ARG_", "GGML_", "CUDA_", "HIP_", "ROCR_", "LD_", "MALLOC_", "LLAMA_WARDEN_PATHS"];
 
-/// Looks whether a set of the folder `path` may be called as it is, beside what there is.
+/// Fails if a name in the set of the folder `path` exists already.
 pub(super) fn own(all: &Catalogue, set: &PatchSet, path: &Path) -> Result<()> {
     let wrong = |key: String, why: String| {
         Err(Error::Set { file: path.join(load::SET).display().to_string(), line: None, key, why })

@@ -1,41 +1,41 @@
-//! Which sets a build takes.
+//! Selects the sets for a build.
 
 use super::PatchSet;
 use super::catalogue::Catalogue;
 use crate::error::Result;
 use crate::prove::Proofs;
 
-/// Which sets a build takes, and how strictly.
+/// Selected sets for a build, and the strictness of their application.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// The sets that there are.
+    /// Available sets.
     pub catalogue: Catalogue,
-    /// Those that are meant.
+    /// Selected sets.
     pub sets: Sets,
-    /// Whether a set with an unknown seam is applied all the same.
+    /// Sets with an unknown seam are applied nevertheless.
     pub allow_unverified: bool,
-    /// What was shown on this machine.
+    /// Records of this machine.
     pub proofs: Proofs,
 }
 
-/// Which sets are meant.
+/// Selected sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Sets {
-    /// Every one that is for the backend.
+    /// All sets for the backend.
     #[default]
     Default,
-    /// None: plain upstream.
+    /// No set: unpatched upstream.
     None,
-    /// These, by id, whatever the backend.
+    /// These sets by id, for any backend.
     Only(Vec<String>),
 }
 
 impl Selection {
-    /// The sets for a build for this backend, such as `cuda`, in the catalogue's order.
+    /// The sets for a build with this backend, such as `cuda`, in the catalogue's order.
     ///
     /// # Errors
     ///
-    /// A set that is named does not exist.
+    /// Fails if a named set does not exist.
     pub(crate) fn sets_for(&self, backend: &str) -> Result<Vec<&PatchSet>> {
         match &self.sets {
             Sets::Default => Ok(self.catalogue.sets().iter().filter(|set| set.is_for(backend)).collect()),

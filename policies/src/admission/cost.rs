@@ -1,4 +1,4 @@
-//! Learns what a prompt costs: bytes of memory for each token beyond the largest prompt so far.
+//! Learns the memory cost of prompts: bytes per token beyond the largest prompt so far.
 //!
 //! ```text
 //!  memory   ______________/‾‾‾‾‾‾‾‾‾‾‾‾   high after  ┐
@@ -7,9 +7,9 @@
 //!  prompt          L0                                 ┘
 //! ```
 //!
-//! Memory rises while a prompt is evaluated, and that it was the largest is told when it has ended; so what counts is the
-//! last quiet figure before against the highest since. The first prompt of a process also pays for starting up and
-//! proves nothing.
+//! Memory rises while a prompt is evaluated, but its size is reported only at its end. Therefore the last
+//! idle reading before the prompt is compared with the highest one since. The first prompt of a process
+//! also pays for the start, so it is no evidence.
 
 use std::collections::VecDeque;
 
@@ -19,27 +19,28 @@ use super::AdmissionPolicy;
 use crate::sample::{MemoryKind, Sample};
 use crate::units::{exact, whole};
 
-/// Readings that are looked back on for the figure before a prompt.
+/// Readings searched for the figure before a prompt.
 const LOOK_BACK: usize = 32;
-/// Pieces of evidence kept for a memory.
+/// Pieces of evidence kept per memory.
 const KEPT: usize = 32;
-/// A step of the largest prompt counts when it is at least this many tokens ...
+/// Least increase of the largest prompt, in tokens, that counts ...
 const LEAST_TOKENS: u64 = 64;
-/// ... and at least this part of the largest prompt before: pages and pools hide smaller ones.
+/// ... and its divisor of the previous largest prompt: pages and pools hide smaller increases.
 const LEAST_PART: u64 = 4;
 
-/// A learnt price.
+/// A learnt cost per prompt token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Price {
-    /// Which memory.
+    /// Memory with this cost.
     pub series: MemoryKind,
-    /// Bytes for each prompt token beyond the largest prompt so far.
+    /// Bytes per prompt token beyond the largest prompt so far.
     pub bytes_per_token: f64,
-    /// Larger prompts that it was learnt from.
+    /// Number of larger prompts that it was learnt from.
     pub evidence: usize,
 }
 
-/// Learns bytes per prompt token. It may outlive a generation: the price is the model's, the high-water mark is not.
+/// Learns bytes per prompt token. May outlive a generation: the cost belongs to the model, the high-water
+/// mark to the process.
 #[derive(Clone, Debug)]
 pub struct PromptCost {
     policy: AdmissionPolicy,
@@ -51,21 +52,21 @@ pub struct PromptCost {
 #[derive(Clone, Debug)]
 struct Learner {
     series: MemoryKind,
-    /// The latest readings of this generation: bytes, and whether nothing was in flight.
+    /// Latest readings of this generation: bytes, and true if nothing was in flight.
     recent: VecDeque<(u64, bool)>,
-    /// Small steps, added up until they are large enough: bytes and tokens.
+    /// Small increases, summed until large enough: bytes and tokens.
     open: (u64, u64),
     /// Bytes per token, oldest first.
     evidence: VecDeque<f64>,
 }
 
 impl PromptCost {
-    /// Knows nothing yet.
+    /// Creates a learner without evidence.
     pub fn new(policy: &AdmissionPolicy) -> Self {
         Self { policy: policy.clone(), largest: 0, learners: Vec::new(), told: Vec::new() }
     }
 
-    /// Takes a reading in.
+    /// Adds a reading.
     pub fn observe(&mut self, sample: &Sample) {
         let before = self.largest;
         self.largest = before.max(sample.largest_prompt);
@@ -73,7 +74,7 @@ impl PromptCost {
         let gpus = sample.vram.iter().map(|vram| MemoryKind::Vram(vram.gpu));
         for series in std::iter::once(MemoryKind::Host).chain(gpus) {
             let Some(charged) = sample.charged(series) else { continue };
-            // What fills by design is not the price of a prompt.
+            // Pools that fill by design are not part of a prompt's cost.
             let bytes = charged.saturating_sub(sample.pooled(series).unwrap_or(0));
             let learner = self.learner(series);
             if step > 0 && before > 0 {
@@ -96,8 +97,8 @@ impl PromptCost {
         &mut self.learners[at]
     }
 
-    /// A price from elsewhere: measured by a diagnosis, or of an earlier run of the same build, model and flags. It holds
-    /// as long as nothing higher is learnt.
+    /// Sets a price from a diagnosis, or from an earlier run of the same build, model and flags. It holds
+    /// until a higher one is learnt.
     pub fn told(&mut self, price: Price) {
         if price.bytes_per_token.is_finite() && price.bytes_per_token >= 0.0 {
             self.told.retain(|known| known.series != price.series);
@@ -105,7 +106,7 @@ impl PromptCost {
         }
     }
 
-    /// The price of one memory; `None` while there is not enough evidence.
+    /// Returns the price in one memory; `None` without enough evidence.
     pub fn price(&self, series: MemoryKind) -> Option<Price> {
         let told = self.told.iter().find(|price| price.series == series).copied();
         let learnt = self.learners.iter().find(|learner| learner.series == series).and_then(|learner| {
@@ -123,12 +124,13 @@ impl PromptCost {
         }
     }
 
-    /// All prices, for the next process like this one ([`PromptCost::told`]).
+    /// Returns all prices, for the next process of this kind ([`PromptCost::told`]).
     pub fn learnt(&self) -> Vec<Price> {
         self.learners.iter().filter_map(|learner| self.price(learner.series)).collect()
     }
 
-    /// Bytes in each priced memory that a prompt of `tokens` needs, where the largest so far had `largest`.
+    /// Returns the bytes in each priced memory that a prompt of `tokens` needs after a largest prompt of
+    /// `largest`.
     pub fn need(&self, tokens: u64, largest: u64) -> Vec<(MemoryKind, u64)> {
         let mut known: Vec<MemoryKind> = self.learners.iter().map(|learner| learner.series).collect();
         known.extend(self.told.iter().map(|price| price.series));
@@ -147,7 +149,7 @@ fn cost(bytes_per_token: f64, tokens: u64) -> u64 {
 }
 
 impl Learner {
-    /// The largest prompt rose by `tokens` from `before`, and memory is now at `bytes`.
+    /// Records that the largest prompt rose by `tokens` from `before`, with memory now at `bytes`.
     fn step(&mut self, bytes: u64, tokens: u64, before: u64) {
         let quiet = self.recent.iter().rposition(|(_, idle)| *idle);
         let low = match quiet {

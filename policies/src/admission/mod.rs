@@ -1,4 +1,4 @@
-//! Whether a prompt fits into the memory that is left, before it is sent.
+//! Decides if a prompt fits into the remaining memory, before it is sent.
 //!
 //! ```text
 //!  samples ──> PromptCost ── bytes per token ──┐
@@ -6,8 +6,8 @@
 //!  replicas ── headroom, in flight, fresh ─────┘
 //! ```
 //!
-//! llama-server takes buffers for the largest prompt so far and keeps them: memory has a high-water mark. So only a prompt
-//! larger than all before it can need more, and what it needs is a price per token on top of the mark.
+//! llama-server keeps its buffers for the largest prompt so far, so memory has a high-water mark. Only a
+//! prompt larger than all earlier ones can need more: a price per token above the mark.
 
 mod cost;
 #[cfg(test)]
@@ -22,24 +22,24 @@ pub use cost::{Price, PromptCost};
 use crate::sample::MemoryKind;
 use crate::units::{ByteSize, exact, whole};
 
-/// What is done about a prompt for which there is not enough memory.
+/// Handling of a prompt for which memory is insufficient.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdmissionMode {
-    /// Nothing, and nothing is computed.
+    /// No check is made.
     #[default]
     Off,
-    /// It is told, and the prompt is sent.
+    /// The prompt is sent with a warning in the log.
     Warn,
-    /// It waits, goes elsewhere, or is refused.
+    /// The prompt waits, goes to another replica, or is refused.
     Enforce,
 }
 
 impl AdmissionMode {
-    /// All of them, for schemas and messages.
+    /// All modes, for schemas and messages.
     pub const ALL: [Self; 3] = [Self::Off, Self::Warn, Self::Enforce];
 
-    /// The name in the configuration.
+    /// Returns the name used in the configuration.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -49,77 +49,77 @@ impl AdmissionMode {
     }
 }
 
-/// The numbers. Reasons: `defaults.toml`, section `[admission]`.
+/// Settings of admission. `defaults.toml`, section `[admission]`, gives the reasons.
 pub type AdmissionPolicy = crate::defaults::Admission;
 
-/// One memory of an open replica, with what the prompt needs in it.
+/// A memory of an open replica, with the prompt's need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Room {
-    /// Which memory.
+    /// Memory in question.
     pub series: MemoryKind,
-    /// Bytes that the prompt needs here, the replica's largest prompt so far considered.
+    /// Bytes that the prompt needs, given the replica's largest prompt so far.
     pub need: u64,
-    /// Bytes left until the limit (a hard budget, or the end of the memory); `None` if not known: then it fits.
+    /// Bytes left to the limit (a hard budget, or all memory); `None` if unknown, which counts as sufficient.
     pub left: Option<u64>,
-    /// Bytes that come back when the requests in flight have ended.
+    /// Bytes that return when the requests in flight have ended.
     pub returns: u64,
     /// Bytes that the prompt needs in a fresh process.
     pub need_fresh: u64,
-    /// Bytes that a fresh, settled process has left; `None` if not known.
+    /// Bytes left in a fresh, settled process; `None` if unknown.
     pub left_fresh: Option<u64>,
 }
 
 /// An open replica.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Replica {
-    /// Which one.
+    /// Number of the replica.
     pub replica: u32,
     /// Requests in flight.
     pub in_flight: u32,
-    /// Seconds of waiting that a recycle of it costs; `None` if it may not be recycled now.
+    /// Waiting time that a recycle costs; `None` if it may not be recycled now.
     pub recycle: Option<Duration>,
-    /// Its memories. None at all: nothing is known, so it fits.
+    /// Memories of the replica; if empty, nothing is known and the prompt fits.
     pub rooms: Vec<Room>,
 }
 
-/// What becomes of the prompt.
+/// Decision on a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Admission {
-    /// It may be sent to the replica that was chosen for it.
+    /// The prompt may be sent to the chosen replica.
     Fits,
-    /// It fits there once requests in flight have ended.
+    /// The prompt fits there once requests in flight have ended.
     Wait {
-        /// Which memory is short.
+        /// Memory that is short.
         series: MemoryKind,
     },
-    /// It fits into a fresh process of this replica.
+    /// The prompt fits into a fresh process of this replica.
     RecycleFirst {
-        /// Which replica.
+        /// Replica to recycle.
         replica: u32,
-        /// Which memory is short.
+        /// Memory that is short.
         series: MemoryKind,
     },
-    /// It fits into this replica.
+    /// The prompt fits into another replica.
     Elsewhere {
-        /// Which replica.
+        /// Replica to use.
         replica: u32,
     },
-    /// It fits nowhere.
+    /// The prompt fits nowhere.
     Refuse {
-        /// Which memory is short.
+        /// Memory that is short.
         series: MemoryKind,
-        /// Bytes that it needs there, the reserve included.
+        /// Bytes needed there, the reserve included.
         needed: u64,
-        /// Bytes that a fresh process would have.
+        /// Bytes that a fresh process would have left.
         have: u64,
-        /// When to try again; `None` if that is pointless.
+        /// Time of a retry; `None` if pointless.
         retry_after: Option<Duration>,
     },
 }
 
 impl Admission {
-    /// What is done about it in this mode: only [`AdmissionMode::Enforce`] keeps a prompt from being sent.
+    /// Applies the mode: only [`AdmissionMode::Enforce`] keeps a prompt from being sent.
     #[must_use]
     pub fn under(self, mode: AdmissionMode) -> Self {
         if mode == AdmissionMode::Enforce { self } else { Self::Fits }
@@ -157,10 +157,11 @@ impl std::fmt::Display for Admission {
     }
 }
 
-/// Decides for a prompt that would go to `chosen`, one of `replicas`.
+/// Decides on a prompt for the replica `chosen`, one of `replicas`.
 ///
-/// The cheapest way that works is taken: another replica costs nothing but a cold cache, waiting costs the rest of the
-/// running answers, a recycle the time of a load. What is not known is taken to fit: refusing needs evidence.
+/// Takes the cheapest way that works: another replica costs a cold cache, waiting costs the rest of the
+/// running answers, a recycle costs a load. Unknown memory counts as sufficient, because a refusal needs
+/// evidence.
 pub fn admit(policy: &AdmissionPolicy, chosen: u32, replicas: &[Replica]) -> Admission {
     let reserve = policy.reserve.0;
     let Some(own) = replicas.iter().find(|replica| replica.replica == chosen) else { return Admission::Fits };
@@ -178,7 +179,7 @@ pub fn admit(policy: &AdmissionPolicy, chosen: u32, replicas: &[Replica]) -> Adm
         return Admission::RecycleFirst { replica, series: short.series };
     }
     let later = if replicas.iter().any(|replica| fresh(&replica)) {
-        // A recycle would do and is not allowed at the moment.
+        // A recycle would help, but is not allowed now.
         Some(policy.retry_most)
     } else {
         let waiting =
@@ -206,17 +207,17 @@ impl Room {
     }
 
     fn fresh(&self) -> (u64, Option<u64>) {
-        // Where nothing is known of a fresh process it is no better than this one.
+        // If a fresh process is unknown, assume that it is no better than this one.
         (self.need_fresh, self.left_fresh.or(self.left))
     }
 }
 
 impl Replica {
-    /// The memory that is shortest for the prompt, if one is too short.
+    /// Returns the memory that is shortest for the prompt, if one is.
     fn short(&self, reserve: u64, at: impl Fn(&Room) -> (u64, Option<u64>)) -> Option<&Room> {
         let missing = |room: &Room| {
             let (need, left) = at(room);
-            // A prompt that needs nothing new is no danger, however little is left.
+            // A prompt that needs no new memory is safe at any fill level.
             let left = left.filter(|_| need > 0)?;
             need.saturating_add(reserve).checked_sub(left).filter(|missing| *missing > 0)
         };
@@ -228,7 +229,7 @@ impl Replica {
     }
 }
 
-/// Tokens of a prompt of so many bytes of text, where the backend was not asked; rounded up.
+/// Estimates the tokens of a text by its bytes, if the backend was not asked; rounded up.
 pub fn estimate_tokens(policy: &AdmissionPolicy, bytes: u64) -> u64 {
     whole((exact(bytes) / policy.bytes_per_token.max(0.1)).ceil())
 }

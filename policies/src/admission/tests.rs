@@ -1,6 +1,4 @@
-//! What a prompt is expected to cost, and what becomes of it.
-
-//! Predictive admission: what fits, and what is done with what does not.
+//! Tests of prompt prices and of predictive admission.
 
 use proptest::prelude::*;
 
@@ -28,13 +26,14 @@ fn sample(vram: u64, largest_prompt: u64, in_flight: u32) -> Sample {
     }
 }
 
-/// A backend that takes `price` bytes per token of its largest prompt, on top of a start of 200 MiB at the first.
+/// Creates a backend that takes `price` bytes per token of its largest prompt, plus 200 MiB with the first
+/// prompt.
 fn taught(price: u64, prompts: &[u64]) -> PromptCost {
     let mut cost = PromptCost::new(policy());
     cost.observe(&sample(500 * MIB, 0, 0));
     let mut largest = 0;
     for tokens in prompts {
-        // While it runs, memory is up and the prompt's size is not known yet.
+        // While the prompt runs, memory is high and the prompt's size is unknown.
         let after = 700 * MIB + price * largest.max(*tokens);
         cost.observe(&sample(after, largest, 1));
         largest = largest.max(*tokens);

@@ -1,72 +1,72 @@
-//! Who fits together on a machine, and where. Pure.
+//! Places models on a machine's memory. Pure.
 
 use super::Needs;
 
-/// A machine, as far as its memory goes.
+/// Memory of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// Bytes of the host that models may have.
+    /// Bytes of the host available to models.
     pub host: u64,
-    /// Bytes of each GPU that models may have.
+    /// Bytes of each GPU available to models.
     pub gpus: Vec<u64>,
 }
 
-/// A model that wants a place.
+/// A model to be placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Its name.
+    /// Name of the model.
     pub name: String,
-    /// What it needs.
+    /// Memory needs of the model.
     pub needs: Needs,
-    /// The GPUs that it may be on; empty: any.
+    /// GPUs that the model may use; empty: any.
     pub gpus: Vec<usize>,
-    /// It may be spread over several GPUs.
+    /// The model may be split over several GPUs.
     pub may_split: bool,
 }
 
-/// Where a model is.
+/// Place of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fit {
-    /// Its name.
+    /// Name of the model.
     pub name: String,
-    /// The GPUs, with bytes on each.
+    /// GPUs with the bytes on each.
     pub gpus: Vec<(usize, u64)>,
 }
 
-/// Why models do not fit together.
+/// Reason why models do not fit together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Misfit {
-    /// The host is too small.
+    /// The host has too little memory.
     Host {
-        /// All of them need so much.
+        /// Bytes that all models need together.
         needed: u64,
-        /// There is so much.
+        /// Bytes available.
         there: u64,
     },
-    /// No GPU that it may be on has room for this one.
+    /// No allowed GPU has room for a model.
     Gpu {
-        /// Whose place is missing.
+        /// Name of the model.
         name: String,
-        /// It needs so much, on as few GPUs as can be.
+        /// Bytes needed, on as few GPUs as possible.
         needed: u64,
-        /// The most that is left, on those GPUs together where it may be spread, else on one.
+        /// Most bytes left: on the allowed GPUs together if the model may be split, else on one.
         left: u64,
     },
 }
 
-/// Places for all of them at once. The largest is placed first, on one GPU where that does, else spread over as few as do it. Those who
-/// may be on one GPU only keep it.
+/// Places all models at once, those with fewest choices first, then the largest. Each goes to one GPU if
+/// possible, else it is split over as few as suffice.
 ///
 /// # Errors
-/// They do not fit.
+/// The models do not fit.
 pub fn fit(machine: &Machine, wanted: &[&Wanted]) -> Result<Vec<Fit>, Misfit> {
-    // What is mapped can be taken back by the kernel, for the price of reading it again at each token: it has to be there.
+    // The kernel can reclaim mapped pages, but each token would read them again, so they must fit, too.
     let needed = wanted.iter().map(|one| one.needs.host_bytes() + one.needs.mapped).sum();
     if needed > machine.host {
         return Err(Misfit::Host { needed, there: machine.host });
     }
     let mut order: Vec<&Wanted> = wanted.to_vec();
-    // Who has fewer places to choose from first; of these, the largest.
+    // Models with fewer possible GPUs come first; among equals, the largest.
     let choices = |one: &Wanted| if one.gpus.is_empty() { machine.gpus.len() } else { one.gpus.len() };
     order.sort_by_key(|one| (choices(one), std::cmp::Reverse(one.needs.gpu_bytes(1)), one.name.clone()));
     let mut free = machine.gpus.clone();
@@ -78,7 +78,7 @@ pub fn fit(machine: &Machine, wanted: &[&Wanted]) -> Result<Vec<Fit>, Misfit> {
     Err(worst.unwrap_or(Misfit::Host { needed, there: machine.host }))
 }
 
-/// Finds places for all models from number `at` on. Where there is none, `worst` has the first model that found no room.
+/// Places all models from index `at` on. On failure `worst` holds the first model without room.
 fn place(
     order: &[&Wanted],
     at: usize,
@@ -94,7 +94,7 @@ fn place(
     let allowed: Vec<usize> =
         (0..free.len()).filter(|gpu| one.gpus.is_empty() || one.gpus.contains(gpu)).collect();
     let whole = one.needs.gpu_bytes(1);
-    // The tightest place first; equal ones need not be tried twice.
+    // Try the tightest GPU first; GPUs with equal room need no second try.
     let mut single: Vec<usize> = allowed.iter().copied().filter(|gpu| free[*gpu] >= whole).collect();
     single.sort_by_key(|gpu| free[*gpu]);
     single.dedup_by_key(|gpu| free[*gpu]);
@@ -135,7 +135,7 @@ fn place(
     false
 }
 
-/// Shares of one model on these GPUs, in proportion to their room, if that is enough.
+/// Splits a model over these GPUs in proportion to their room; `None` if that is insufficient.
 fn shares(one: &Wanted, group: &[usize], free: &[u64]) -> Option<Vec<(usize, u64)>> {
     let count = group.len() as u64;
     let own = one.needs.own_of_each_gpu();

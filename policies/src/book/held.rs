@@ -1,24 +1,24 @@
-//! What processes of one kind were seen to hold: it takes the place of what was planned.
+//! Memory that processes of one kind were measured to hold. It replaces the plan.
 
 use serde::{Deserialize, Serialize};
 
 use crate::sample::MemoryKind;
 
-/// What processes of one kind held of one memory.
+/// Measured bytes of one memory of one kind of process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// Which memory.
+    /// Memory that was measured.
     pub series: MemoryKind,
-    /// Bytes when the latest of them was ready.
+    /// Bytes when the latest process was ready.
     pub ready: u64,
-    /// The most bytes that any of them held while it did not leak.
+    /// Most bytes of any process while it did not leak.
     pub most: u64,
 }
 
-/// What differs by less is not worth being written down.
+/// Divisor: smaller relative differences are not stored.
 const SMALL: u64 = 64;
 
-/// A process holds so many bytes now. `sound`: as far as is known none of it is a leak.
+/// Records a process's present bytes. `sound`: none of them are known to be a leak.
 pub fn note(held: &mut Vec<Held>, series: MemoryKind, bytes: u64, sound: bool) {
     match held.iter_mut().find(|held| held.series == series) {
         Some(held) if sound => held.most = held.most.max(bytes),
@@ -27,10 +27,10 @@ pub fn note(held: &mut Vec<Held>, series: MemoryKind, bytes: u64, sound: bool) {
     }
 }
 
-/// What is known of a kind when one more of its processes has shown this. `None` if that changes nothing that matters.
+/// Merges a further process's measurements; `None` if no value changes significantly.
 pub fn take(known: &[Held], shown: &[Held]) -> Option<Vec<Held>> {
     let mut all = known.to_vec();
-    // On another GPU it holds nothing any more.
+    // A kind that moved to another GPU holds nothing on the old one.
     let on_gpus = |held: &Held| held.series != MemoryKind::Host;
     if shown.iter().any(on_gpus) {
         all.retain(|known| !on_gpus(known) || shown.iter().any(|now| now.series == known.series));

@@ -1,25 +1,25 @@
-//! What a server comes to hold on the host while it runs, beside what its model needs: caches that fill up with use.
-//! Whether they do depends on the requests, so a model fits without them.
+//! Host memory that a server takes while it runs: caches that fill with use. Their size depends on the
+//! requests, so they do not count among a model's needs.
 
 use super::{Run, Shape, room};
 
-/// Caches that fill up, as bounds.
+/// Upper bounds of caches that fill with use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaterMemory {
-    /// Bytes of the prompt cache at most; `None` where it has no bound in bytes.
+    /// Largest prompt cache in bytes; `None` without a limit in bytes.
     pub prompt_cache: Option<u64>,
-    /// Bytes of one context checkpoint: what the windowed layers keep of one slot, or the recurrent state of one slot.
-    /// 0 for models that need none.
+    /// Bytes of one context checkpoint: the windowed layers' cache or the recurrent state of one slot. 0
+    /// for models without checkpoints.
     pub checkpoint: u64,
-    /// Checkpoints of all slots together at most.
+    /// Most checkpoints of all slots together.
     pub checkpoints: u64,
 }
 
 impl LaterMemory {
-    /// Of a model. `prompt_cache`: its bound in bytes, `None` without one. `checkpoints`: how many each slot may have.
+    /// Computes the bounds. `prompt_cache` is its limit in bytes, `checkpoints` the limit per slot.
     pub fn of(shape: &Shape, run: &Run, prompt_cache: Option<u64>, checkpoints: u32) -> Self {
         let (context, slots, _) = room(shape, run);
-        // A whole window can be cut anywhere, and needs no checkpoints.
+        // With `--swa-full` the cache can be cut anywhere, so no checkpoints are needed.
         let window = if run.whole_windows { 0 } else { shape.window.min(context) };
         let kept = shape.layers.iter().map(|layer| {
             let tokens = if layer.windowed { window } else { 0 };
@@ -31,12 +31,12 @@ impl LaterMemory {
         Self { prompt_cache, checkpoint, checkpoints }
     }
 
-    /// Bytes of all context checkpoints at most.
+    /// Most bytes of all context checkpoints.
     pub const fn checkpoint_bytes(&self) -> u64 {
         self.checkpoint.saturating_mul(self.checkpoints)
     }
 
-    /// Bytes of all of it at most; `None` where there is no bound.
+    /// Most bytes of all caches; `None` without a limit.
     pub fn bytes(&self) -> Option<u64> {
         Some(self.prompt_cache?.saturating_add(self.checkpoint_bytes()))
     }

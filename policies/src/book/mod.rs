@@ -1,20 +1,20 @@
-//! The book of memory: how much a model will need on the host and on GPUs. It is worked out before the model is loaded, from the model's
-//! file and from llama-server's flags.
+//! The book of memory: predicts a model's host and GPU memory before it is loaded, from its file and
+//! llama-server's flags.
 //!
 //! ```text
 //!   file ──> Shape ──────────┐
 //!   flags ─> Run ────────────┼──> needs() ──> weights | cache | state | computing | fixed, each on the host or on GPUs
-//!   build ─> ServerBuild ────┤                        └──> fit() ──> who fits together, and where
+//!   build ─> ServerBuild ────┤                        └──> fit() ──> places of models
 //!   GPUs ────────────────────┘
-//!            Shape, Run ────────> LaterMemory: what fills up while the server runs, and is no need
+//!            Shape, Run ────────> LaterMemory: caches that fill while the server runs, not part of the needs
 //! ```
 //!
-//! It reckons as llama.cpp allocates: the cache for all tokens of context at once, windowed layers for their window and one
-//! micro-batch, buffers for computing as large as the largest micro-batch needs. What a process holds beside that (its code,
-//! the vocabulary, a CUDA context) is fixed, and was measured.
+//! The book follows llama.cpp's allocations: the cache for all tokens of context, windowed layers for their
+//! window and one micro-batch, compute buffers for the largest micro-batch. Other memory of a process
+//! (code, vocabulary, CUDA context) is fixed and was measured.
 //!
-//! Buffers for computing have two sizes. A GPU gives all that is *reserved* at once. The host gives pages when they are
-//! first *touched*, so what is reserved there and never written costs nothing.
+//! Compute buffers have two sizes. A GPU provides all *reserved* bytes at once. The host provides pages
+//! when they are first *touched*, so reserved bytes that are never written cost nothing.
 
 mod computing;
 mod fit;
@@ -37,25 +37,25 @@ use self::computing::{Batch, Buffers};
 use crate::sample::MemoryKind;
 use crate::units::MIB;
 
-/// Slots where nothing is said, which share one cache then.
+/// Default number of slots, which then share one cache.
 const SLOTS: u64 = 4;
-/// Tokens computed at a time where nothing is said.
+/// Default number of tokens per micro-batch.
 const UBATCH: u64 = 512;
-/// Contexts of caches are multiples of this.
+/// Context sizes of caches are multiples of this.
 const CACHE_STEP: u64 = 256;
-/// What a process holds before it has loaded anything: buffers of its libraries, threads.
+/// Bytes of a process before it has loaded anything: library buffers, threads.
 const PROCESS: u64 = 18 * MIB;
-/// For each token of the vocabulary: its text in two tables, its score, and its place in a third. Measured with
+/// Bytes per vocabulary token: its text in two tables, its score, and its place in a third. Measured with
 /// 262,144 tokens.
 const PER_WORD: u64 = 150;
-/// For each pair of tokens that a vocabulary joins: both texts and their rank. Measured with 48,900 pairs.
+/// Bytes per merge of the vocabulary: both texts and their rank. Measured with 48,900 merges.
 const PER_MERGE: u64 = 180;
-/// A CUDA context with llama.cpp's kernels and cuBLAS, on an H100. Older GPUs have less.
+/// GPU bytes of a CUDA context with llama.cpp's kernels and cuBLAS, on an H100; less on older GPUs.
 const CUDA_CONTEXT: u64 = 690 * MIB;
-/// The same on the host.
+/// Host bytes of the same context.
 const CUDA_HOST: u64 = 212 * MIB;
 
-/// What bytes are for.
+/// Purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// Tensors of the model.
@@ -64,16 +64,16 @@ pub enum Part {
     Cache,
     /// Recurrent state.
     State,
-    /// Buffers for computing.
+    /// Compute buffers.
     Computing,
     /// The projector for images and sound.
     Projector,
-    /// What each process holds.
+    /// Fixed memory of each process.
     Fixed,
 }
 
 impl Part {
-    /// In one word.
+    /// Returns the word used in reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Weights => "weights",
@@ -86,46 +86,46 @@ impl Part {
     }
 }
 
-/// What a model needs.
+/// Memory needs of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Bytes on the host that are its own.
+    /// Own bytes on the host.
     pub host: Vec<(Part, u64)>,
-    /// Bytes of its file that are mapped: the kernel can take them back, for the price of reading them again at each token.
+    /// Mapped bytes of the model file; the kernel can reclaim them, but each token would read them again.
     pub mapped: u64,
-    /// Bytes on GPUs together, by part.
+    /// Bytes on all GPUs together, by part.
     pub gpu: Vec<(Part, u64)>,
-    /// What each GPU that has a part of it needs beside its share and the buffers for computing.
+    /// Extra bytes on each used GPU, besides its share and the compute buffers.
     pub each_gpu: u64,
-    /// Bytes of buffers on the host that llama-server reserves beside those of `host`, and that it never touches.
+    /// Host buffers that llama-server reserves besides those of `host`, and never touches.
     pub untouched: u64,
     /// Tokens of context of all slots together.
     pub context: u64,
-    /// Slots.
+    /// Number of slots.
     pub slots: u64,
-    /// Flags that take memory and that this book leaves out.
+    /// Flags that take memory and that this book does not support.
     pub unknown: Vec<String>,
-    /// What processes with the same command held, which counts instead of all that.
+    /// Measured needs of processes with the same command; these replace the plan.
     pub measured: Measured,
 }
 
-/// What processes of a kind held at their most.
+/// Most memory of a kind of process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// Bytes on the host; `None` if that was never read.
+    /// Bytes on the host; `None` if never read.
     pub host: Option<u64>,
-    /// Bytes on all GPUs together, and how many GPUs those were.
+    /// Bytes on all GPUs together, and the number of GPUs.
     pub gpu: Option<(u64, u64)>,
 }
 
 impl Measured {
-    /// Of what was seen while they served, and of an experiment with their largest prompts, whichever is more.
+    /// Takes the larger of two sources: readings while serving, and an experiment with the largest prompts.
     pub fn of(held: &[Held], worst: &[(MemoryKind, u64)]) -> Self {
         let seen: Vec<(MemoryKind, u64)> = held.iter().map(|held| (held.series, held.most)).collect();
         let host = |all: &[(MemoryKind, u64)]| {
             all.iter().find(|(series, _)| *series == MemoryKind::Host).map(|(_, bytes)| *bytes)
         };
-        // Each of the two may have been on other GPUs.
+        // The two sources may have used different GPUs.
         let gpus = |all: &[(MemoryKind, u64)]| {
             let on_gpus = all.iter().filter(|(series, _)| *series != MemoryKind::Host);
             let bytes: Vec<u64> = on_gpus.map(|(_, bytes)| *bytes).collect();
@@ -137,55 +137,56 @@ impl Measured {
 }
 
 impl Needs {
-    /// Bytes on the host.
+    /// Returns the bytes on the host: measured, else planned.
     pub fn host_bytes(&self) -> u64 {
         self.measured.host.unwrap_or_else(|| self.planned_host())
     }
 
-    /// Bytes on the host as they were planned.
+    /// Returns the planned bytes on the host.
     pub fn planned_host(&self) -> u64 {
         self.host.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Bytes on this many GPUs together.
+    /// Returns the bytes on this many GPUs together: measured, else planned.
     pub fn gpu_bytes(&self, gpus: u64) -> u64 {
         match self.measured.gpu {
-            // One more of them has a context and buffers of its own.
+            // Each additional GPU has a context and buffers of its own.
             Some((bytes, were)) => bytes + self.own_of_each_gpu() * gpus.saturating_sub(were),
             None => self.planned_gpu(gpus),
         }
     }
 
-    /// The same as it was planned.
+    /// Returns the planned bytes on this many GPUs together.
     pub fn planned_gpu(&self, gpus: u64) -> u64 {
         let one: u64 = self.gpu.iter().map(|(_, bytes)| bytes).sum();
         if one == 0 { 0 } else { one + self.each_gpu + self.own_of_each_gpu() * gpus.saturating_sub(1) }
     }
 
-    /// Bytes that no GPU shares with another one: its context, and buffers for computing.
+    /// Returns the bytes that each GPU needs for itself: its context and the compute buffers.
     pub fn own_of_each_gpu(&self) -> u64 {
         let computing = self.gpu.iter().find(|(part, _)| *part == Part::Computing);
         self.each_gpu + computing.map_or(0, |(_, bytes)| *bytes)
     }
 
-    /// Whether anything of it is on a GPU.
+    /// Returns true if any part is on a GPU.
     pub fn uses_gpu(&self) -> bool {
         self.measured.gpu.is_some() || self.gpu.iter().any(|(_, bytes)| *bytes > 0)
     }
 }
 
-/// Tokens of context and slots that a server would have.
+/// Returns the tokens of context, the slots, and if all slots share one cache.
 fn room(shape: &Shape, run: &Run) -> (u64, u64, bool) {
     let slots = run.slots.unwrap_or(SLOTS);
     let unified = run.is_one_pool();
     let context = run.context.unwrap_or(shape.context);
-    // Each slot has a part of its own.
+    // Each slot has its own part of the context.
     let each = if unified { context } else { context.div_ceil(slots).next_multiple_of(CACHE_STEP) };
     let context = if unified { context.next_multiple_of(CACHE_STEP) } else { each * slots };
     (context, slots, unified)
 }
 
-/// What a model needs when this llama-server runs it with these flags. `projector`: bytes of the projector's file.
+/// Predicts a model's needs with this llama-server and these flags. `projector`: bytes of the projector's
+/// file.
 pub fn needs(shape: &Shape, run: &Run, server: ServerBuild, projector: u64) -> Needs {
     let gpus = server.has_gpu;
     let (context, slots, unified) = room(shape, run);
@@ -229,7 +230,7 @@ pub fn needs(shape: &Shape, run: &Run, server: ServerBuild, projector: u64) -> N
     let uses_gpu = gpu[slot(Part::Weights)] > 0;
     if uses_gpu {
         gpu[slot(Part::Computing)] += computing.reserved;
-        // What goes there and back: tokens, the mask, and the chosen numbers.
+        // Transferred data: tokens, the mask, and the output rows.
         host[slot(Part::Computing)] +=
             ubatch * (context * 4 + shape.embedding * 4) + slots * shape.vocabulary * 4;
         if projector > 0 {

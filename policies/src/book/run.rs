@@ -1,68 +1,68 @@
-//! The flags of a llama-server that decide how much memory its model needs.
+//! The llama-server flags that determine a model's memory.
 
 use std::collections::BTreeMap;
 
-/// What the flags say. `None`: they say nothing, and llama-server's default holds.
+/// Memory-related flags; `None` means llama-server's default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Run {
     /// Tokens of context of all slots together.
     pub context: Option<u64>,
-    /// Slots.
+    /// `--parallel`: number of slots.
     pub slots: Option<u64>,
     /// All slots share one cache.
     pub unified: Option<bool>,
-    /// Tokens computed at a time.
+    /// `--ubatch-size`: tokens per micro-batch.
     pub ubatch: Option<u64>,
-    /// Layers on GPUs.
+    /// Number of layers on GPUs.
     pub gpu_layers: Option<GpuLayers>,
-    /// Layers whose experts stay on the host; the first ones.
+    /// Number of first layers whose experts stay on the host.
     pub host_experts: u64,
-    /// Types of keys and values in the cache.
+    /// Cache type of keys.
     pub key_type: CacheType,
-    /// The same of values.
+    /// Cache type of values.
     pub value_type: CacheType,
-    /// Attention without a table of all tokens; `None`: wherever it can be had.
+    /// Flash attention; `None`: used if available.
     pub flash: Option<bool>,
-    /// The tokens of a prompt whose numbers are wanted.
+    /// Prompt tokens whose outputs are needed.
     pub outputs: OutputDemand,
-    /// Windowed layers keep everything.
+    /// Windowed layers keep the whole context.
     pub whole_windows: bool,
     /// The cache stays on the host.
     pub cache_on_host: bool,
-    /// Weights are read, not mapped.
+    /// Weights are read instead of mapped.
     pub no_mmap: bool,
-    /// How weights are spread over GPUs.
+    /// `--split-mode`: distribution of weights over GPUs.
     pub split: Option<String>,
-    /// Shares of GPUs, as given.
+    /// `--tensor-split`: shares of GPUs, as given.
     pub shares: Vec<f64>,
-    /// The only GPU, where all is on one.
+    /// `--main-gpu`: the GPU used if all weights are on one.
     pub main_gpu: Option<usize>,
-    /// The projector's file.
+    /// File of the projector.
     pub projector: Option<String>,
-    /// Flags that take memory and that the book leaves out, as written.
+    /// Flags that take memory and that the book does not support, as written.
     pub unknown: Vec<String>,
 }
 
-/// The tokens of a prompt whose numbers are wanted.
+/// Prompt tokens whose outputs are needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputDemand {
-    /// The last one, from which an answer begins.
+    /// The last one, for generation.
     #[default]
     LastToken,
-    /// All of them, for embeddings and ranks.
+    /// All tokens, for embeddings and reranking.
     EachToken,
 }
 
-/// How many layers are on GPUs.
+/// Number of layers on GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuLayers {
-    /// As many as there are.
+    /// All layers.
     All,
-    /// The last ones, the output counted as one.
+    /// The last ones, counting the output as one.
     Last(u64),
 }
 
-/// A type of numbers in the cache.
+/// Number format of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheType {
     /// 32 bits each.
@@ -70,7 +70,7 @@ pub enum CacheType {
     /// 16 bits each, the default.
     #[default]
     F16,
-    /// 16 bits each, of which more for the exponent.
+    /// 16 bits each, with a larger exponent.
     Bf16,
     /// 32 numbers in 34 bytes.
     Q8,
@@ -81,7 +81,7 @@ pub enum CacheType {
 }
 
 impl CacheType {
-    /// Bytes of so many numbers.
+    /// Returns the bytes of this many numbers.
     pub const fn bytes(self, numbers: u64) -> u64 {
         match self {
             Self::F32 => numbers * 4,
@@ -106,7 +106,7 @@ impl CacheType {
     }
 }
 
-/// What takes memory that is not reckoned with.
+/// Flags that take memory and that the book does not support.
 const UNKNOWN: [&str; 9] = [
     "--model-draft",
     "-md",
@@ -120,12 +120,13 @@ const UNKNOWN: [&str; 9] = [
 ];
 
 impl Run {
-    /// Whether all slots share one cache: asked for, or because llama-server chooses the number of slots itself.
+    /// Returns true if all slots share one cache: by flag, or because llama-server chooses the number of
+    /// slots.
     pub fn is_one_pool(&self) -> bool {
         self.unified.unwrap_or(self.slots.is_none())
     }
 
-    /// Of a command's words and variables.
+    /// Parses a command's arguments and environment.
     pub fn of(args: &[String], env: &BTreeMap<String, String>) -> Self {
         let normal =
             |word: &str| if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() };

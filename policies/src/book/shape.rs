@@ -1,77 +1,77 @@
-//! What a model is made of, as far as its memory goes, from what its file says.
+//! The memory-related dimensions of a model, from its GGUF file.
 
 use std::collections::BTreeMap;
 
 use crate::units::whole;
 
-/// What a file says: numbers by their keys, how long its arrays are, and the bytes of its tensors.
+/// Metadata of a GGUF file: numbers by key, lengths of arrays, and sizes of tensors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Described {
     /// The architecture, such as `llama`.
     pub architecture: String,
-    /// Numbers by their keys, an array's in order.
+    /// Numbers by key; arrays in order.
     pub numbers: BTreeMap<String, Vec<f64>>,
-    /// How many values arrays have.
+    /// Lengths of arrays by key.
     pub lengths: BTreeMap<String, u64>,
-    /// Name and bytes of each tensor.
+    /// Name and size in bytes of each tensor.
     pub tensors: Vec<(String, u64)>,
 }
 
-/// What one layer keeps for each token, or for each sequence.
+/// Cache and tensors of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layer {
-    /// Numbers of keys for each token.
+    /// Key elements per token.
     pub keys: u64,
-    /// Numbers of values for each token.
+    /// Value elements per token.
     pub values: u64,
-    /// It looks back no further than the window.
+    /// Attends only within the window.
     pub windowed: bool,
-    /// Numbers (32 bits) of recurrent state for each sequence.
+    /// Recurrent state per sequence, in 32-bit numbers.
     pub state: u64,
-    /// Bytes of its tensors.
+    /// Bytes of its tensors, experts included.
     pub bytes: u64,
-    /// Bytes of its experts, among them.
+    /// Bytes of its experts.
     pub experts: u64,
 }
 
-/// What a model is made of.
+/// Dimensions of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
     /// The architecture, such as `llama`.
     pub architecture: String,
-    /// Its layers, the first one first.
+    /// Layers, first to last.
     pub layers: Vec<Layer>,
-    /// Bytes of what turns tokens into numbers, which stays on the host.
+    /// Bytes of the token embeddings, which stay on the host.
     pub input: u64,
-    /// Bytes of what turns numbers into tokens.
+    /// Bytes of the output tensors.
     pub output: u64,
-    /// The output is the input's tensor, of which a GPU needs a copy.
+    /// The output shares the input's tensor, so a GPU needs a copy.
     pub tied: bool,
-    /// Numbers for each token between layers.
+    /// Embedding size: numbers per token between layers.
     pub embedding: u64,
-    /// The widest part of a layer.
+    /// Largest feed-forward width of a layer.
     pub feed_forward: u64,
-    /// Heads of attention.
+    /// Number of attention heads.
     pub heads: u64,
-    /// Tokens of its vocabulary.
+    /// Tokens in the vocabulary.
     pub vocabulary: u64,
-    /// Pairs of tokens that it joins.
+    /// Number of merges in the vocabulary.
     pub merges: u64,
-    /// Tokens of context that it was made for.
+    /// Training context in tokens.
     pub context: u64,
-    /// Tokens that windowed layers look back.
+    /// Window of windowed layers in tokens.
     pub window: u64,
 }
 
-/// Of how many layers one looks back over everything, where the file does not say: by what llama.cpp has for the architecture.
+/// Period of layers with full attention, by architecture as in llama.cpp, if the file does not state it.
 const PERIODS: [(&str, u64); 6] =
     [("gemma2", 2), ("gemma3", 6), ("gemma3n", 5), ("gpt-oss", 2), ("cohere2", 4), ("exaone4", 4)];
 
 impl Shape {
-    /// Of what a file says. Else, what it does not say.
+    /// Reads the dimensions from a file's metadata, with llama.cpp's defaults for missing values.
     ///
     /// # Errors
-    /// A number that all models have is missing, in words.
+    /// A required number is missing; the text names it.
     pub fn of(file: &Described) -> Result<Self, String> {
         let own = |name: &str| {
             let key = format!("{}.{name}", file.architecture);
@@ -85,7 +85,7 @@ impl Shape {
             return Err("its file does not say what it is (`general.architecture`)".to_owned());
         }
         let count = needed("block_count")?;
-        // Layers for drafts come behind the others, and are loaded only for that.
+        // Draft layers come after the others, and are loaded only for drafting.
         let drafts = one("nextn_predict_layers").unwrap_or(0);
         let embedding = needed("embedding_length")?;
         let heads = needed("attention.head_count").unwrap_or(1).max(1);
@@ -100,7 +100,7 @@ impl Shape {
         let value_length = one("attention.value_length").unwrap_or(embedding / heads);
         let short_key = one("attention.key_length_swa").unwrap_or(key_length);
         let short_value = one("attention.value_length_swa").unwrap_or(value_length);
-        // Keys and values of such models are one short row, of which the values are a part.
+        // Latent-attention models keep one short row for both keys and values.
         let latent = one("attention.kv_lora_rank").filter(|_| own("attention.key_length_mla").is_some());
         let window = one("attention.sliding_window").unwrap_or(0);
         let pattern = own("attention.sliding_window_pattern");
@@ -176,7 +176,7 @@ impl Shape {
     }
 }
 
-/// Numbers that a layer with a state has for each sequence: of its convolution and of its recurrence.
+/// Recurrent numbers of a layer per sequence: of its convolution and its recurrence.
 fn recurrent_state(own: &impl Fn(&str) -> Option<Vec<u64>>) -> u64 {
     let one = |name: &str| own(name).and_then(|values| values.iter().copied().max());
     if let Some(head) = one("wkv.head_size") {

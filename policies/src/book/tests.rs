@@ -1,4 +1,4 @@
-//! What is reckoned is what llama.cpp allocates, for shapes whose sizes are known; and nobody is placed where there is no room.
+//! The book predicts llama.cpp's allocations for known models, and places no model without room.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::units::exact;
 
 const GIB: u64 = 1 << 30;
 
-/// A description as a file has it.
+/// Describes a file.
 fn file(architecture: &str, numbers: &[(&str, &[f64])], words: u64) -> Described {
     let key = |name: &str| format!("{architecture}.{name}");
     Described {
@@ -21,7 +21,7 @@ fn file(architecture: &str, numbers: &[(&str, &[f64])], words: u64) -> Described
     }
 }
 
-/// Eight billion numbers: 32 layers, 8 heads of 128 for keys and values.
+/// An 8B model: 32 layers, 8 heads of 128 for keys and values.
 fn eight_billion() -> Described {
     let mut of = file(
         "llama",
@@ -46,7 +46,7 @@ fn run(words: &str) -> Run {
     Run::of(&args, &BTreeMap::new())
 }
 
-/// What the newest build needs.
+/// Returns the needs with the newest build.
 fn needs(shape: &Shape, run: &Run, has_gpu: bool, projector: u64) -> Needs {
     super::needs(shape, run, ServerBuild::newest(has_gpu), projector)
 }
@@ -86,7 +86,7 @@ fn weights_are_where_their_layers_are() {
     let without = needs(&shape, &run("-c 4096"), false, 100 * MIB);
     assert!(!without.uses_gpu() && without.gpu_bytes(1) == 0);
     assert_eq!(of(&without.host, Part::Projector), 100 * MIB);
-    // One whose output is its input needs that twice, where they are apart.
+    // A model with tied embeddings needs the tensor twice if input and output are on different devices.
     let mut tied = eight_billion();
     tied.tensors.pop();
     let tied = Shape::of(&tied).unwrap();
@@ -125,7 +125,7 @@ fn windows_recurrence_and_shared_layers_keep_less() {
         let shape = Shape::of(described).unwrap();
         of(&needs(&shape, &run(words), false, 0).host, Part::Cache) / (2 * 2 * 1024)
     };
-    // Two layers look back over everything, ten over their window and one micro-batch.
+    // Two layers with full attention, ten with their window and one micro-batch.
     assert_eq!(cells(&gemma, "-c 32768 -np 1"), 2 * 32_768 + 10 * 1536);
     assert_eq!(cells(&gemma, "-c 32768 -np 4"), 2 * 32_768 + 10 * 4 * 1536);
     assert_eq!(cells(&gemma, "-c 32768"), 2 * 32_768 + 10 * (4 * 1024 + 512));
@@ -187,7 +187,7 @@ fn flags_are_read_as_llama_server_reads_them() {
     assert_eq!(run("-c 0 -np -1"), Run::default());
 }
 
-/// One of so many GiB.
+/// A model of this many GiB.
 fn wanted(name: &str, gib: u64) -> Wanted {
     let needs = Needs { gpu: vec![(Part::Weights, gib * GIB)], each_gpu: GIB / 2, ..Needs::default() };
     Wanted { name: name.to_owned(), needs, gpus: Vec::new(), may_split: true }
@@ -213,7 +213,7 @@ fn one_gpu_is_preferred_pins_hold_and_the_large_ones_are_spread() {
     assert_eq!(places(&two, &[wanted("a", 40)]), Ok(vec![vec![0, 1]]));
     let pinned = Wanted { gpus: vec![0], ..wanted("b", 20) };
     assert_eq!(places(&two, &[wanted("a", 20), pinned.clone()]), Ok(vec![vec![1], vec![0]]));
-    // The larger one would take the only place of the pinned one.
+    // The larger model would take the only allowed place of the pinned one.
     assert_eq!(places(&machine(&[24, 12]), &[wanted("a", 9), pinned]), Ok(vec![vec![1], vec![0]]));
     let whole = Wanted { may_split: false, ..wanted("a", 40) };
     assert_eq!(
@@ -289,16 +289,16 @@ fn what_was_measured_counts_in_the_place_of_what_was_planned() {
     let needs = Needs { measured, ..planned.clone() };
     assert_eq!((needs.host_bytes(), needs.gpu_bytes(2), needs.gpu_bytes(3)), (90, 1000, 1050));
     assert_eq!((needs.planned_host(), needs.planned_gpu(2)), (100, 1100));
-    // Nothing was read of its GPUs: they are as planned.
+    // Without a reading, the GPU needs are as planned.
     let host_only = Needs { measured: Measured::of(&seen[..1], &[]), ..planned };
     assert_eq!((host_only.host_bytes(), host_only.gpu_bytes(1)), (90, 1050));
-    // Less than the contexts of those that it would be spread over: no number goes below nothing.
+    // Less than the contexts of the GPUs: no number becomes negative.
     let tiny = Needs { measured: Measured { host: None, gpu: Some((10, 1)) }, ..needs };
     let wanted = Wanted { name: "m".to_owned(), needs: tiny, gpus: Vec::new(), may_split: true };
     assert!(fit(&Machine { host: 1000, gpus: vec![5, 5] }, &[&wanted]).is_err());
 }
 
-/// Gemma 3 270M: a large vocabulary, three layers that look back over everything and fifteen with a window of 512.
+/// Gemma 3 270M: a large vocabulary, three layers with full attention and fifteen with a window of 512.
 fn gemma_270m() -> Shape {
     let mut described = file(
         "gemma3",
@@ -325,7 +325,7 @@ fn a_vocabulary_is_reserved_for_each_token_by_old_builds_and_touched_for_each_sl
     let old = |has_gpu| ServerBuild { number: Some(8827), ..ServerBuild::newest(has_gpu) };
     let host = |server| super::needs(&shape, &run("-c 8192 -np 1"), server, 0);
     let (newest, older) = (host(ServerBuild::newest(false)), host(old(false)));
-    // llama-server says "CPU compute buffer size = 26.77 MiB", and its output buffer has 1.00 MiB.
+    // llama-server logs "CPU compute buffer size = 26.77 MiB", and its output buffer has 1.00 MiB.
     let touched = of(&newest.host, Part::Computing);
     assert!((22 * MIB..30 * MIB).contains(&touched), "{touched}");
     assert_eq!(touched, of(&older.host, Part::Computing), "what is never touched is no need of the host");
@@ -333,12 +333,12 @@ fn a_vocabulary_is_reserved_for_each_token_by_old_builds_and_touched_for_each_sl
     let of_archive = ServerBuild { number: Some(0), ..ServerBuild::newest(false) };
     assert_eq!(host(of_archive), newest, "an archive without a history has no number that says its age");
     assert!(older.untouched > 480 * MIB, "{}", older.untouched);
-    // A GPU gives what is reserved.
+    // A GPU allocates all reserved bytes.
     let vocabulary = 4 * 512 * (262_144 + 640);
     assert_eq!(of(&host(old(true)).gpu, Part::Computing), vocabulary);
     assert!(of(&host(ServerBuild::newest(true)).gpu, Part::Computing) < 30 * MIB);
     assert_eq!(host(old(true)).untouched, 0);
-    // A request for embeddings reads the output of each token.
+    // An embedding request reads the output of each token.
     for flag in ["--embeddings", "--reranking", "--pooling mean"] {
         let needs = needs(&shape, &run(&format!("-c 8192 -np 1 {flag}")), false, 0);
         assert!(of(&needs.host, Part::Computing) >= vocabulary && needs.untouched == 0, "{flag}");
@@ -378,8 +378,8 @@ fn flash_attention_on_cuda_copies_what_a_cache_has_in_another_type() {
     let newest = ServerBuild::newest(true);
     let plain = computing("-fa on", newest);
     let more = |words: &str, server| computing(words, server).0 - computing("-fa on", server).0;
-    // 16 heads of 128 for 131,072 tokens in two bytes: 512 MiB of keys and as much of values. While they are there, the
-    // widest part of a layer is not.
+    // 16 heads of 128 for 131,072 tokens in two bytes: 512 MiB of keys and as much of values. While these
+    // exist, the feed-forward buffers do not.
     let inner = 4 * 512 * 3 * 8192;
     let both = more("-fa on -ctk q8_0 -ctv q8_0", newest);
     assert_eq!(both, GIB - inner);
@@ -387,10 +387,10 @@ fn flash_attention_on_cuda_copies_what_a_cache_has_in_another_type() {
     assert_eq!(more("-fa on -ctk q8_0", newest), GIB / 2 - inner);
     assert_eq!(more("-fa on -ctv bf16", newest), GIB / 2 - inner);
     assert_eq!(more("-fa on -ctk q8_0 -ctv q8_0 -np 4 -no-kvu", newest), both, "of all slots together");
-    // Before b9489 they are in the pool, beside the buffers.
+    // Before b9489 the copies are in the pool, besides the buffers.
     let older = ServerBuild { number: Some(9488), ..newest };
     assert_eq!(more("-fa on -ctk q8_0 -ctv q8_0", older), GIB);
-    // Nobody else makes them.
+    // Other backends make no copies.
     assert_eq!(more("-fa on -ctk q8_0 -ctv q8_0", ServerBuild { is_cuda: false, ..newest }), 0);
     assert_eq!(more("-fa on -ctk q8_0 -ctv q8_0 -nkvo", newest), 0);
     let without = |words: &str| computing(words, ServerBuild::newest(false));
@@ -398,7 +398,7 @@ fn flash_attention_on_cuda_copies_what_a_cache_has_in_another_type() {
     assert_eq!(plain.1, computing("-fa on -ctk q8_0 -ctv q8_0", newest).1, "none of it on the host");
     let off = computing("-fa off", newest);
     assert_eq!(off, computing("-fa off -ctk q8_0", newest));
-    // The layer with most of it: windowed ones keep less.
+    // The layer with the largest cache counts: windowed layers keep less.
     let gemma = gemma_270m();
     let of_gemma = |words: &str| {
         of(&needs(&gemma, &run(&format!("-c 1048576 -np 1 {words}")), true, 0).gpu, Part::Computing)
@@ -426,7 +426,7 @@ fn what_fills_up_later_is_told_beside_the_needs() {
     let later = |shape: &Shape, words: &str| LaterMemory::of(shape, &run(words), Some(8 * GIB), 32);
     let dense = later(&Shape::of(&eight_billion()).unwrap(), "-c 8192");
     assert_eq!((dense.checkpoint_bytes(), dense.bytes()), (0, Some(8 * GIB)), "it can be cut anywhere");
-    // llama-server: "created context checkpoint 1 of 32 (…, size = 7.506 MiB)".
+    // llama-server logs "created context checkpoint 1 of 32 (…, size = 7.506 MiB)".
     let gemma = later(&gemma_270m(), "-c 8192 -np 4");
     assert_eq!((gemma.checkpoint, gemma.checkpoints), (512 * 15 * 2 * 256 * 2, 4 * 32));
     assert_eq!(gemma.bytes(), Some(8 * GIB + 128 * 7680 * 1024));

@@ -1,12 +1,12 @@
-//! Which requests are compared with each other: one of the build that is tried, and those of the other that ended at about the same time.
-//! So whatever changes for both, the load or the hour, changes nothing between them. Who is in a block is decided by when requests
-//! end, and not by what they say.
+//! Groups requests for comparison: one canary request with requests of the serving build that ended at
+//! about the same time. Changes that affect both builds, such as load or time of day, cancel out. Blocks
+//! depend only on when requests end, not on their results.
 
 use std::collections::VecDeque;
 
 use super::Arm;
 
-/// Values that wait to be compared.
+/// Values waiting for comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Blocks<T> {
     serves: VecDeque<T>,
@@ -15,12 +15,12 @@ pub(super) struct Blocks<T> {
 }
 
 impl<T> Blocks<T> {
-    /// A block has at most so many of the build that serves.
+    /// Creates blocks with at most `most` values of the serving build.
     pub(super) fn new(most: usize) -> Self {
         Self { serves: VecDeque::new(), tried: VecDeque::new(), most: most.max(1) }
     }
 
-    /// Takes a value in. What is returned is compared now: one of the build that is tried, and at least one of the other.
+    /// Adds a value. Returns a complete block: one canary value and at least one of the serving build.
     pub(super) fn note(&mut self, arm: Arm, value: T) -> Option<(T, Vec<T>)> {
         let (own, other) = match arm {
             Arm::Base => (&mut self.serves, &self.tried),

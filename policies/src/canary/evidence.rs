@@ -1,14 +1,14 @@
-//! Evidence that may be looked at after every request: the wealth of somebody who bets against a hypothesis, and who cannot be
-//! expected to win if it holds.
+//! Sequential evidence that may be checked after every request: the wealth of a bettor against a
+//! hypothesis, who cannot be expected to win if it holds.
 //!
-//! Whatever the number of looks, the chance that such a wealth ever reaches `1 / wrong` is at most `wrong` while the hypothesis holds
-//! (Ville's inequality), so stopping as soon as it does keeps to the declared error. Several bets are played at a time, each with an equal
-//! share of the wealth: then nobody has to know beforehand how large the difference is.
+//! While the hypothesis holds, the wealth reaches `1 / wrong` with probability at most `wrong`, for any
+//! number of checks (Ville's inequality). Stopping at that moment keeps the declared error rate. Several
+//! bets run with equal shares, because the size of the difference is unknown.
 
-/// Stakes of bets on a mean: small ones find small differences, large ones are quick.
+/// Stakes of bets on a mean: small ones find small differences, large ones are fast.
 const STAKES: [f64; 5] = [0.1, 0.25, 0.5, 0.75, 0.95];
 
-/// Rates of failure of the build that serves, and of the other one, that are bet on.
+/// Pairs of failure rates (serving build, canary) to bet on.
 const RATES: [(f64, f64); 10] = [
     (0.001, 0.02),
     (0.001, 0.1),
@@ -22,10 +22,10 @@ const RATES: [(f64, f64); 10] = [
     (0.3, 0.7),
 ];
 
-/// How many times as often the build that is tried dies, that are bet on.
+/// Factors by which the canary dies more often, to bet on.
 const DEADLIER: [f64; 4] = [4.0, 20.0, 100.0, 1000.0];
 
-/// The wealth of several bets, as logarithms.
+/// Wealth of several bets, as logarithms.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Wealth(Vec<f64>);
 
@@ -34,7 +34,7 @@ impl Wealth {
         Self(vec![0.0; bets])
     }
 
-    /// All of it; 1 at the beginning.
+    /// Returns the total wealth; initially 1.
     pub(super) fn all(&self) -> f64 {
         let (most, count) = (self.0.iter().copied().fold(f64::MIN, f64::max), self.0.len());
         let sum: f64 = self.0.iter().map(|log| (log - most).exp()).sum();
@@ -42,7 +42,7 @@ impl Wealth {
     }
 }
 
-/// Bets that a mean of values from -1 to 1 is above 0: fair, or worse, if it is not.
+/// Bets that a mean of values in [-1, 1] is above 0. Fair or losing if it is not.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Above(Wealth);
 
@@ -51,7 +51,7 @@ impl Above {
         Self(Wealth::new(STAKES.len()))
     }
 
-    /// One value. Values beyond -1 and 1 count as these.
+    /// Adds a value, clamped to [-1, 1].
     pub(super) fn note(&mut self, value: f64) {
         let value = value.clamp(-1.0, 1.0);
         for (log, stake) in self.0.0.iter_mut().zip(STAKES) {
@@ -64,9 +64,10 @@ impl Above {
     }
 }
 
-/// Bets that one build fails more often than the other: for each request of it with some of the other beside, the chance of what
-/// happened if the two fail so and so often, against the chance if both fail as often as all of them together. That is fair whatever the
-/// common rate is, and a losing game if the other one fails less (Turner, Ly and Grünwald: generic E-variables for exact sequential k-sample tests, 2024).
+/// Bets that the canary fails more often. Each block multiplies the wealth by its probability under two
+/// given failure rates, divided by its probability under their common mean. This is fair for any common
+/// rate, and loses if the canary fails less (Turner, Ly and Grünwald: generic E-variables for exact
+/// sequential k-sample tests, 2024).
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct MoreFailures(Wealth);
 
@@ -75,7 +76,7 @@ impl MoreFailures {
         Self(Wealth::new(RATES.len()))
     }
 
-    /// One request of the build that is tried, and those of the other beside it: how many, and how many failed.
+    /// Adds a block: a canary request, with the number of compared requests and of failures among them.
     pub(super) fn note(&mut self, failed: bool, beside: u64, failures: u64) {
         let (all, broken) = (crate::units::exact(beside), crate::units::exact(failures.min(beside)));
         let log = |rate: f64, failures: f64, sound: f64| failures * rate.ln() + sound * (-rate).ln_1p();
@@ -92,8 +93,8 @@ impl MoreFailures {
     }
 }
 
-/// Bets that one build dies more often for its work: for each death, the chance that it is a process of that build which died, against its
-/// share of the work.
+/// Bets that the canary dies more often per work. Each death multiplies the wealth by the probability that
+/// it hits the canary, divided by the canary's share of the work.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct MoreDeaths(Wealth);
 
@@ -102,7 +103,7 @@ impl MoreDeaths {
         Self(Wealth::new(DEADLIER.len()))
     }
 
-    /// One death, when the build that is tried has done this share of all work, above 0 and below 1.
+    /// Adds a death, with the canary's share of all work, strictly between 0 and 1.
     pub(super) fn note(&mut self, tried: bool, share: f64) {
         for (wealth, times) in self.0.0.iter_mut().zip(DEADLIER) {
             let own = times * share / (times * share + 1.0 - share);

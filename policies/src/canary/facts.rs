@@ -1,39 +1,39 @@
-//! What a trial learns of each request, and of memory.
+//! Input of a trial: ended requests and memory.
 
 use serde::{Deserialize, Serialize};
 
 use crate::growth::Growth;
 
-/// Which of the two builds.
+/// The two builds of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arm {
-    /// The one that serves.
+    /// The serving build.
     Base,
-    /// The one that is tried.
+    /// The canary build.
     Canary,
 }
 
-/// A request that has ended.
+/// An ended request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Exchange {
-    /// Whose it was.
+    /// Build that answered it.
     pub arm: Arm,
-    /// What its conversation is known by.
+    /// Number that identifies its conversation.
     pub conversation: u64,
-    /// It failed by the fault of its build: an answer of 5xx, or one that broke off.
+    /// Failed through its build: a 5xx answer, or an aborted one.
     pub failed: bool,
     /// Milliseconds from the lease to the first byte of the answer.
     pub latency_ms: Option<f64>,
-    /// Milliseconds for each token of the answer.
+    /// Milliseconds per token of the answer.
     pub token_ms: Option<f64>,
 }
 
-/// What the memory of one build's processes does.
+/// Memory of one build's processes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
-    /// Each series.
+    /// State of each series.
     pub growth: Vec<Growth>,
-    /// Bytes of host memory when it had become ready.
+    /// Bytes of host memory when ready.
     pub host_at_ready: Option<u64>,
 }

@@ -1,4 +1,5 @@
-//! Whether another build of llama-server is as good as the one that serves, by what both did over the same time.
+//! Judges if a canary build of llama-server is as good as the serving one, from requests of both in the
+//! same period.
 //!
 //! ```text
 //!  requests of both ─> blocks ─┬─ failures  ─> more often? / not by much?  ┐
@@ -7,17 +8,17 @@
 //!  deaths, symptoms, the detector's verdicts on memory ────────────────────┘
 //! ```
 //!
-//! Each question is a bet that may be looked at after every request (`evidence`), so the trial ends as soon as either answer is sure, and
-//! the declared errors hold all the same. Speeds are compared by rank, so that nothing is assumed of how they are distributed, and
-//! each conversation counts once there: its requests are alike, whichever build they meet.
+//! Each question is a bet that may be checked after every request (`evidence`), so the trial ends once an
+//! answer is certain, with the declared error rates. Speeds are compared by rank, without assumptions on
+//! their distribution. Each conversation counts once for speed, because its requests resemble each other.
 //!
 //! | file | part |
 //! |---|---|
-//! | `blocks` | which requests are compared with each other |
+//! | `blocks` | grouping of requests for comparison |
 //! | `evidence` | the bets |
-//! | `facts` | what a trial learns of each request and of memory |
-//! | `report` | what is shown |
-//! | `trial` | all of it |
+//! | `facts` | input: requests and memory |
+//! | `report` | displayed state |
+//! | `trial` | state and verdict |
 
 mod blocks;
 mod evidence;
@@ -33,39 +34,39 @@ pub use self::facts::{Arm, Exchange, Memory};
 pub use self::report::{ArmReport, Report};
 pub use self::trial::Trial;
 
-/// The numbers. Reasons: `defaults.toml`, section `[canary]`.
+/// Settings of canaries. `defaults.toml`, section `[canary]`, gives the reasons.
 pub type Numbers = crate::defaults::Canary;
 
-/// What is made of a trial.
+/// Verdict of a trial.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum Verdict {
-    /// Neither is sure.
+    /// Neither answer is certain.
     Undecided {
-        /// What is missing, or what ended it, in words.
+        /// Missing evidence, or the reason of the end, in words.
         missing: Vec<String>,
     },
-    /// It is as good within the declared margins, or better.
+    /// The canary is better, or as good within the declared margins.
     BetterOrEqual,
-    /// It is worse.
+    /// The canary is worse.
     Worse {
-        /// In what, in words.
+        /// Aspects in which it is worse, in words.
         reasons: Vec<String>,
     },
 }
 
 impl Verdict {
-    /// Undecided for one reason.
+    /// Creates an undecided verdict with one reason.
     pub fn undecided(why: impl Into<String>) -> Self {
         Self::Undecided { missing: vec![why.into()] }
     }
 
-    /// Worse for one reason.
+    /// Creates a "worse" verdict with one reason.
     pub fn worse(why: impl Into<String>) -> Self {
         Self::Worse { reasons: vec![why.into()] }
     }
 
-    /// The word in status, metrics and the ledger.
+    /// Returns the word used in status, metrics and the ledger.
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Undecided { .. } => "undecided",
@@ -74,12 +75,12 @@ impl Verdict {
         }
     }
 
-    /// Whether it says which build is better.
+    /// Returns true if the verdict compares the builds.
     pub const fn is_decided(&self) -> bool {
         !matches!(self, Self::Undecided { .. })
     }
 
-    /// What is missing, or in what it is worse.
+    /// Returns the missing evidence, or the reasons of "worse".
     pub fn words(&self) -> &[String] {
         match self {
             Self::Undecided { missing: words } | Self::Worse { reasons: words } => words,

@@ -1,52 +1,53 @@
-//! What is shown of a trial: in `status`, in the ledger, to programs.
+//! Displayed state of a trial, for `status`, the ledger and the API.
 
 use serde::{Deserialize, Serialize};
 
 use crate::growth;
 
-/// Both builds, and how sure it is.
+/// State of both builds, and the evidence.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The build that serves.
+    /// Serving build.
     pub base: ArmReport,
-    /// The build that is tried.
+    /// Canary build.
     pub canary: ArmReport,
-    /// How much speaks for each answer.
+    /// Evidence for each question.
     pub evidence: Vec<Weight>,
 }
 
-/// One question, and what speaks for either answer: both begin with 1, and an answer is sure when its number has reached what it needs.
+/// Evidence on one question. Both values start at 1; an answer is certain once its value reaches the
+/// threshold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Weight {
-    /// `failures`, `latency` or `pace`.
+    /// Name of the question: `failures`, `latency` or `pace`.
     pub of: String,
-    /// For "worse".
+    /// Evidence for "worse".
     pub worse: f64,
-    /// What that needs.
+    /// Threshold of `worse`.
     pub worse_needs: f64,
-    /// For "not worse by more than the margin".
+    /// Evidence for "not worse by more than the margin".
     pub not_worse: f64,
-    /// What that needs.
+    /// Threshold of `not_worse`.
     pub not_worse_needs: f64,
 }
 
-/// One build.
+/// State of one build.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ArmReport {
-    /// Requests that have ended.
+    /// Ended requests.
     pub requests: u64,
-    /// Of these, failed by its fault.
+    /// Ended requests that failed through the build.
     pub failures: u64,
-    /// Deaths of its processes by their own fault.
+    /// Deaths of its processes through their own fault.
     pub deaths: u64,
-    /// The median of the milliseconds until an answer begins; `None` before there is one.
+    /// Median milliseconds until an answer begins; `None` before the first.
     pub latency_ms: Option<f64>,
-    /// The median of the milliseconds for a token; `None` before there is one.
+    /// Median milliseconds per token; `None` before the first.
     pub token_ms: Option<f64>,
-    /// Signs of illness, in words.
+    /// Symptoms, in words.
     pub unwell: Vec<String>,
     /// Host memory of a fresh process, in bytes.
     pub host_at_ready: Option<u64>,
-    /// What the detector says of its worst series; `None` before the first reading.
+    /// Worst verdict of the detector; `None` before the first reading.
     pub growth: Option<growth::Verdict>,
 }

@@ -1,4 +1,5 @@
-//! Over many made-up trials: the declared errors hold although each is looked at after every request, and what was planted is found.
+//! Many simulated trials: the declared error rates hold with a check after every request, and planted
+//! faults are found.
 
 use std::time::Duration;
 
@@ -8,17 +9,17 @@ use crate::growth::{self, Growth, Interval};
 use crate::sample::MemoryKind;
 use crate::world::SplitMix;
 
-/// What a build is like in a made-up trial.
+/// Properties of a build in a simulated trial.
 #[derive(Clone, Copy)]
 struct Made {
     fails: f64,
-    /// Times as slow.
+    /// Factor of slowness.
     slow: f64,
 }
 
 const SOUND: Made = Made { fails: 0.0, slow: 1.0 };
 
-/// As declared, but for memory, which these trials are not about.
+/// Settings as declared, except for memory, which these trials do not cover.
 fn numbers() -> Numbers {
     Numbers { memory_requests: 0, ..crate::defaults().canary }
 }
@@ -35,8 +36,8 @@ fn ready(numbers: Numbers) -> Trial {
     trial
 }
 
-/// Plays a trial until it is over. Each conversation has some requests that are alike, as people's are; `noise` is the deviation of the
-/// logarithm of a latency.
+/// Plays a trial until it is over. Each conversation has some similar requests, like a person's; `noise` is
+/// the deviation of a latency's logarithm.
 fn play(seed: u64, share: f64, noise: f64, base: Made, canary: Made) -> (Verdict, u64) {
     let mut random = SplitMix::new(seed);
     let mut trial = ready(Numbers { requests: 600, ..numbers() });
@@ -45,7 +46,7 @@ fn play(seed: u64, share: f64, noise: f64, base: Made, canary: Made) -> (Verdict
         conversation += 1;
         let arm = if random.chance(share) { Arm::Canary } else { Arm::Base };
         let made = if arm == Arm::Canary { canary } else { base };
-        // Of the prompt, which stays the same over the turns.
+        // Noise of the prompt, constant over the turns.
         let own = random.normal() * noise;
         for _ in 0..=random.below(4) {
             let mut ms = |mean: f64| mean * made.slow * (own + random.normal() * noise / 4.0).exp();
@@ -60,7 +61,7 @@ fn play(seed: u64, share: f64, noise: f64, base: Made, canary: Made) -> (Verdict
     }
 }
 
-/// The share of trials with this verdict, and the mean number of requests that the canary had.
+/// Returns the share of trials with this verdict, and the mean number of canary requests.
 fn rate(of: &str, share: f64, noise: f64, base: Made, canary: Made) -> (f64, f64) {
     const TRIALS: u32 = 100;
     let played: Vec<_> = (0..TRIALS).map(|seed| play(u64::from(seed), share, noise, base, canary)).collect();
@@ -79,7 +80,7 @@ fn equal_builds_are_called_worse_as_rarely_as_declared_and_are_let_go_early() {
     for (share, noise, fails) in [(0.1, 0.2, 0.0), (0.5, 0.2, 0.02), (0.1, 0.5, 0.05), (0.5, 1.0, 0.2)] {
         let both = Made { fails, ..SOUND };
         let (worse, _) = rate("worse", share, noise, both, both);
-        // A rate of 0.01 gives 5 or more of 100 less often than once in two hundred times.
+        // At a rate of 0.01, 5 or more of 100 happen less than once in two hundred times.
         assert!(worse <= 0.04, "share {share}, noise {noise}, fails {fails}: {worse}");
     }
     let (equal, requests) = rate("better_or_equal", 0.1, 0.2, SOUND, SOUND);
@@ -105,7 +106,7 @@ fn a_build_that_is_slower_is_found_and_one_at_the_margin_is_not_called_as_good()
         let (worse, requests) = rate("worse", 0.1, noise, SOUND, Made { slow, ..SOUND });
         assert!(worse >= 0.95 && requests <= 300.0, "noise {noise}, {slow}: {worse} after {requests}");
     }
-    // Latency and pace have to agree here, so it is less often than each of them alone would be wrong.
+    // Latency and pace have to agree here, so the error rate is below that of each alone.
     let (equal, _) = rate("better_or_equal", 0.5, 0.1, SOUND, Made { slow: 1.0 + numbers().slower, ..SOUND });
     assert!(equal <= 0.08, "{equal}");
 }

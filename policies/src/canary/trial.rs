@@ -1,4 +1,4 @@
-//! A trial of one build beside another: what is known of both builds, and what follows from that.
+//! Trial of a canary build: collects evidence on both builds and draws the verdict.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
@@ -11,17 +11,17 @@ use crate::growth::stats::median;
 use crate::growth::{self, Growth};
 use crate::units;
 
-/// After so many answers without a count of tokens there will be none: embeddings have none.
+/// Answers without a token count after which none is expected: embeddings have none.
 const MISSING_PACE_ANSWERS: u64 = 32;
-/// One worse build of twenty is let through by each of three tests, which have to agree; the detector continues after
-/// that.
+/// Error rate of each of the three tests that must agree before a canary counts as good; the detector
+/// continues after that.
 const WRONG_EQUAL_CHANCE: f64 = 0.05;
-/// Tests that each may call a build worse by chance: failures, deaths, latency, pace.
+/// Number of tests that may call a canary worse by chance: failures, deaths, latency, pace.
 const TESTS: f64 = 4.0;
-/// Conversations that are remembered: more than any trial needs; beyond that none counts for speeds.
+/// Most remembered conversations, more than any trial needs; later ones do not count for speeds.
 const CONVERSATIONS: usize = 65_536;
 
-/// One trial.
+/// Trial of a canary build against the serving one.
 #[derive(Clone, Debug)]
 pub struct Trial {
     numbers: Numbers,
@@ -34,12 +34,12 @@ pub struct Trial {
     deadlier: MoreDeaths,
     latency: Speed,
     pace: Speed,
-    /// Answers of the canary in a row from the first on that told no speed.
+    /// Successful canary answers before the first one with a token speed.
     paceless: u64,
     slowest_ms: f64,
 }
 
-/// What is known of one build.
+/// State of one build.
 #[derive(Clone, Debug, Default)]
 struct Side {
     report: ArmReport,
@@ -48,7 +48,7 @@ struct Side {
     growth: Vec<Growth>,
 }
 
-/// One speed of both.
+/// Comparison of one speed.
 #[derive(Clone, Debug)]
 struct Speed {
     blocks: Blocks<f64>,
@@ -63,7 +63,7 @@ impl Speed {
         Self { blocks: Blocks::new(numbers.beside), slower: Above::new(), not_slower: Above::new(), margin }
     }
 
-    /// Milliseconds, whatever they are of. If the build that is tried takes `margin` times as long as the other, it loses half of the
+    /// Adds a duration in milliseconds. A canary that takes `margin` times as long loses half of the
     /// comparisons.
     fn note(&mut self, arm: Arm, ms: f64) {
         let Some((tried, others)) = self.blocks.note(arm, ms) else { return };
@@ -80,7 +80,7 @@ impl Speed {
 }
 
 impl Trial {
-    /// Nothing is known yet.
+    /// Creates a trial without evidence.
     pub fn new(numbers: Numbers) -> Self {
         Self {
             numbers,
@@ -105,7 +105,8 @@ impl Trial {
         }
     }
 
-    /// A request has ended. What says nothing of its build (its client left, it was refused) is not told.
+    /// Records an ended request. Requests that say nothing about the build (client left, refused) must not
+    /// be passed.
     pub fn note(&mut self, exchange: &Exchange) {
         let Exchange { arm, conversation, failed, latency_ms, token_ms } = *exchange;
         let shown = self.numbers.shown;
@@ -139,16 +140,16 @@ impl Trial {
         }
     }
 
-    /// A process of this build died by its own fault.
+    /// Records the death of a build's process through its own fault.
     pub fn died(&mut self, arm: Arm) {
-        // The request at work is not yet counted.
+        // The running request is not counted yet.
         let work = |side: &Side| units::exact(side.report.requests + 1);
         let (tried, other) = (work(&self.canary), work(&self.base));
         self.deadlier.note(arm == Arm::Canary, tried / (tried + other));
         self.side(arm).report.deaths += 1;
     }
 
-    /// A process of this build showed a sign of illness.
+    /// Records a symptom of a build's process.
     pub fn is_unwell(&mut self, arm: Arm, words: String) {
         let most = self.numbers.beside;
         let unwell = &mut self.side(arm).report.unwell;
@@ -157,7 +158,7 @@ impl Trial {
         }
     }
 
-    /// What its memory does now.
+    /// Records a build's present memory.
     pub fn memory(&mut self, arm: Arm, memory: Memory) {
         let side = self.side(arm);
         side.report.growth = memory.growth.iter().map(|growth| growth.verdict).max();
@@ -165,13 +166,13 @@ impl Trial {
         side.growth = memory.growth;
     }
 
-    /// For how long an answer of the build that is tried may be awaited before the other is asked.
+    /// Returns the time to wait for a canary's answer before the serving build gets the request.
     pub fn patience(&self) -> Duration {
         let ms = self.slowest_ms * self.numbers.patience;
         Duration::try_from_secs_f64(ms / 1e3).unwrap_or(Duration::MAX).max(self.numbers.patience_least)
     }
 
-    /// What is made of it after this time, and whether it is over.
+    /// Returns the verdict after this time, and true if the trial is over.
     pub fn judge(&self, elapsed: Duration) -> (Verdict, bool) {
         let reasons = self.reasons();
         if !reasons.is_empty() {
@@ -202,7 +203,7 @@ impl Trial {
         self.paceless < MISSING_PACE_ANSWERS
     }
 
-    /// In what it is worse.
+    /// Returns the aspects in which the canary is worse.
     fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         let (base, canary) = (&self.base.report, &self.canary.report);
@@ -239,7 +240,7 @@ impl Trial {
         reasons
     }
 
-    /// Whether it leaks where the other does not, or leaks more.
+    /// Returns the reason if the canary leaks and the serving build does not, or leaks less.
     fn leak(&self) -> Option<String> {
         self.canary.growth.iter().filter(|growth| growth.verdict.leaks()).find_map(|growth| {
             let other = self.base.growth.iter().find(|other| other.series == growth.series);
@@ -255,7 +256,7 @@ impl Trial {
         })
     }
 
-    /// What is missing until it can be called as good.
+    /// Returns the evidence missing for a verdict "as good".
     fn missing(&self) -> Vec<String> {
         let needs = 1.0 / WRONG_EQUAL_CHANCE;
         let mut missing = Vec::new();
@@ -294,7 +295,7 @@ impl Trial {
         missing
     }
 
-    /// What is shown of it.
+    /// Returns the displayed state.
     pub fn report(&self) -> Report {
         let (worse_needs, not_worse_needs) = (self.worse_needs(), 1.0 / WRONG_EQUAL_CHANCE);
         let weight = |of: &str, worse: f64, not_worse: f64| Weight {

@@ -1,14 +1,14 @@
-//! When a policy may not recycle: too soon after the last time, or when recycling has proved no cure.
+//! Holds back recycles by policy: too soon after the last one, or when recycling has proved futile.
 //!
-//! | held | because | until |
+//! | held | reason | until |
 //! |---|---|---|
-//! | too soon | the last recycle was a moment ago, measured by an interval and by the time that a load takes | time passes |
-//! | futile | the process after a recycle was as big as the one before, several times | an operator restarts the model |
-//! | budget too small | a fresh process passes the budget, at ready or with its first work ([`working_set`]) | the same |
-//! | growth | it was recycled because of growth several times in a few hours | an operator restarts the model |
-//! | driver | memory did not come back when the process had exited | it comes back, or an operator restarts the model |
+//! | too soon | the last recycle is recent, by an interval and by the load time | time passes |
+//! | futile | several times the new process was as big as the old one | an operator restarts the model |
+//! | budget too small | a fresh process exceeds the budget, at ready or with its first work ([`working_set`]) | the same |
+//! | growth | several recycles because of growth in a few hours | an operator restarts the model |
+//! | driver | memory did not return after the process exited | it returns, or an operator restarts the model |
 //!
-//! Each memory is counted by itself: where recycling does not help VRAM it may still help the host.
+//! Each memory counts separately: where recycling does not help VRAM it may still help the host.
 
 #[cfg(test)]
 mod tests;
@@ -26,7 +26,7 @@ use crate::units::ByteSize;
 use crate::units::span;
 use working_set::{BudgetPass, BudgetRecords, Shortfall};
 
-/// A rule that keeps recycles apart.
+/// Rule that separates recycles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pause {
@@ -35,7 +35,7 @@ pub enum Pause {
     MinInterval,
     /// `policy.min_interval_hard`.
     MinIntervalHard,
-    /// A multiple of the time that a load takes.
+    /// A multiple of the load time.
     LoadTime,
 }
 
@@ -49,56 +49,56 @@ impl Pause {
     }
 }
 
-/// Why a recycle that is due does not happen.
+/// Reason for which a due recycle is held back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Held {
-    /// The last one was too recent; this much time is missing.
+    /// The last recycle was too recent.
     TooSoon {
         /// Time until it is allowed, in whole seconds, rounded up.
         seconds_left: u64,
-        /// Which rule says so.
+        /// Rule that holds it back.
         #[serde(default)]
         rule: Pause,
     },
-    /// A drain for this was given up, because requests were still running at its deadline and the machine has memory.
+    /// A drain was abandoned, because requests still ran at its deadline and the machine has memory.
     LongRequests {
         /// Time until the next drain, in whole seconds, rounded up.
         seconds_left: u64,
     },
-    /// Recycling did not help this many times in a row, so the policy is off until an operator acts.
+    /// Recycling did not help several times in a row, so the policy is off until an operator acts.
     Futile {
-        /// Recycles in a row that did not help.
+        /// Consecutive recycles that did not help.
         recycles: u32,
-        /// The memory that did not come down.
+        /// Memory that did not shrink.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         series: Option<MemoryKind>,
     },
-    /// It was recycled because of growth this many times within a few hours, so growth recycles nothing any more until
-    /// an operator acts. Budgets hold as before.
+    /// Several recycles because of growth within a few hours, so growth causes no more recycles until an
+    /// operator acts. Budgets still apply.
     GrowthGoesOn {
         /// Recycles because of growth.
         recycles: u32,
-        /// Within so many seconds.
+        /// Time span in seconds.
         seconds: u64,
     },
-    /// Memory did not come back when the process had exited, so it is not the process that leaks.
+    /// Memory did not return after the process exited, so the process is not what leaks.
     DriverLeak {
-        /// Which memory.
+        /// Memory in question.
         series: MemoryKind,
-        /// Bytes that are missing.
+        /// Missing bytes.
         bytes: u64,
     },
-    /// Something that the next process needs is not there, so that this one would be stopped for nothing.
+    /// The next process could not start, so this one would be stopped for nothing.
     CannotStart,
-    /// The budget is below what the model needs to work, so nothing is replaced for it until an operator acts, or until the
-    /// process holds more than the suggested budget.
+    /// The budget is below the working set of the model. It causes no replacement until an operator acts,
+    /// or until the process exceeds the suggested budget.
     BudgetTooSmall {
-        /// Which memory.
+        /// Memory in question.
         series: MemoryKind,
-        /// [`Reason::HostSoft`] and its like: which budget.
+        /// Budget in question: [`Reason::HostSoft`] or a similar one.
         reason: Reason,
-        /// The figures.
+        /// Figures of the budget.
         #[serde(flatten)]
         shortfall: Shortfall,
     },
@@ -166,47 +166,47 @@ impl std::fmt::Display for Held {
     }
 }
 
-/// What the cooldown has to know about the moment.
+/// Circumstances of a decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ask {
     /// Time since the caller's epoch.
     pub now: Duration,
-    /// From spawn to ready, as it was the last time; `None` if not known.
+    /// Last time from spawn to ready; `None` if unknown.
     pub load_time: Option<Duration>,
-    /// The generation's own random number in `[0, 1)`.
+    /// Random number of the generation in `[0, 1)`.
     pub unit: f64,
-    /// Bytes that the process holds of the memory that the decision is about; `None` if not known.
+    /// Bytes that the process holds of the memory in question; `None` if unknown.
     pub held: Option<u64>,
 }
 
-/// What is remembered about recycles of one model.
+/// History of one model's recycles.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cooldown {
     last: Option<Duration>,
-    /// Recycles in a row that did not help, memory by memory.
+    /// Consecutive recycles that did not help, by memory.
     futile: Vec<(MemoryKind, u32)>,
-    /// The latest recycles because of growth.
+    /// Times of the latest recycles because of growth.
     growth: Vec<Duration>,
     growth_off: Option<Held>,
-    /// Exits in a row after which memory was missing, and how much after the last.
+    /// Consecutive exits after which memory was missing, and the bytes missing after the last.
     unreturned: Vec<(MemoryKind, u32, u64)>,
-    /// Budgets that were passed soon after ready.
+    /// Budgets that were exceeded soon after ready.
     #[serde(default)]
     budgets: BudgetRecords,
 }
 
 impl Cooldown {
-    /// Whether a recycle for this decision may happen now.
+    /// Checks that a recycle for this decision may happen now.
     ///
     /// # Errors
     ///
-    /// What holds it back.
+    /// Reason that holds it back.
     pub fn check(&self, decision: &Decision, ask: &Ask, policy: &RecyclePolicy) -> Result<(), Held> {
         let barred = |reason| self.bars(reason, decision.series, ask.held, policy);
         if let Some(held) = decision.reason.and_then(barred) {
             return Err(held);
         }
-        // The pause is for policies that do not help, not for a machine that is about to run out of memory.
+        // The pause is for policies that do not help, not for a machine that is running out of memory.
         if decision.threat || decision.action == Action::KillNow {
             return Ok(());
         }
@@ -220,8 +220,8 @@ impl Cooldown {
         Ok(())
     }
 
-    /// What bars a recycle for this reason until an operator acts, if something does: not the time since the last one.
-    /// `held`: bytes that the process holds of that memory.
+    /// Returns what bars a recycle for this reason until an operator acts, ignoring the time since the last
+    /// one. `held` is the process's bytes of that memory.
     pub fn bars(
         &self,
         reason: Reason,
@@ -236,12 +236,12 @@ impl Cooldown {
         self.budgets.bars(reason, series, held).or_else(|| self.no_cure(reason, series, policy).err())
     }
 
-    /// A recycle took place because of a budget that the process had passed at `first`.
+    /// Records a recycle because of a budget that the process had exceeded at `first`.
     pub fn note_replaced(&mut self, first: &BudgetPass, load_time: Option<Duration>, policy: &RecyclePolicy) {
         self.budgets.note_replaced(first, load_time, policy);
     }
 
-    /// Whether a recycle for this budget undoes nothing: the one before it did not last either.
+    /// Returns true if a recycle for this budget is futile, because the one before did not last either.
     pub fn is_repeated(
         &self,
         first: &BudgetPass,
@@ -251,7 +251,8 @@ impl Cooldown {
         self.budgets.is_repeated(first, load_time, policy)
     }
 
-    /// The process that follows a recycle by policy is ready: intervals count from here, so that a long load is no service.
+    /// Records that the process after a recycle is ready. Intervals count from here, so that a long load is
+    /// not service time.
     pub fn note_ready(&mut self, now: Duration) {
         self.last = self.last.map(|last| last.max(now));
     }
@@ -275,7 +276,7 @@ impl Cooldown {
         Ok(())
     }
 
-    /// A recycle by policy began. Returns what this switches off, if it does.
+    /// Records the start of a recycle by policy. Returns what it switches off, if anything.
     pub fn began(&mut self, now: Duration, reason: Reason, policy: &RecyclePolicy) -> Option<Held> {
         self.last = Some(now);
         if reason != Reason::Growth || policy.common.growth_recycles == 0 {
@@ -292,7 +293,8 @@ impl Cooldown {
         Some(held)
     }
 
-    /// The generation that followed a recycle because of `series` has settled. Returns what this switches off, if it does.
+    /// Records that the generation after a recycle because of `series` has settled. Returns what this
+    /// switches off, if anything.
     pub fn ended(&mut self, series: MemoryKind, helped: bool, policy: &RecyclePolicy) -> Option<Held> {
         let before = self.futile.iter().find(|(of, _)| *of == series).map_or(0, |(_, count)| *count);
         let recycles = if helped { 0 } else { before.saturating_add(1) };
@@ -302,8 +304,8 @@ impl Cooldown {
             .then_some(Held::Futile { recycles, series: Some(series) })
     }
 
-    /// A process has exited and its memory had time to come back; `missing` is [`unreturned`]'s answer. Returns what this
-    /// switches off, if it does.
+    /// Records an exit after which memory had time to return; `missing` comes from [`unreturned`]. Returns
+    /// what this switches off, if anything.
     pub fn exited(
         &mut self,
         series: MemoryKind,
@@ -320,13 +322,13 @@ impl Cooldown {
             .then_some(Held::DriverLeak { series, bytes })
     }
 
-    /// An operator restarted the model: the policy starts afresh. The interval since the last recycle stays.
+    /// Resets the policy after an operator's restart. The interval since the last recycle stays.
     pub fn reset(&mut self) {
         *self = Self { last: self.last, ..Self::default() };
     }
 }
 
-/// Least time between two recycles, and by which rule. What is urgent never waits longer than what is not.
+/// Returns the least time between two recycles, and its rule. Urgent recycles never wait longer than others.
 fn interval(action: Action, ask: &Ask, policy: &RecyclePolicy) -> (Duration, Pause) {
     let (plain, rule) = if action >= Action::DrainNow {
         if policy.common.min_interval < policy.common.min_interval_hard {
@@ -347,11 +349,12 @@ fn interval(action: Action, ask: &Ask, policy: &RecyclePolicy) -> (Duration, Pau
     (Duration::try_from_secs_f64(plain.as_secs_f64() * (1.0 + jitter)).unwrap_or(plain), rule)
 }
 
-/// Whether a recycle helped: the next generation holds clearly less, and is under the budget that called for it.
+/// Returns true if a recycle helped: the next generation is clearly smaller, and within the budget that
+/// caused it.
 ///
-/// `fresh` is what the old generation held when it was young. Where that is known, three quarters of what had grown since
-/// have to be gone: most of a process may be weights, of which none goes. Otherwise a tenth has to: less could be noise of
-/// the allocator.
+/// `fresh` is the old generation's size when it was young. If known, three quarters of the growth since
+/// then must be gone; weights may be most of a process and never shrink. Otherwise a tenth must be gone:
+/// less may be allocator noise.
 pub fn helped(before: u64, after: u64, fresh: Option<u64>, budget: Option<u64>) -> bool {
     let most = match fresh.filter(|fresh| *fresh < before) {
         Some(fresh) => fresh.saturating_add((before - fresh) / 4),
@@ -360,9 +363,9 @@ pub fn helped(before: u64, after: u64, fresh: Option<u64>, budget: Option<u64>) 
     after <= most && budget.is_none_or(|budget| after < budget)
 }
 
-/// Bytes that did not come back: the memory was free before the process was made and is not free after its exit. `None`
-/// if nothing is missing, or if it is less than a quarter of what the process held at its end: the rest of a machine
-/// breathes, and one big process's exit drowns that.
+/// Returns the bytes that did not return: free before the spawn, and not free after the exit. `None` if
+/// nothing is missing, or less than a quarter of the process's last size, because other programs' memory
+/// varies, too.
 pub fn unreturned(free_before_spawn: u64, free_after_exit: u64, held_at_end: u64) -> Option<u64> {
     let missing = free_before_spawn.saturating_sub(free_after_exit);
     (missing > 0 && missing >= held_at_end / 4).then_some(missing)

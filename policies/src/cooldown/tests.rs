@@ -1,4 +1,4 @@
-//! What holds a recycle back, and until when.
+//! Tests of what holds a recycle back, and until when.
 
 use super::*;
 use crate::defaults::{Levels, Recycle};
@@ -169,7 +169,7 @@ fn a_recycle_helped_when_memory_is_clearly_lower_and_under_the_budget() {
     assert!(!helped(1000, 950, None, None));
     assert!(!helped(1000, 500, None, Some(400)));
     assert!(helped(1000, 900, None, None));
-    // Weights are most of it.
+    // Most of the memory is weights.
     assert!(helped(3300, 2978, Some(2970), Some(3250)), "all that had grown is gone");
     assert!(!helped(3300, 3100, Some(2970), None), "a third of it is left");
     assert!(!helped(1000, 950, Some(1000), None), "it had not grown: then the tenth counts");

@@ -1,17 +1,17 @@
-//! Budgets below what a model needs to work: replacing a process for one brings nothing, however often it is done.
+//! Finds budgets below a model's working set: replacing a process for such a budget never helps.
 //!
 //! ```text
-//!   fresh process at or above the budget ────────────────────────────┐
-//!   passed soon ── replaced ── passed soon ── replaced ── passed soon ┴─> barred below the suggested budget
-//!                                                 passed late ──> the count starts again
+//!   fresh process at or above the budget ────────────────────────────────────┐
+//!   exceeded soon ── replaced ── exceeded soon ── replaced ── exceeded soon ─┴─> barred below the suggested budget
+//!                                                 exceeded late ──> the count restarts
 //! ```
 //!
-//! A reading at ready shows nothing of the prompts, caches and buffers that work brings, so a replacement can look like a
-//! success and be undone by the first request. Time and work between ready and the budget tell the two apart. A leak passes
-//! its budget late, or is known as a leak; a working set passes it with the first requests.
+//! A reading at ready includes no prompts, caches and work buffers, so a replacement may look successful
+//! and be undone by the first request. Time and work between ready and the budget separate two cases. A
+//! leak exceeds its budget late, or is known as a leak; a working set exceeds it with the first requests.
 //!
-//! A barred budget is replaced by the suggested one until an operator acts. Memory that grows beyond the suggested budget
-//! while the process is young raises it; memory that passes the suggested budget later is growth, and recycles again.
+//! A barred budget is replaced by the suggested one until an operator acts. A young process that grows
+//! beyond the suggested budget raises it; later growth beyond it causes recycles again.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -24,32 +24,33 @@ use crate::recycle::{Action, Facts, Reason, RecyclePolicy, SeriesFacts};
 use crate::sample::MemoryKind;
 use crate::units::{ByteSize, scale};
 
-/// Twice in a row is no accident, and each try costs the model a load.
+/// Two consecutive tries are no accident, and each costs the model a load.
 const BUDGET_TRIES: u32 = 2;
 
-/// A process that has passed a budget of its model: what it held, and how long and how much it had worked by then.
+/// A process at the reading at which it exceeded a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BudgetPass {
-    /// [`Reason::HostSoft`] and its like: which budget.
+    /// Budget in question: [`Reason::HostSoft`] or a similar one.
     pub reason: Reason,
-    /// Which memory.
+    /// Memory in question.
     pub series: MemoryKind,
-    /// The budget in bytes.
+    /// Budget in bytes.
     pub budget: u64,
-    /// Bytes at ready; `None` if that was not read.
+    /// Bytes at ready; `None` if not read.
     pub at_ready: Option<u64>,
     /// Bytes at this reading.
     pub held: u64,
     /// Time since ready.
     pub age: Duration,
-    /// Requests answered since ready.
+    /// Answered requests since ready.
     pub requests: u64,
-    /// The detector says that it leaks: then the budget says nothing about work.
+    /// The detector reports a leak, so the budget says nothing about work.
     pub leaks: bool,
 }
 
 impl BudgetPass {
-    /// The budgets that a process passes at this reading. Estimates say nothing here: they may be somebody else's memory.
+    /// Returns the budgets exceeded at this reading. Estimated readings are ignored, because they may
+    /// include other programs' memory.
     pub fn find(series: &[SeriesFacts], age: Duration, requests: u64) -> Vec<Self> {
         let known = series.iter().filter(|facts| !facts.estimated);
         let passed = known.flat_map(|facts| {
@@ -75,7 +76,7 @@ impl BudgetPass {
         passed.collect()
     }
 
-    /// Whether it came so soon after ready that another process would pass the budget as well.
+    /// Returns true if it came so soon after ready that another process would exceed the budget as well.
     pub(super) fn is_soon(&self, load_time: Option<Duration>, policy: &RecyclePolicy) -> bool {
         let hard = matches!(self.reason, Reason::HostHard | Reason::VramHard);
         let action = if hard { Action::DrainNow } else { Action::RecycleWhenQuiet };
@@ -86,12 +87,12 @@ impl BudgetPass {
     }
 }
 
-/// The budgets that one process has passed, each as it was at the first reading over it.
+/// The budgets that one process has exceeded, each at the first reading above it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Passed(Vec<BudgetPass>);
 
 impl Passed {
-    /// Takes the facts of a judgement in. Returns the budgets that this shows to be too small.
+    /// Adds the facts of a judgement. Returns the budgets that they show to be too small.
     pub fn note(
         &mut self,
         facts: &Facts,
@@ -110,44 +111,44 @@ impl Passed {
         news.collect()
     }
 
-    /// The reading at which a budget was passed; `None` if it was not.
+    /// Returns the reading at which a budget was exceeded; `None` if it was not.
     pub fn find(&self, reason: Reason, series: Option<MemoryKind>) -> Option<&BudgetPass> {
         self.0.iter().find(|known| known.reason == reason && Some(known.series) == series)
     }
 }
 
-/// One budget of a model, and what is known against it.
+/// Evidence against one budget of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct BudgetRecord {
     reason: Reason,
     series: MemoryKind,
-    /// Replacements in a row for which it was passed soon.
+    /// Consecutive replacements for which it was exceeded soon.
     tries: u32,
-    /// It is below what the model needs.
+    /// Set if the budget is below the working set.
     shortfall: Option<Shortfall>,
 }
 
-/// The figures of a budget that is too small.
+/// Figures of a budget that is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shortfall {
-    /// The budget in bytes.
+    /// Budget in bytes.
     #[serde(rename = "budget_bytes")]
     pub budget: u64,
-    /// Bytes that a fresh process held at ready; `None` if that was not read.
+    /// Bytes of a fresh process at ready; `None` if not read.
     #[serde(rename = "ready_bytes")]
     pub at_ready: Option<u64>,
-    /// The most bytes that a process held after work.
+    /// Most bytes of a process after work.
     #[serde(rename = "held_bytes")]
     pub held: u64,
-    /// A budget in bytes under which the model can work.
+    /// Budget in bytes that suffices for the model.
     #[serde(rename = "suggested_bytes")]
     pub suggested: u64,
-    /// Replacements that were made for the budget in vain.
+    /// Futile replacements for the budget.
     pub tries: u32,
 }
 
 impl Shortfall {
-    /// What is known, in a sentence.
+    /// Returns the figures as a sentence.
     pub fn figures(&self, series: MemoryKind, reason: Reason) -> String {
         let memory = match series {
             MemoryKind::Host => "host memory".to_owned(),
@@ -168,7 +169,7 @@ impl Shortfall {
         text
     }
 
-    /// What to do about it.
+    /// Returns the recommended action.
     pub fn advice(&self, reason: Reason) -> String {
         format!(
             "set `{}` to {} or more, or give the model less context",
@@ -197,7 +198,7 @@ impl Shortfall {
     }
 }
 
-/// The key of the configuration that sets a budget.
+/// Returns the configuration key of a budget.
 const fn key(reason: Reason) -> &'static str {
     match reason {
         Reason::HostHard => "policy.host.hard",
@@ -207,8 +208,8 @@ const fn key(reason: Reason) -> &'static str {
     }
 }
 
-/// Budgets that are too small for what earlier processes of the model were seen to hold while they did not leak. `total`: bytes of a
-/// memory of this machine, as far as that is known.
+/// Finds budgets that are too small for the recorded memory of earlier processes without a leak. `total`
+/// returns the machine's bytes of a memory, if known.
 pub fn find_shortfalls(
     policy: &RecyclePolicy,
     seen: &[Seen],
@@ -218,7 +219,7 @@ pub fn find_shortfalls(
         let (series, at_ready, held) = (seen.series, seen.ready, seen.most.max(seen.ready));
         let facts = SeriesFacts { total: total(series), ..SeriesFacts::of(series, Some(held)) };
         let too_small = move |budget: u64| {
-            // A process that is replaced at its budget holds a little more than that by then.
+            // A process replaced at its budget holds slightly more by then.
             at_ready >= budget || held > scale(budget, policy.levels.kill_over)
         };
         let (soft, hard) = reasons(series);
@@ -234,7 +235,7 @@ pub fn find_shortfalls(
     seen.iter().flat_map(of_one).collect()
 }
 
-/// The reasons that passing the soft and the hard budget of a memory are.
+/// Returns the reasons for exceeding the soft and the hard budget of a memory.
 const fn reasons(series: MemoryKind) -> (Reason, Reason) {
     match series {
         MemoryKind::Host => (Reason::HostSoft, Reason::HostHard),
@@ -256,8 +257,8 @@ impl BudgetRecords {
         &mut self.0[index]
     }
 
-    /// A process that is over a budget was judged. `first` is the reading at which it passed the budget, `now` the present
-    /// one. Returns what this switches off, if it does.
+    /// Records that a process over a budget was judged. `first` is the reading at which it exceeded the
+    /// budget, `now` the present one. Returns what this switches off, if anything.
     pub(super) fn note_pass(
         &mut self,
         first: &BudgetPass,
@@ -281,7 +282,7 @@ impl BudgetRecords {
             }
             return None;
         }
-        // `max_futile = 0` asks for replacements without an end.
+        // `max_futile = 0` means unlimited replacements.
         let tried = common.max_futile > 0 && entry.tries >= BUDGET_TRIES.min(common.max_futile);
         if !(fresh_is_over || tried && first.is_soon(load_time, policy)) {
             return None;
@@ -297,7 +298,7 @@ impl BudgetRecords {
         Some(Held::BudgetTooSmall { series: now.series, reason: now.reason, shortfall })
     }
 
-    /// A process has taken the place of one that had passed a budget.
+    /// Records that a process that had exceeded a budget was replaced.
     pub(super) fn note_replaced(
         &mut self,
         first: &BudgetPass,
@@ -308,8 +309,8 @@ impl BudgetRecords {
         entry.tries = if first.is_soon(load_time, policy) { entry.tries.saturating_add(1) } else { 0 };
     }
 
-    /// Whether a budget is known to be too small for a process that holds this much. A hard budget that is too small makes the
-    /// soft one below it too small as well.
+    /// Returns what bars a budget as too small for a process of this size. A hard budget that is too small
+    /// bars the soft one below it as well.
     pub(super) fn bars(&self, reason: Reason, series: MemoryKind, held: Option<u64>) -> Option<Held> {
         let above = match reason {
             Reason::HostSoft => Some(Reason::HostHard),
@@ -326,7 +327,7 @@ impl BudgetRecords {
             .map(|(reason, shortfall)| Held::BudgetTooSmall { series, reason, shortfall })
     }
 
-    /// Whether a process passed a budget soon that the one before it had been replaced for, as soon.
+    /// Returns true if a process exceeded a budget as soon as its predecessor that was replaced for it.
     pub(super) fn is_repeated(
         &self,
         first: &BudgetPass,

@@ -1,4 +1,4 @@
-//! A budget that a model cannot work under is named after two tries, and a leak is not taken for one.
+//! A budget below the working set is reported after two tries, and a leak is not mistaken for one.
 
 use super::working_set::{BudgetPass, Passed};
 use super::*;
@@ -18,7 +18,7 @@ fn policy() -> RecyclePolicy {
     }
 }
 
-/// A process that holds so much, `age` seconds and `requests` after ready, when it held 100 MiB.
+/// Facts of a process with `held` MiB, `age` seconds and `requests` after ready, that had 100 MiB at ready.
 fn facts(held: u64, age: u64, requests: u64) -> Facts {
     let mut host = SeriesFacts::of(MemoryKind::Host, Some(held * MIB));
     host.at_ready = Some(100 * MIB);
@@ -48,8 +48,8 @@ impl Model {
         }
     }
 
-    /// One process, read each second: `of` says what it holds and how many requests it has answered. Returns after so many
-    /// seconds, or when it is replaced.
+    /// Runs one process with a reading each second: `of` returns its MiB and its answered requests. Returns
+    /// after this many seconds, or at its replacement.
     fn live(&mut self, seconds: u64, of: impl Fn(u64) -> (u64, u64)) {
         let policy = policy();
         self.passed = Passed::default();
@@ -114,7 +114,7 @@ fn a_budget_that_a_fresh_process_passes_is_said_to_be_too_small_at_once_and_repl
 fn a_leak_that_passes_its_budget_late_is_replaced_again_and_again() {
     let mut model = Model::new();
     for _ in 0..20 {
-        // Twenty minutes and 1,200 requests each time.
+        // Twenty minutes and 1,200 requests each.
         model.live(3600, |age| (100 + age / 3, age));
     }
     assert_eq!((model.recycles, model.said.len()), (20, 0));
@@ -143,7 +143,7 @@ fn what_grows_beyond_the_suggested_budget_later_is_growth_and_recycles_again() {
         model.live(1200, |age| if age < 5 { (100, 0) } else { (620, age) });
     }
     assert_eq!(model.recycles, 2);
-    // The same working set, and a leak on top of it: 775 MiB are passed after half an hour.
+    // The same working set plus a leak: 775 MiB are exceeded after half an hour.
     model.live(7200, |age| if age < 5 { (100, 0) } else { (620 + age / 12, age) });
     assert_eq!(model.recycles, 3);
 }

@@ -1,57 +1,57 @@
-//! Lines of llama-server's log that tell what it keeps. The texts are upstream's, the same from b6723 to October 2026;
-//! what comes before them (`srv  …: `, `slot …: `, times, colours) differs and is passed over.
+//! Parses lines of llama-server's log about its caches. Upstream's texts are the same from b6723 to October
+//! 2026; the prefixes (`srv  …: `, `slot …: `, times, colours) vary and are skipped.
 
 use serde::{Deserialize, Serialize};
 
-/// What a line of the log told.
+/// Content of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Learned {
-    /// The prompt cache holds so many bytes.
+    /// Present size of the prompt cache.
     CacheState {
         /// Bytes.
         bytes: u64,
     },
-    /// The prompt cache may hold so many bytes; `None` for any number.
+    /// Limit of the prompt cache; `None` without a limit.
     CacheLimit {
         /// Bytes.
         bytes: Option<u64>,
     },
     /// The prompt cache is off.
     CacheOff,
-    /// A checkpoint of a context was made.
+    /// A context checkpoint was created.
     Checkpoint {
-        /// In which slot; `None` if the line does not say.
+        /// Slot number; `None` if the line does not name it.
         slot: Option<u32>,
-        /// Checkpoints that the slot has now.
+        /// Present number of checkpoints in the slot.
         count: u32,
-        /// Checkpoints that it may have.
+        /// Limit of checkpoints per slot.
         of: u32,
-        /// Bytes of this one.
+        /// Bytes of this checkpoint.
         bytes: u64,
     },
-    /// What a slot held, its checkpoints included, went to the prompt cache.
+    /// A slot's content, including checkpoints, moved to the prompt cache.
     SlotSaved {
-        /// Which slot.
+        /// Slot number.
         slot: u32,
     },
-    /// Each slot may have so many checkpoints.
+    /// Limit of checkpoints per slot.
     Checkpoints {
-        /// Checkpoints.
+        /// Checkpoints per slot.
         of: u32,
     },
-    /// It has so many slots.
+    /// Number of slots.
     Slots {
         /// Slots.
         slots: u32,
-        /// Whether they share one context; `None`: this build does not say.
+        /// True if the slots share one context; `None` if the build does not report it.
         one_pool: Option<bool>,
     },
 }
 
-/// Reads one line; `None` if it tells nothing about what is kept.
+/// Parses one line; `None` if it says nothing about caches.
 pub fn read(line: &str) -> Option<Learned> {
-    // Nearly every line of a busy server is about something else.
+    // Nearly all lines of a busy server are about other things.
     if let Some(rest) = after(line, "cache state: ") {
         return Some(Learned::CacheState { bytes: mib(after(rest, " prompts, ")?)? });
     }

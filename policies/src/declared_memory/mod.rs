@@ -1,13 +1,13 @@
-//! What a server is told to keep: caches that fill up by design, so that growth inside them is no leak.
+//! Declared memory: caches of a server that fill by design, so that growth inside them is no leak.
 //!
 //! ```text
 //!  arguments, environment, build ──> declared ─┐
 //!  lines of its log ───────────────> learnt ───┴──> bytes, measured, words
 //! ```
 //!
-//! Two pools of llama-server's are in host memory: the prompt cache (`--cache-ram`) and the checkpoints of contexts that
-//! cannot be cut (`--ctx-checkpoints`, for models with sliding windows or recurrent layers). What the log says beats what
-//! was declared: the log is about this process.
+//! llama-server has two such pools in host memory: the prompt cache (`--cache-ram`), and the checkpoints of
+//! contexts that cannot be cut (`--ctx-checkpoints`, for models with sliding windows or recurrent layers).
+//! Log values replace declared ones, because they describe this process.
 
 mod log;
 #[cfg(test)]
@@ -24,23 +24,23 @@ use crate::units::{ByteSize, MIB};
 
 /// First build of llama.cpp with the prompt cache in host memory.
 const CACHE_SINCE: u32 = 6723;
-/// Its bound when nothing is said, in MiB.
+/// Default limit of the prompt cache in MiB.
 const CACHE_DEFAULT_MIB: u64 = 8192;
-/// First build with checkpoints of any context, and the number of them for a slot when nothing is said.
+/// First build with checkpoints of any context, and the default number per slot.
 const CHECKPOINTS: (u32, u32) = (6685, 32);
-/// The same for the time when only sliding windows had them.
+/// The same for older builds, which have checkpoints of sliding windows only.
 const SWA_CHECKPOINTS: (u32, u32) = (6160, 3);
 
-/// Where a number is from.
+/// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Origin {
     Default,
     /// The build is older than the feature.
     Older,
-    /// A flag or a variable, as written.
+    /// Flag or variable, as written.
     Given(String),
-    /// The log of the process.
+    /// Log of the process.
     Log,
     /// `/props`.
     Props,
@@ -64,24 +64,24 @@ struct Known<T> {
     from: Origin,
 }
 
-/// What one server is told to keep in host memory.
+/// Host memory that one server is configured to cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeclaredMemory {
-    /// Bound of the prompt cache in bytes; `None` for no bound.
+    /// Limit of the prompt cache in bytes; `None` for no limit.
     cache: Known<Option<u64>>,
-    /// Checkpoints for each slot.
+    /// Checkpoints per slot.
     checkpoints: Known<u32>,
     slots: Known<u32>,
-    /// The slots share one context. What another version has written says nothing of it.
+    /// The slots share one context. Records of other versions do not contain it.
     #[serde(default)]
     one_pool: bool,
-    /// Bytes of the largest checkpoint that the log told.
+    /// Bytes of the largest checkpoint in the log.
     checkpoint_size: Option<u64>,
-    /// Bytes in the prompt cache, as the log told last.
+    /// Bytes in the prompt cache, by the latest log line.
     cache_now: Option<u64>,
-    /// Bytes in the checkpoints of each slot, as the log told last.
+    /// Bytes in each slot's checkpoints, by the latest log lines.
     slots_now: BTreeMap<u32, u64>,
-    /// Memory available on the machine.
+    /// Available memory of the machine.
     available: Option<u64>,
 }
 
@@ -91,12 +91,12 @@ pub struct DeclaredMemory {
 pub enum Pool {
     /// The prompt cache.
     PromptCache,
-    /// Checkpoints of contexts.
+    /// Context checkpoints.
     Checkpoints,
 }
 
 impl Pool {
-    /// The name for people.
+    /// Returns the name for people.
     pub const fn noun(self) -> &'static str {
         match self {
             Self::PromptCache => "prompt cache",
@@ -105,27 +105,27 @@ impl Pool {
     }
 }
 
-/// What a server is told to keep in one pool.
+/// Declared size of one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Declared {
-    /// Which.
+    /// Pool in question.
     pub pool: Pool,
-    /// Bytes at most.
+    /// Most bytes.
     pub most: u64,
-    /// Bytes that are in it now; `None` where its log does not tell.
+    /// Present bytes; `None` if the log does not report them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub now: Option<u64>,
 }
 
 impl Default for DeclaredMemory {
-    /// A server of the newest build that is told nothing.
+    /// Returns the values of the newest build without flags.
     fn default() -> Self {
         Self::declared(&[], &BTreeMap::new(), None)
     }
 }
 
 impl DeclaredMemory {
-    /// Nothing is kept.
+    /// No pools.
     pub const NONE: Self = Self {
         cache: Known { value: Some(0), from: Origin::Older },
         checkpoints: Known { value: 0, from: Origin::Older },
@@ -137,9 +137,10 @@ impl DeclaredMemory {
         available: None,
     };
 
-    /// From what it is started with. `env` holds the variables that the process gets; `build` is llama.cpp's build number,
-    /// if known: without one the newest defaults are taken, which are the larger ones. A value that llama-server would not
-    /// take is passed over: it will not start with it. Slots are told by [`DeclaredMemory::slots`] or the log, too.
+    /// Reads the values from a command. `env` holds the process's variables, `build` llama.cpp's build
+    /// number; an unknown build gets the newest defaults, which are the larger ones. Invalid values are
+    /// ignored: llama-server will not start with them. The number of slots may also come from
+    /// [`DeclaredMemory::slots`] or the log.
     pub fn declared(args: &[String], env: &BTreeMap<String, String>, build: Option<u32>) -> Self {
         let build = build.filter(|build| *build >= LEAST_BUILD_NUMBER);
         let since = |first: u32| build.is_none_or(|build| build >= first);
@@ -174,22 +175,23 @@ impl DeclaredMemory {
         Self { cache, checkpoints, slots, one_pool, ..Self::NONE }
     }
 
-    /// It has so many slots (`/props`).
+    /// Sets the number of slots by `/props`.
     pub fn slots(&mut self, slots: u32) {
         self.slots = Known { value: slots, from: Origin::Props };
     }
 
-    /// Whether all its slots share one context, so that one of them can hold all of it. Where there is one slot it does not matter.
+    /// Returns true if all slots share one context, so that one slot can use all of it. Irrelevant with one
+    /// slot.
     pub const fn is_one_pool(&self) -> bool {
         self.one_pool
     }
 
-    /// The machine has so many bytes available: what has no bound of its own is reckoned with half of that.
+    /// Sets the machine's available bytes; half of them stand in for a missing limit.
     pub fn available(&mut self, bytes: u64) {
         self.available = Some(bytes);
     }
 
-    /// Takes a line of the log in. `None` if it says nothing about this.
+    /// Applies a log line. `None` if it says nothing about caches.
     pub fn learn(&mut self, line: &str) -> Option<Learned> {
         let learned = read(line)?;
         match learned {
@@ -215,31 +217,32 @@ impl DeclaredMemory {
         Some(learned)
     }
 
-    /// Bytes of host memory that it may keep.
+    /// Returns the most bytes of host memory in all pools.
     pub fn bytes(&self) -> u64 {
         self.cache_bytes().saturating_add(self.checkpoint_bytes())
     }
 
-    /// The bound of its prompt cache in bytes; `None` where it has none.
+    /// Returns the limit of the prompt cache in bytes; `None` without one.
     pub fn cache_bound(&self) -> Option<u64> {
         self.cache.value
     }
 
-    /// Context checkpoints that each slot may keep, and slots. How large one is, is known when the log tells.
+    /// Returns the checkpoints per slot and the slots. Their size is known only from the log.
     pub fn checkpoints(&self) -> (u32, u32) {
         (self.checkpoints.value, self.slots.value)
     }
 
-    /// Bytes that it may keep in pools whose present size its log does not tell: the part of [`DeclaredMemory::bytes`] that is
-    /// still to be allowed for where [`DeclaredMemory::measured`] is subtracted.
+    /// Returns the most bytes in pools whose present size the log does not report. This part of
+    /// [`DeclaredMemory::bytes`] remains to be allowed for after [`DeclaredMemory::measured`] is
+    /// subtracted.
     pub fn unmeasured(&self) -> u64 {
         let cache = if self.cache_now.is_some() { 0 } else { self.cache_bytes() };
         let checkpoints = if self.slots_now.is_empty() { self.checkpoint_bytes() } else { 0 };
         cache.saturating_add(checkpoints)
     }
 
-    /// Bytes that it keeps now, where its log tells: the host's part of [`crate::sample::Sample::pools`]. Builds since
-    /// about b9000 tell it only with `--log-verbosity 4`.
+    /// Returns the present bytes by the log: the host part of [`crate::sample::Sample::pools`]. Builds
+    /// since about b9000 log them only with `--log-verbosity 4`.
     pub fn measured(&self) -> Option<u64> {
         if self.cache_now.is_none() && self.slots_now.is_empty() {
             return None;
@@ -248,7 +251,7 @@ impl DeclaredMemory {
         Some(self.cache_now.unwrap_or(0).saturating_add(checkpoints))
     }
 
-    /// Its pools one by one; one that holds nothing is left out.
+    /// Returns all pools that can hold anything.
     pub fn pools(&self) -> Vec<Declared> {
         let checkpoints = (!self.slots_now.is_empty())
             .then(|| self.slots_now.values().copied().fold(0, u64::saturating_add));
@@ -260,7 +263,8 @@ impl DeclaredMemory {
     }
 
     fn cache_bytes(&self) -> u64 {
-        // No bound in bytes: upstream stops at as many tokens as the context has, whose size nobody tells.
+        // Without a limit in bytes, upstream stops at as many tokens as the context has, whose size is not
+        // reported.
         self.cache.value.unwrap_or_else(|| self.available.map_or(CACHE_DEFAULT_MIB * MIB, |bytes| bytes / 2))
     }
 
@@ -269,7 +273,7 @@ impl DeclaredMemory {
         count.saturating_mul(self.checkpoint_size.unwrap_or(0))
     }
 
-    /// Where each number comes from, one sentence each, for status.
+    /// Returns the source of each value, one sentence each, for status.
     pub fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
         let cache = ByteSize(self.cache_bytes());
@@ -307,7 +311,7 @@ impl DeclaredMemory {
     }
 }
 
-/// The value of a flag, else of a variable, with the text it came from. The last flag counts, as in llama-server.
+/// Returns the value of a flag, else of a variable, with its text. The last flag counts, as in llama-server.
 fn given(
     args: &[String],
     env: &BTreeMap<String, String>,
@@ -325,7 +329,7 @@ fn given(
     Some((value.trim().parse().ok()?, format!("{variable}={value}")))
 }
 
-/// llama-server takes `_` for `-` in its long flags.
+/// llama-server accepts `_` for `-` in long flags.
 fn normal(word: &str) -> String {
     if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }

@@ -7,247 +7,261 @@ use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
 use super::key::{Key, Section, Takes};
-use crate::experiment::proof::Strictness;
 use crate::units::ByteSize;
+
+/// Differences between the answers of two builds that count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Strictness {
+    /// Differences larger than another order of floating-point additions causes.
+    #[default]
+    Near,
+    /// All differences.
+    Equal,
+    /// No difference counts; the report lists them.
+    Any,
+}
 
 section!(
     /// Experiments with fresh servers.
     Diagnose of "diagnose" {
-        /// Readings of one leg of `diagnose`, at most, each after one request or after one on each slot; more find slower leaks (`--requests`).
+        /// Most readings of one `diagnose` leg, each after one request or one per slot; more find slower
+        /// leaks (`--requests`).
         pub requests: u64 where Takes::Whole(1, i64::MAX),
-        /// A leg is not ended early before this many readings.
+        /// Least readings of a leg before it may end early.
         decide_after: u64,
-        /// A leak is measured well enough when the interval of its slope is narrower than this share of it.
+        /// Width of the slope's interval, as a share of the slope, at which a leak is measured well enough.
         tight: f64,
-        /// Growth beside the pools that the server is told to keep.
+        /// Allowed growth besides the declared pools.
         allowance_slack: ByteSize,
-        /// From the end of a request to its reading.
+        /// Time from the end of a request to its reading.
         settle: Duration = "duration",
-        /// A leg takes no longer; from 1 second to 365 days.
+        /// Time limit of a leg, from 1 second to 365 days.
         pub leg_limit: Duration = "duration" where Takes::Within("1s", "365d"),
-        /// One request takes no longer; from 1 second to 365 days.
+        /// Time limit of one request, from 1 second to 365 days.
         pub request_limit: Duration = "duration" where Takes::Within("1s", "365d"),
-        /// A question to the server that is no work (how many tokens a text has) takes no longer.
+        /// Time limit of a query that is not work, such as the number of tokens of a text.
         question_limit: Duration = "duration",
-        /// A request with more bytes than this is not recorded (`record_requests`).
+        /// Largest request that is recorded (`record_requests`).
         recording_body: ByteSize,
-        /// Bytes of a file of recorded requests.
+        /// Size of a file of recorded requests.
         recording_bytes: ByteSize,
-        /// Requests in a row that may fail before a leg is given up.
+        /// Consecutive failed requests after which a leg is abandoned.
         failures: u32,
-        /// Within this time after a broken connection the end of a process is known.
+        /// Time after a broken connection within which the end of a process is known.
         noticed: Duration = "duration",
-        /// A leg ends when the machine has less memory available than this share of it.
+        /// Available share of the machine's memory below which a leg ends.
         least_memory: f64,
         /// Tokens of a short prompt.
         short_prompt: u64,
         /// Tokens of a long prompt.
         long_prompt: u64,
-        /// Tokens of a prompt that was never sent before.
+        /// Tokens of a distinct prompt.
         distinct_prompt: u64,
-        /// Tokens of an answer, where the workload does not vary them.
+        /// Tokens of an answer, unless the workload varies them.
         answer: u64,
         /// Tokens of an answer to an image.
         image_answer: u64,
-        /// Lengths of answers.
+        /// Answer lengths.
         answers: Vec<u64>,
-        /// Width and height of the image that is repeated, in pixels.
+        /// Width and height of the repeated image, in pixels.
         image: (u32, u32),
-        /// Widths and heights of images of different sizes.
+        /// Widths and heights of the images of different sizes.
         images: Vec<(u32, u32)>,
-        /// Seconds of an audio clip.
+        /// Length of an audio clip in seconds.
         audio_seconds: u32,
-        /// Conversations at a time, at most; fewer where the server has fewer slots.
+        /// Most concurrent conversations; fewer if the server has fewer slots.
         conversations: u32,
         /// Tokens that each turn of a conversation adds.
         turn: u64,
-        /// Turns after which a conversation begins anew; earlier where the context is full.
+        /// Turns after which a conversation restarts; earlier if the context is full.
         turns: u64,
-        /// Prompts of a prefill sweep, as shares of the context of a slot.
+        /// Prompts of a prefill sweep, as shares of a slot's context.
         sweep: Vec<f64>,
-        /// Tokens of a prompt in a prefill sweep, at most.
+        /// Most tokens of a prompt in a prefill sweep.
         sweep_most: u64,
-        /// Which switches stop the growth.
+        /// Search for switches that stop growth.
         cure: Cure,
-        /// How crashes are repeated, and switches are tried that may stop them.
+        /// Repetition of crashes, and search for switches that stop them.
         crash: Crash,
-        /// What the largest prompts take.
+        /// Memory needs of the largest prompts.
         headroom: Headroom,
-        /// Which call sites the growth is put down to.
+        /// Attribution of growth to call sites.
         attribution: Attribution,
-        /// What is told of call sites.
+        /// Report on call sites.
         trace: Trace,
-        /// A tool around the server.
+        /// Wrapper tool around the server.
         wrap: Wrap,
     }
 );
 
 section!(
-    /// How switches are tried.
+    /// Search for switches that stop growth.
     Cure of "diagnose.cure" {
-        /// Chance that a switch which leaves `stops_share` of the growth or more is said to stop it.
+        /// Probability that a switch that leaves `stops_share` of the growth or more is reported to stop it.
         false_cure: f64,
-        /// Chance that a switch which leaves less than that is said to leave more.
+        /// Probability that a switch that leaves less is reported to leave more.
         missed_cure: f64,
-        /// What leaves less than this share of the growth stops it.
+        /// Remaining share of the growth below which a switch stops it.
         stops_share: f64,
-        /// What leaves less than this share of it halves it; what leaves more does nothing.
+        /// Remaining share below which a switch halves the growth; above, it has no effect.
         halves_share: f64,
-        /// Processes with a switch before it may be called a cure.
+        /// Least processes with a switch before it is reported as a cure.
         legs_least: u32,
         /// Processes with a switch after which it stays undecided.
         legs_most: u32,
-        /// The interval of a process's growth is widened by this factor.
+        /// Factor by which the interval of a process's growth is widened.
         widen: f64,
-        /// The growth of a process is never known better than to this many bytes per request.
+        /// Least uncertainty of a process's growth, in bytes per request.
         least_noise: f64,
-        /// Processes without switches before the first one with them.
+        /// Baseline processes before the first one with switches.
         baseline_least: usize,
-        /// Processes with switches in a row before one without them.
+        /// Consecutive processes with switches before the next baseline process.
         baseline_every: u32,
-        /// The latest processes without switches that count.
+        /// Number of latest baseline processes that count.
         baseline_kept: usize,
-        /// Processes without switches that may fail in a row.
+        /// Consecutive baseline processes that may fail.
         baseline_failures: u32,
-        /// A switch that costs more than this share of the tokens per second is dear: others are tried, too.
+        /// Loss of tokens per second, as a share, above which a switch is costly and others are tried, too.
         dear: f64,
-        /// Sets of switches that are tried before one is taken away after the other.
+        /// Sets tried before switches are removed one by one.
         sets_most: u32,
-        /// The largest set that is tried on the way up.
+        /// Largest set tried on the way up.
         set_size: usize,
         /// Sets of one size that are considered.
         sets_listed: usize,
-        /// What a mitigation that needs a value is tried with.
+        /// Trial values of mitigations that need a value.
         values: BTreeMap<String, String>,
     }
 );
 
 section!(
-    /// How crashes are repeated, and switches are tried that may stop them.
+    /// Repetition of crashes, and search for switches that stop them.
     Crash of "diagnose.crash" {
-        /// A crash that comes with this chance or a greater one comes always.
+        /// Death probability from which a crash counts as recurring always.
         always: f64,
-        /// One that comes with this chance or a smaller one does not.
+        /// Death probability up to which a crash counts as not recurring.
         seldom: f64,
-        /// Chance that one which comes with a chance of `seldom` is said to come always.
+        /// Probability that a crash with death probability `seldom` is reported to recur always.
         false_always: f64,
-        /// Chance that one which comes with a chance of `always` is said not to.
+        /// Probability that a crash with death probability `always` is reported not to.
         false_seldom: f64,
-        /// Chance that a switch without effect is said to stop a crash.
+        /// Probability that a switch without effect is reported to stop a crash.
         false_cure: f64,
         /// Survivors with a switch after which it stays undecided.
         runs_most: usize,
-        /// Processes without switches that may tell nothing in a row.
+        /// Consecutive baseline processes that may bring no result.
         baseline_failures: u32,
-        /// Lines of a server that are kept of a crash.
+        /// Output lines kept of a crash.
         lines: usize,
     }
 );
 
 section!(
-    /// When a build may take the place of another.
+    /// Replacement of one build by another.
     Proof of "proof" {
-        /// A new build may be slower than the one in use by this share: prefill, decode and the first token.
+        /// Share by which a new build may be slower than the one in use: prefill, decode and first token.
         pub slower: f64 where Takes::Share,
-        /// Which differing answers keep a new build out: `near` those that differ by more than another order of additions makes them, `equal` all, `any` none.
+        /// Differing answers that reject a new build: `near`, larger than another order of additions
+        /// explains; `equal`, any difference; `any`, none.
         pub answers: Strictness where Takes::OneOf(&["near", "equal", "any"]),
-        /// Answers are near each other up to this many nats.
+        /// Distance in nats up to which answers are near each other.
         distance: f64,
-        /// Memory may be more by this share.
+        /// Share by which memory may increase ...
         more_memory: f64,
-        /// And by this beside it.
+        /// ... plus this amount.
         memory_slack: ByteSize,
-        /// Chance that a build which keeps to a limit is said not to, for each figure.
+        /// Probability per figure that a build within the limit is reported to exceed it.
         false_worse: f64,
-        /// Rounds before anything is said; a round is a process of each build.
+        /// Rounds before the first ruling; a round is one process of each build.
         rounds_least: usize,
         /// Rounds after which a figure stays unknown.
         rounds_most: usize,
-        /// The ratio of a round is never known better than to this share.
+        /// Least uncertainty of a round's ratio, as a share.
         least_noise: f64,
-        /// Requests of a kind whose median is the pace of a process.
+        /// Requests of one kind whose median is the speed of a process.
         repeats: usize,
-        /// Tokens of an answer that is compared or timed.
+        /// Tokens of a compared or timed answer.
         answer: u64,
-        /// Tokens of the prompt that is timed, at most.
+        /// Most tokens of the timed prompt.
         prompt: u64,
-        /// Likeliest tokens that are asked for.
+        /// Number of likeliest tokens requested.
         top: u32,
     }
 );
 
 section!(
-    /// How the worst case is touched.
+    /// Measurement of the worst case.
     Headroom of "diagnose.headroom" {
-        /// Lengths of prompts as shares of the context of a slot.
+        /// Prompt lengths as shares of a slot's context.
         lengths: Vec<f64>,
         /// Tokens of the context that a prompt leaves free.
         spare: u64,
-        /// Pause between two readings while a prompt is evaluated.
+        /// Pause between readings while a prompt is evaluated.
         interval: Duration = "duration",
-        /// Bytes that stay free, on the host and on each GPU.
+        /// Bytes that stay free on the host and on each GPU.
         reserve: ByteSize,
-        /// With smaller micro-batches only lengths from this share of the context on are measured again.
+        /// Share of the context from which lengths are measured again with smaller micro-batches.
         again_from: f64,
-        /// The share of the context with which it is started once more, where the whole one does not fit.
+        /// Share of the context for a second start if the whole context does not fit.
         less_context: f64,
         /// Tokens of the shortest prompt.
         least_prompt: u64,
-        /// A prompt that is refused is made shorter to this share.
+        /// Factor by which a refused prompt is shortened.
         shorter: f64,
-        /// Attempts with one length.
+        /// Attempts per length.
         attempts: u32,
-        /// A smaller context is proposed in steps of the whole one divided by this, rounded down to a power of two.
+        /// Divisor of the context that gives the step of proposed contexts, rounded down to a power of two.
         context_steps: u64,
-        /// The least such step, in tokens.
+        /// Smallest such step, in tokens.
         context_grain: u64,
-        /// A buffer of a pool that hoards, as a multiple of what is asked for.
+        /// Size of a hoarding pool's buffer, as a multiple of the request.
         look_ahead: f64,
     }
 );
 
 section!(
-    /// What is told of call sites.
+    /// Report on call sites.
     Trace of "diagnose.trace" {
-        /// Snapshots of a leg that are kept.
+        /// Snapshots kept per leg.
         kept: usize,
-        /// Places that are named for each memory.
+        /// Places listed per memory.
         named: usize,
-        /// Names of a call chain that are shown.
+        /// Names shown of a call chain.
         chain: usize,
-        /// Places that grow by less than this share of the memory's growth are left out.
+        /// Share of a memory's growth below which a place is left out.
         least_part: f64,
-        /// Counts that are above what was measured by more than this share are no noise.
+        /// Excess of counts over the measurement, as a share, above which it is no noise.
         untouched: f64,
     }
 );
 
 section!(
-    /// How long is waited for a tool around the server.
+    /// Time limits of a wrapper tool around the server.
     Wrap of "diagnose.wrap" {
-        /// From its start until the server is ready, and for one request.
+        /// Time from its start until the server is ready, and for one request.
         start: Duration = "duration",
-        /// From the end of the server until the tool has written what it knows.
+        /// Time from the end of the server until the tool has written its report.
         report: Duration = "duration",
-        /// From the end of the tool until what it left behind is killed.
+        /// Time from the end of the tool until its remaining processes are killed.
         rest: Duration = "duration",
     }
 );
 
 section!(
-    /// When growth is put down to call sites and handles.
+    /// Attribution of growth to call sites and handles.
     Attribution of "diagnose.attribution" {
-        /// Share of the growth that counted allocations have to make up to explain it.
+        /// Share of the growth that counted allocations must make up to explain it.
         explained: f64,
-        /// The least correlation of memory and handles at which one follows the other.
+        /// Least correlation at which memory follows handles.
         follows: f64,
-        /// The least correlation at which handles that become more are evidence that a suspected memory leaks.
+        /// Least correlation at which growing handles confirm a suspected leak.
         proves: f64,
-        /// Least share of the slope that counted allocations keep in the last third to count as kept by every request.
+        /// Share of the slope that counted allocations must keep in the last third to count as retained.
         goes_on: f64,
-        /// Handles more per request from which on they can be followed.
+        /// Least growth of handles per request.
         least_handles: f64,
-        /// Readings below which nothing is said.
+        /// Least number of readings.
         fewest: usize,
     }
 );

@@ -1,10 +1,10 @@
-//! Durations as people write them.
+//! Durations with units, as in configurations.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 
-/// A duration written as `300s`, `30ms`, `12h`, `10m`.
+/// Parses a duration such as `300s`, `30ms`, `12h`, `10m`.
 ///
 /// # Errors
 ///
@@ -36,14 +36,14 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     Ok(total)
 }
 
-/// Why a text is not a duration.
+/// A text that is no duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a duration: write a number and a unit, like `300s`, `30ms`, `12h` or `1h30m`")]
 pub struct DurationError {
     text: String,
 }
 
-/// For a field of a configuration.
+/// Deserializes a duration of a configuration.
 ///
 /// # Errors
 /// The text is no duration.

@@ -1,25 +1,25 @@
-//! The default numbers of the product that a configuration or a test sets, or that several places read, from the
-//! compiled-in `defaults.toml`. The file carries the sentence that justifies each number; this module gives it types.
+//! Typed defaults from the compiled-in `defaults.toml`: numbers that a configuration or a test sets, or
+//! that several places read. The file justifies each number; this module gives it a type and a meaning.
 //!
 //! | module | sections |
 //! |---|---|
 //! | `serving` | between a client and a backend |
 //! | `backends` | a backend's life |
 //! | `diagnosing` | experiments |
-//! | `updating` | renewing builds |
-//! | `telling` | what is told to other programs |
-//! | `replacing` | when a backend is replaced |
-//! | `showing` | what is kept to be shown |
-//! | `trying` | another build beside the one that serves |
-//! | `duration` | how durations are written |
-//! | `key` | what is written about a key |
+//! | `updating` | updates of builds |
+//! | `telling` | exports to other programs: traces, probes |
+//! | `replacing` | replacement of backends |
+//! | `showing` | kept history |
+//! | `trying` | canaries |
+//! | `duration` | syntax of durations |
+//! | `key` | documentation of keys |
 
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-/// Defines a section: each key with its meaning and its type. `pub`: a configuration may set it; otherwise it is compiled in.
-/// `where`: which values it takes, if its default does not say so.
+/// Defines a section: each key with its meaning and type. `pub`: a configuration may set it; otherwise it
+/// is compiled in. `where`: accepted values, if the default does not determine them.
 macro_rules! section {
     ($(#[$meta:meta])* $name:ident of $section:literal {
         $($(#[doc = $doc:literal])* $vis:vis $field:ident : $type:ty $(= $with:literal)? $(where $takes:expr)?),* $(,)?
@@ -41,7 +41,7 @@ macro_rules! section {
     };
 }
 
-/// What a key of a section takes.
+/// Accepted values of a key.
 macro_rules! takes {
     () => {
         Takes::Usual
@@ -63,7 +63,7 @@ mod trying;
 mod updating;
 
 pub use backends::{Build, Child, Lifecycle, Loading, Sensors, StartSearch};
-pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Proof, Trace, Wrap};
+pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Proof, Strictness, Trace, Wrap};
 pub use duration::{DurationError, parse_duration};
 pub use key::{Key, Section, Takes};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
@@ -73,16 +73,16 @@ pub use telling::{Probe, Telemetry};
 pub use trying::Canary;
 pub use updating::Update;
 
-/// The text of `defaults.toml`, with its reasons, for `llama-warden config show --defaults`.
+/// Text of `defaults.toml` with its reasons, for `llama-warden config show --defaults`.
 pub const TEXT: &str = include_str!("../defaults.toml");
 
 static DEFAULTS: LazyLock<Defaults> = LazyLock::new(|| match toml::from_str(TEXT) {
     Ok(defaults) => defaults,
-    // Compiled in and covered by a test, so this cannot happen in a build that passed its tests.
+    // Compiled in and covered by a test, so a tested build never gets here.
     Err(error) => unreachable!("defaults.toml: {error}"),
 });
 
-/// The defaults.
+/// Returns the compiled-in defaults.
 pub fn defaults() -> &'static Defaults {
     &DEFAULTS
 }
@@ -90,59 +90,59 @@ pub fn defaults() -> &'static Defaults {
 section!(
     /// All sections.
     Defaults of "" {
-        /// Where we listen and what a client may cost.
+        /// Public listener and limits on clients.
         server: Server,
-        /// The queue in front of each model.
+        /// Queue in front of each model.
         queue: Queue,
         /// Requests that kill their server.
         quarantine: Quarantine,
-        /// How a model runs.
+        /// Settings of a model's processes.
         model: Model,
-        /// What goes along when a process is replaced.
+        /// Warm state carried over to a new process.
         warmth: Warmth,
-        /// Our own log.
+        /// Log of llama-warden.
         log: Log,
         /// Start, probe, drain, stop.
         lifecycle: Lifecycle,
         /// Servers that die while they load.
         start_search: StartSearch,
-        /// When a backend is replaced.
+        /// Replacement of backends.
         recycle: Recycle,
-        /// At which level of memory a backend is replaced or ended.
+        /// Memory levels at which a backend is replaced or ended.
         levels: Levels,
-        /// The cheapest moment of a replacement.
+        /// Best moment of a replacement.
         moment: Moment,
-        /// Signs of illness other than memory.
+        /// Symptoms of illness other than memory.
         health: Health,
-        /// Prompts that would not fit into memory.
+        /// Admission of prompts that may not fit into memory.
         admission: Admission,
-        /// How growth of memory is judged.
+        /// Detection of memory growth.
         growth: Growth,
-        /// The connection to a backend.
+        /// Connections to a backend.
         upstream: Upstream,
-        /// Reading numbers.
+        /// Readings of memory and counters.
         sensors: Sensors,
-        /// What is kept of readings.
+        /// Kept history of readings.
         series: Series,
-        /// The child process.
+        /// Child processes.
         child: Child,
-        /// Which models are loaded.
+        /// Loading and unloading of models.
         loading: Loading,
-        /// Models that somebody else's endpoint serves.
+        /// Models served by remote endpoints.
         remote: Remote,
-        /// Another build that is tried beside the one that serves.
+        /// Canaries: another build tried next to the serving one.
         canary: Canary,
-        /// Building llama-server.
+        /// Builds of llama-server.
         build: Build,
         /// Experiments with fresh servers.
         diagnose: Diagnose,
-        /// When one build may take the place of another.
+        /// Replacement of one build by another.
         proof: Proof,
-        /// How llama-server is renewed.
+        /// Updates of llama-server.
         update: Update,
         /// Traces of requests.
         telemetry: Telemetry,
-        /// What probes and balancers ask.
+        /// Probes and load balancers.
         probe: Probe,
     }
 );

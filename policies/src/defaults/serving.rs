@@ -1,4 +1,4 @@
-//! Defaults of what stands between a client and a backend.
+//! Defaults of the path between a client and a backend.
 
 use std::time::Duration;
 
@@ -12,150 +12,153 @@ use crate::origins::Origins;
 use crate::units::ByteSize;
 
 section!(
-    /// The public listener. See `defaults.toml` for the reason behind each value.
+    /// Public listener. `defaults.toml` gives the reason for each value.
     Server of "server" {
-        /// Address or host name, or several with commas between them, all with the same port.
+        /// Address or host name to listen on; several are separated by commas and share the port.
         pub host: String,
-        /// Port.
+        /// Port to listen on.
         pub port: u16 where Takes::Whole(0, 65_535),
-        /// Threads that serve clients; 0 for one on each core that we may use, at most four.
+        /// Threads that serve clients; 0 for one per usable core, at most four.
         pub threads: usize,
         /// Time to send a complete request head.
         pub header_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// Bytes in a request head.
+        /// Largest request head.
         pub header_bytes: ByteSize,
-        /// Fields in a request head.
+        /// Most fields in a request head.
         pub header_count: usize,
-        /// Bytes in a request body.
+        /// Largest request body.
         pub body_bytes: ByteSize,
-        /// Bytes in the form of a transcription.
+        /// Largest form of a transcription.
         pub audio_body_bytes: ByteSize,
-        /// Bytes in a body that holds text alone, as for `/tokenize` and `/rerank`; never more than `body_bytes`.
+        /// Largest text-only body, as for `/tokenize` and `/rerank`; never more than `body_bytes`.
         pub text_body_bytes: ByteSize,
-        /// Bytes in a body that tells the server itself something, as for `/slots` and `/props`; never more than
-        /// `body_bytes`.
+        /// Largest body of a control request, as for `/slots` and `/props`; never more than `body_bytes`.
         pub control_body_bytes: ByteSize,
-        /// Bytes of bodies, and of answers that their clients do not read, held in memory, all requests together. No
-        /// client, by address and by key, holds more than twice what is left.
+        /// Memory for bodies and for answers that their clients do not read, all requests together. One
+        /// client, by address and by key, holds at most twice the remaining amount.
         pub buffered_bytes: ByteSize,
-        /// Bytes of a body read in search of `model`.
+        /// Bytes of a body searched for `model`.
         pub model_scan_bytes: ByteSize,
-        /// A request body without a byte for this long is given up.
+        /// Longest pause within a request body.
         pub body_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// A client may let us wait this long for a body in all, however steadily it comes.
+        /// Total time that a client may spend sending a body, at any rate.
         pub body_deadline: Duration = "duration",
-        /// An idle connection is closed after this.
+        /// Time after which an idle connection is closed.
         pub keep_alive: Duration = "duration",
-        /// The same once another program has taken our place: a connection that was idle for so long is not missed.
+        /// The same after a successor has taken over.
         retired_keep_alive: Duration = "duration",
-        /// The same once we were told to stop: what was sent before that is still answered.
+        /// The same after a stop was requested; requests sent before that are still answered.
         stopped_keep_alive: Duration = "duration",
-        /// So long an upgrade in place may take before the old program goes on.
+        /// Time limit of an upgrade in place; after that the old program continues.
         upgrade_wait: Duration = "duration",
-        /// Within this time a program that is to take our place has to have answered a request of its own.
+        /// Time within which the new program of an upgrade must answer its own test request.
         upgrade_answer: Duration = "duration",
-        /// A connection closed with unread bytes is read for this long, so that the client sees its answer.
+        /// Time for which a closed connection is still read, so that the client sees its answer.
         linger: Duration = "duration",
-        /// Pause after a failure to accept.
+        /// Pause after a failed accept.
         accept_pause: Duration = "duration",
-        /// When a client that is refused for something that passes is to send again, where no better time is known.
+        /// `Retry-After` for a temporary refusal without a better estimate.
         retry_after: Duration = "duration",
-        /// Connections in all.
+        /// Most connections.
         pub connections: usize,
-        /// Connections from one address, or from one network of version 6 (64 bits).
+        /// Most connections from one address, or from one IPv6 network (64 bits).
         pub connections_per_peer: usize,
-        /// Bytes a second with which a client earns back the time that it let us wait for its body: a pause is forgiven, a trickle ends like silence after `body_timeout`. 0: any byte earns it all back.
+        /// Bytes per second with which a client earns back its pauses in a body: a pause is forgiven, a
+        /// trickle ends like silence after `body_timeout`. 0: any byte earns back everything.
         pub body_rate: ByteSize,
-        /// A body that is sent on while it still comes, with a slot that waits for it, may pause so long.
+        /// Longest pause in a body that is streamed to a backend while it holds a slot.
         slot_body_pause: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// So many bytes a second such a body comes with at least.
+        /// Least rate of such a body, in bytes per second.
         slot_body_rate: ByteSize,
-        /// A client that takes no byte of a waiting answer for this long is cut.
+        /// Time after which a client that reads nothing of a waiting answer is disconnected.
         pub send_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// Bytes that may wait in the kernel for a client that does not take them, beside those that are under way to it.
+        /// Unsent bytes in the kernel per client, besides those in flight.
         unsent_bytes: ByteSize,
-        /// Connections beyond the limits that are told so at a time; further ones are closed without a word.
+        /// Concurrent connections beyond the limits that get an answer; further ones are closed at once.
         refusals: usize,
-        /// PEM file with the certificate and those that lead to its authority; empty: no TLS. Relative to the configuration file.
+        /// PEM file with the certificate and its chain; empty: no TLS. Relative to the configuration file.
         pub tls_cert: String where Takes::Path,
         /// PEM file with the private key of `tls_cert`.
         pub tls_key: String where Takes::Path,
-        /// How often the two files are looked at for a new certificate.
+        /// Interval of checks for a new certificate.
         tls_check: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// A certificate that ends sooner than this is warned of in the log.
+        /// Remaining validity below which a certificate is warned of in the log.
         tls_warn: Duration = "duration",
-        /// Time for a TLS handshake.
+        /// Time limit of a TLS handshake.
         tls_handshake_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// Whether clients may choose HTTP/2 over TLS.
+        /// Offers HTTP/2 over TLS.
         pub h2: bool,
-        /// Whether clients on this machine may speak HTTP/2 without TLS and without asking (prior knowledge).
+        /// Accepts HTTP/2 without TLS from clients on this machine (prior knowledge).
         pub h2c: bool,
-        /// Requests at a time on one HTTP/2 connection.
+        /// Concurrent requests on one HTTP/2 connection.
         pub h2_streams: u32,
-        /// Bytes of a request body that a client may send ahead on one stream.
+        /// Flow-control window of one stream, in bytes of a request body.
         h2_stream_window: ByteSize,
-        /// The same for all streams of one connection.
+        /// Flow-control window of one connection.
         h2_connection_window: ByteSize,
-        /// Bytes of an answer held per stream for a client that does not take them.
+        /// Bytes of an answer held per stream for a client that does not read.
         h2_send_buffer: ByteSize,
-        /// Streams that a client may reset before we have looked at them; more closes the connection.
+        /// Pending resets by the client after which the connection is closed.
         h2_pending_resets: usize,
-        /// Streams of one connection that we may have to reset for errors of the client; more closes the connection.
+        /// Resets for errors of the client after which the connection is closed.
         h2_local_resets: usize,
-        /// Requests of one connection that its client may give up within `h2_reset_window`; more closes the connection.
+        /// Requests that the client may cancel within `h2_reset_window`; more closes the connection.
         h2_resets: usize,
-        /// Time over which they are counted.
+        /// Time window of that count.
         h2_reset_window: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// A connection without a frame for this long is asked whether it is alive.
+        /// Time without a frame after which a connection is pinged.
         h2_ping: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// Time to answer that; a client that does not read cannot.
+        /// Time to answer the ping; a client that does not read cannot.
         h2_ping_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// After SIGTERM, running requests may take this long.
+        /// Time that running requests may take after SIGTERM.
         pub shutdown_deadline: Duration = "duration",
-        /// File of API keys, relative to the configuration file; empty: no key is asked for, and what clients send passes on.
+        /// File of API keys, relative to the configuration file; empty: no key is required, and clients'
+        /// keys are passed on.
         pub keys: String where Takes::Path,
-        /// Whose web pages may call: `"mirror"` (everybody's), `"off"`, or a list of origins, like `["https://app.example"]`.
+        /// Origins of web pages that may call: `"mirror"` (any), `"off"`, or a list, like
+        /// `["https://app.example"]`.
         pub cors: Origins where Takes::Origins,
-        /// Path under which all routes are, as with llama-server's `--api-prefix`; empty: none.
+        /// Path prefix of all routes, as llama-server's `--api-prefix`; empty: none.
         pub api_prefix: String,
-        /// By which host names we may be reached, beside addresses and `localhost`: `"auto"`, `"any"`, or a list, like
+        /// Host names accepted besides addresses and `localhost`: `"auto"`, `"any"`, or a list, like
         /// `["llm.example", "*.home.arpa"]`.
         pub names: Names where Takes::Names,
-        /// Requests that ended and are still shown, of each thread that serves clients.
+        /// Ended requests still shown, per thread that serves clients.
         requests_ended: usize,
-        /// The same of those that were turned away before they had a model: anybody can make them.
+        /// Requests rejected before they had a model that are still shown; any client can cause these.
         requests_turned_away: usize,
-        /// Requests in one answer to an operator who names no other number.
+        /// Default number of requests in one answer to an operator.
         requests_listed: usize,
-        /// How long a browser may keep the answer that a page may call.
+        /// Time for which a browser may cache the CORS preflight answer.
         cors_max_age: Duration = "duration",
     }
 );
 
 section!(
-    /// The queue of a model.
+    /// Queue of a model.
     #[derive(Copy)]
     Queue of "queue" {
-        /// Callers that may wait.
+        /// Most waiting requests.
         pub depth: usize,
-        /// How long a caller waits, not counting the time in which a process drains and stops to be replaced.
+        /// Longest wait, not counting the time in which a replaced process drains and stops.
         pub wait: Duration = "duration",
     }
 );
 
 section!(
-    /// Models that somebody else's endpoint serves.
+    /// Models served by remote endpoints.
     #[derive(Copy)]
     Remote of "remote" {
-        /// An endpoint that answers is asked again after this time.
+        /// Interval of checks of a working endpoint.
         interval: Duration = "duration",
-        /// One that does not is asked again after this time, then after twice as long each time, up to `interval`.
+        /// First retry interval of a failed endpoint; doubles up to `interval`.
         retry_first: Duration = "duration",
-        /// How long it may take to answer, or to be connected to.
+        /// Time limit to connect or to answer.
         answer_limit: Duration = "duration",
-        /// Times in a row that it may take longer, if it has answered before and no connection failed.
+        /// Consecutive slow answers that are tolerated if the endpoint has answered before and no
+        /// connection failed.
         slow: u32,
-        /// Requests at a time.
+        /// Most concurrent requests.
         max_in_flight: u32,
     }
 );
@@ -164,139 +167,150 @@ section!(
     /// Requests that kill their server.
     #[derive(Copy)]
     Quarantine of "quarantine" {
-        /// A request that killed its server while nothing else ran there is refused for this long. `0s`: no request is suspected.
+        /// Time for which a request is refused that killed its server while it ran alone. `0s`: no request
+        /// is suspected.
         pub refuse_for: Duration = "duration",
-        /// A request that was in flight when its server died is tried alone if it is sent again within this time.
+        /// Time for which a request that was in flight at a server's death is tried alone.
         suspect_for: Duration = "duration",
-        /// So long it waits for those before it to end, while those behind it wait in the queue; then it runs beside them. Twice as long after each further death.
+        /// Time that a suspected request waits for earlier ones to end, while later ones queue; then it
+        /// runs next to them. Doubles with each further death.
         alone_wait: Duration = "duration",
-        /// After this time others are let in beside it; after two and four times as long once it has met two and three deaths.
+        /// Time after which other requests join it; two and four times as long after two and three deaths.
         alone_for: Duration = "duration",
-        /// A request whose client has left counts for this long as one in flight: its server goes on with it for a while.
+        /// Time for which a request whose client has left still counts as in flight, because its server
+        /// continues.
         lingers_for: Duration = "duration",
-        /// Such requests that are known at a time, for each model.
+        /// Suspected requests remembered per model.
         known: usize,
     }
 );
 
 section!(
-    /// How a model runs.
+    /// Settings of a model's processes.
     #[derive(Copy)]
     Model of "model" {
-        /// How many processes; each needs the memory of the whole model.
+        /// Number of processes; each needs the memory of the whole model.
         pub replicas: u32 where Takes::Whole(1, 4_294_967_295),
-        /// Start at once, instead of at the first request.
+        /// Starts the model at once instead of at the first request.
         pub preload: bool,
-        /// It is never unloaded to make room for another model.
+        /// Keeps the model loaded: it is never unloaded for another one.
         pub pin: bool,
-        /// How a generation is replaced by the next: `sequential` drains, stops, then starts; `overlap` starts the next one
-        /// first; `auto` overlaps where memory allows.
+        /// Way of replacing a generation: `sequential` drains, stops, then starts; `overlap` starts the
+        /// next one first; `auto` overlaps where memory allows.
         pub replace: Replace where Takes::OneOf(&["auto", "sequential", "overlap"]),
-        /// Ask the process for a report of its GPU memory, for `status` and metrics. Only a build with the fix `memory-report`
-        /// writes one. A change takes a new process.
+        /// Asks the process for a report of its GPU memory, for `status` and metrics. Needs a build with
+        /// the fix `memory-report`. A change takes a new process.
         pub memory_report: bool,
-        /// What a process listens on: `unix`, a socket that only we can reach, or `tcp`, a free port of 127.0.0.1, which any
-        /// user of the machine can reach; `auto` takes the socket, and the port where llama-server is known to take no socket
-        /// (before about b5000, `ik_llama.cpp`). A change takes a new process.
+        /// Listener of a process: `unix`, a private socket, or `tcp`, a free port of 127.0.0.1 open to all
+        /// local users. `auto` uses the port only if llama-server is known not to support sockets (before
+        /// about b5000, `ik_llama.cpp`). A change takes a new process.
         pub socket: Socket where Takes::OneOf(&["auto", "unix", "tcp"]),
-        /// Write what is read about each process, memory and work, to a file in the state directory, for `llama-warden policy
-        /// replay`. A reload takes effect for processes that start after it.
+        /// Records each process's readings, memory and work, to a file in the state directory, for
+        /// `llama-warden policy replay`. A reload takes effect for processes that start after it.
         pub record: bool,
-        /// How a client's leaving ends its work where the answer is no stream: `auto` by the fix `cancel-nonstream` where the
-        /// build has it, `assemble` by asking for a stream and putting the answer together, `off` as llama-server does.
+        /// Way to end abandoned work of a non-streamed answer: `auto` uses the fix `cancel-nonstream` if
+        /// the build has it, `assemble` requests a stream and assembles the answer, `off` leaves it to
+        /// llama-server.
         pub cancel: Cancel where Takes::OneOf(&["auto", "assemble", "off"]),
-        /// What becomes of a request whose server dies before its answer is whole: with `continue` the next process
-        /// executes it once more, or computes the rest of its stream (docs/continuation.md), `error` answers 502 or ends the
-        /// stream with an error. Only for requests that change nothing in the server.
+        /// Handling of a request whose server dies before its answer is complete: `continue` executes it
+        /// once more on the next process, or computes the rest of its stream (docs/continuation.md);
+        /// `error` answers 502 or ends the stream with an error. Only for requests that change nothing in
+        /// the server.
         pub on_death: OnDeath where Takes::OneOf(&["continue", "error"]),
-        /// What the client of a stream gets while the model is not loaded, after some seconds: `comment` begins the answer and keeps it alive
-        /// by comments, `reasoning` shows in chats how far the load is, as text of reasoning, `off` sends nothing before the model answers
-        /// (docs/models.md).
+        /// Output to a streaming client while the model loads, after some seconds: `comment` begins the
+        /// answer and keeps it alive with comments, `reasoning` shows the progress of the load in chats as
+        /// reasoning text, `off` sends nothing before the model answers (docs/models.md).
         pub loading: WhileLoading where Takes::OneOf(&["comment", "reasoning", "off"]),
-        /// What goes along when a process is replaced as planned: with `auto` the slots of the latest conversations, by file or by
-        /// evaluating their prompts again, so that their next turn need not (docs/warm.md); `off` keeps nothing of any request. A
-        /// change takes effect for processes that start after it.
+        /// State carried over in a planned replacement: `auto` restores the slots of the latest
+        /// conversations from files or by evaluating their prompts again, so that their next turn need not
+        /// (docs/warm.md); `off` keeps nothing of any request. A change takes effect for processes that
+        /// start after it.
         pub warm: Warm where Takes::OneOf(&["auto", "off"]),
-        /// Bytes of slot files of one replacement, at most; they lie in `paths.runtime_dir` for as long as it takes. `0` writes none.
+        /// Most bytes of slot files per replacement, kept in `paths.runtime_dir` during it. `0` writes none.
         pub warm_bytes: ByteSize,
-        /// For so long a model that is unloaded, for another one or after its `ttl`, keeps what its conversations had, in slot files and in memory, so that its return is warm. In memory its files take an eighth of what is available at most. `0s` keeps nothing.
+        /// Time for which an unloaded model's conversations are kept in slot files and in memory, so that
+        /// it returns warm. Slot files in memory take at most an eighth of the available memory. `0s` keeps
+        /// nothing.
         pub warm_away: Duration = "duration",
     }
 );
 
 section!(
-    /// What goes along when a process is replaced.
+    /// Warm state carried over to a new process.
     #[derive(Copy)]
     Warmth of "warmth" {
-        /// Tokens of a conversation below which its next turn may as well evaluate them.
+        /// Length in tokens below which a conversation is not carried over.
         least_tokens: u64,
-        /// Conversations of one model that are known at a time.
+        /// Conversations remembered per model.
         conversations: usize,
-        /// Bytes of their requests and answers that are kept, for each model.
+        /// Bytes of their requests and answers kept per model.
         kept_bytes: ByteSize,
-        /// Saving, restoring and proving take no longer while no process takes requests.
+        /// Time limit for saving, restoring and proving while no process takes requests.
         before_gate: Duration = "duration",
-        /// The same, and evaluating, while the old process serves.
+        /// The same, including evaluation, while the old process serves.
         beside: Duration = "duration",
-        /// For so long prompts are evaluated behind the gate whenever nothing else runs.
+        /// Time for which prompts are evaluated after the gate opens, whenever nothing else runs.
         behind_gate: Duration = "duration",
-        /// Such an evaluation begins when nothing has run for so long.
+        /// Idle time before such an evaluation begins.
         quiet_for: Duration = "duration",
-        /// A piece of it takes about this long: whoever comes waits for its end.
+        /// Approximate duration of one piece of it, which a new request has to wait for.
         piece: Duration = "duration",
-        /// Share of a disk's free room, or of free memory where the files lie there, that slot files take at most.
+        /// Largest share of a disk's free space, or of free memory if the files are in memory, for slot
+        /// files.
         room: f64,
     }
 );
 
 section!(
-    /// Our own log.
+    /// Log of llama-warden.
     Log of "log" {
-        /// `text` or `json`.
+        /// Log format: `text` or `json`.
         pub format: String where Takes::OneOf(&["text", "json"]),
-        /// A level, or a filter such as `info,warden_gateway=debug`.
+        /// Log level, or a filter such as `info,warden_gateway=debug`.
         pub level: String,
-        /// Whether the lines of the children are repeated in it.
+        /// Includes the output lines of child processes.
         pub children: bool,
-        /// File for the access log, relative to the configuration file, opened anew at SIGHUP; empty: it is part of the log.
+        /// File for the access log, relative to the configuration file, reopened at SIGHUP; empty: part of
+        /// the log.
         pub access: String where Takes::Path,
-        /// Lines that may wait for a slow reader; what comes beyond them is left out, and counted.
+        /// Lines buffered for a slow reader; further ones are dropped and counted.
         buffered_lines: usize,
     }
 );
 
 section!(
-    /// The connection to a backend.
+    /// Connections to a backend.
     Upstream of "upstream" {
         /// Time to connect.
         connect_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// An idle connection is not used again after this.
+        /// Idle time after which a connection is not reused.
         idle_timeout: Duration = "duration",
         /// Idle connections kept per generation.
         idle_connections: usize,
-        /// Idle connections kept per generation while it is not known how many its build serves at a time.
+        /// Idle connections kept per generation while the build's connection limit is unknown.
         idle_connections_unknown: usize,
         /// Longest life of one exchange.
         pub exchange_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// A body without a byte for this long is dead.
+        /// Time without a byte after which a body counts as dead.
         pub stream_idle: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// Attempts to find a backend that takes a request, each with proof that the last one executed nothing.
+        /// Attempts to find a backend that takes a request, each with proof that the previous one executed
+        /// nothing.
         attempts: u32,
-        /// Bytes at the end of an answer in which `usage` and `timings` are looked for.
+        /// Bytes at the end of an answer that are searched for `usage` and `timings`.
         tail_bytes: ByteSize,
-        /// Bytes of a request body that are read before it is sent, and kept so that it can be sent again.
+        /// Bytes of a request body read before it is sent, and kept for a retry.
         pub replay_bytes: ByteSize,
-        /// Bytes of a stream that are read ahead of a client that does not read, so that its end frees the slot.
+        /// Bytes of a stream read ahead of a slow client, so that its end frees the slot.
         unread_bytes: ByteSize,
-        /// Bytes of an incomplete event of a stream that are held until the event is complete.
+        /// Bytes of an incomplete stream event held until it is complete.
         event_bytes: ByteSize,
-        /// A stream whose server died, or whose model is loaded, gets a comment this often, while it waits.
+        /// Interval of comments on a stream that waits for a new process or for a load.
         comment_interval: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// So does a chat whose model is loaded, where that is shown as reasoning (`loading = "reasoning"`).
+        /// Interval of progress in a chat that waits for a load (`loading = "reasoning"`).
         reasoning_interval: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// Bytes of the text of a streamed answer that are kept, so that another server can go on with it if its own dies.
+        /// Text of a streamed answer kept so that another server can continue it after a death.
         continue_bytes: ByteSize,
-        /// Bytes of one answer that is put together from a stream.
+        /// Largest answer assembled from a stream.
         pub assembled_bytes: ByteSize,
     }
 );

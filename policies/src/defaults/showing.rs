@@ -1,4 +1,4 @@
-//! Defaults of what is kept of readings, to be shown later.
+//! Defaults of the kept history of readings.
 
 use std::time::Duration;
 
@@ -9,42 +9,42 @@ use super::key::{Key, Section, Takes};
 use crate::units::ByteSize;
 
 section!(
-    /// What is kept of readings: buckets of four widths, each for some time.
+    /// History of readings: buckets of four widths, each kept for some time.
     #[derive(Copy)]
     Series of "series" {
-        /// The finest buckets ...
+        /// Width of the finest buckets.
         first: Duration = "duration" where Takes::AtLeast("1s"),
-        /// The next ones.
+        /// Width of the second buckets.
         second: Duration = "duration" where Takes::AtLeast("1s"),
-        /// The next ones.
+        /// Width of the third buckets.
         third: Duration = "duration" where Takes::AtLeast("1s"),
-        /// The widest ones.
+        /// Width of the widest buckets.
         fourth: Duration = "duration" where Takes::AtLeast("1s"),
-        /// A reading says for so long what memory is.
+        /// Time for which a reading counts as the present value.
         fresh: Duration = "duration",
-        /// Pause between two writes to disk.
+        /// Pause between writes to disk.
         flush: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// All files of series together; those that were not written for longest go first.
+        /// Total size of all series files; those written longest ago are deleted first.
         bytes: ByteSize,
-        /// Memories that are read at a time, at most.
+        /// Most memories read at a time.
         live: usize,
-        /// Buckets that wait for the disk, at most.
+        /// Most buckets waiting for the disk.
         waiting: usize,
-        /// Marks of one model, at most.
+        /// Most marks of one model.
         marks_of_model: usize,
-        /// Marks of all models, at most.
+        /// Most marks of all models.
         marks: usize,
-        /// Bytes of a mark's sentence, at most.
+        /// Most bytes of a mark's text.
         mark_bytes: usize,
-        /// Points of an answer, if nobody says otherwise.
+        /// Default number of points in an answer.
         points: usize,
-        /// Points of an answer, at most.
+        /// Most points in an answer.
         points_most: usize,
-        /// Pause between two looks at the fleet's picture.
+        /// Pause between checks of the fleet's state.
         look: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// Pause between two looks whether the files may be written that another instance writes.
+        /// Pause between attempts to take over the files that another instance writes.
         retry: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// An answer waits no longer than this for the disk.
+        /// Longest wait of an answer for the disk.
         patience: Duration = "duration" where Takes::AtLeast("1ms"),
     }
 );

@@ -1,4 +1,4 @@
-//! Defaults of what is told to other programs: traces of requests, and what probes and balancers ask.
+//! Defaults of exports to other programs: traces of requests, probes and load balancers.
 
 use std::time::Duration;
 
@@ -9,68 +9,70 @@ use super::key::{Key, Section, Takes};
 use crate::units::ByteSize;
 
 section!(
-    /// Traces of requests, for a collector of OpenTelemetry.
+    /// Traces of requests for an OpenTelemetry collector.
     Telemetry of "telemetry" {
-        /// The collector's address for OTLP over HTTP, such as `http://127.0.0.1:4318`; `/v1/traces` is added. Empty: none, unless the
-        /// variables of OpenTelemetry name one.
+        /// Address of the OTLP/HTTP collector, such as `http://127.0.0.1:4318`; `/v1/traces` is added.
+        /// Empty: none, unless the variables of OpenTelemetry set one.
         pub endpoint: String,
-        /// A file of headers that the collector wants, one `Name: value` on a line. Empty: none.
+        /// File of headers for the collector, one `Name: value` per line. Empty: none.
         pub headers: String where Takes::Path,
-        /// The share of traces that are recorded, of those that begin here. Requests that bring a trace are recorded if their parent is.
+        /// Share of new traces that are recorded. A request with a trace is recorded if its parent is.
         pub ratio: f64 where Takes::Share,
-        /// Requests whose spans wait to be sent, at most; those of more are counted and dropped.
+        /// Most requests whose spans wait to be sent; further ones are counted and dropped.
         queue: usize,
-        /// Spans sent at a time, at most.
+        /// Most spans sent at a time.
         batch: usize,
-        /// How long spans are gathered before they are sent.
+        /// Time for which spans are gathered before they are sent.
         interval: Duration = "duration",
-        /// How long one attempt to send may take.
+        /// Time limit of one attempt to send.
         timeout: Duration = "duration",
-        /// Pause before the second attempt; each further one is twice as long.
+        /// Pause before the second attempt; doubles with each further one.
         retry_pause: Duration = "duration",
-        /// The longest pause between two attempts where the collector names none.
+        /// Longest pause between attempts without a `Retry-After` of the collector.
         retry_pause_cap: Duration = "duration",
-        /// The longest time for which a collector that names one is left alone.
+        /// Longest respected `Retry-After` of the collector.
         retry_after_cap: Duration = "duration",
-        /// Spans that could not be sent for so long are dropped.
+        /// Age at which unsent spans are dropped.
         retry_for: Duration = "duration",
-        /// How long the end of the program waits for the last spans to be sent.
+        /// Time at program exit for sending the last spans.
         flush: Duration = "duration",
     }
 );
 
 section!(
-    /// What probes, collectors and balancers ask of one instance of several.
+    /// Probes, collectors and load balancers.
     Probe of "probe" {
-        /// `host:port` for `/livez`, `/readyz` and `/metrics`, which others may reach: nothing can be done there, and no key is asked for. Empty: none.
+        /// Address `host:port` of `/livez`, `/readyz` and `/metrics`, read-only and without a key. Empty:
+        /// none.
         pub address: String,
-        /// `host:port` at which `agent-check` of `HAProxy` gets its line. Empty: none.
+        /// Address `host:port` of the `HAProxy` `agent-check`. Empty: none.
         pub agent: String,
-        /// After SIGTERM, requests are still taken for this long while `/readyz` already says 503: the time in which whoever sends them notices.
+        /// Time after SIGTERM in which requests are still accepted while `/readyz` already answers 503, so
+        /// that balancers notice.
         pub drain_delay: Duration = "duration",
-        /// Whether `/metrics` has the gauges for an endpoint picker under the names of vLLM, too.
+        /// Adds the endpoint-picker gauges under their vLLM names to `/metrics`.
         pub vllm: bool,
-        /// How often it is looked whether requests can be taken.
+        /// Interval of readiness checks.
         look: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// Metrics that are younger than this are not made anew.
+        /// Age up to which metrics are reused.
         metrics_age: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// Share of one core that looking and making metrics may take.
+        /// Largest share of one core for checks and metrics.
         share: f64 where Takes::Share,
-        /// The program counts as stuck when nothing has been looked at for so long.
+        /// Time without a check after which the program counts as stuck.
         stuck: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// Connections at a time; for a further one the oldest is closed.
+        /// Most connections; a further one closes the oldest.
         connections: usize,
-        /// Bytes in a request head.
+        /// Largest request head.
         head_bytes: ByteSize,
-        /// Time to send a head.
+        /// Time to send a request head.
         head_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Longest life of a connection.
         connection_age: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// How long fresh metrics are waited for.
+        /// Longest wait for fresh metrics.
         patience: Duration = "duration",
-        /// An answer to a probe that takes us this long counts as late.
+        /// Time above which an answer to a probe counts as late.
         late: Duration = "duration",
-        /// A limit of memory that will be reached within this time takes weight from an instance.
+        /// Time to a memory limit within which an instance gets less weight.
         horizon: Duration = "duration",
     }
 );

@@ -1,4 +1,4 @@
-//! Defaults of canaries: another build of llama-server that is tried beside the one that serves.
+//! Defaults of canaries: another llama-server build tried next to the serving one.
 
 use std::time::Duration;
 
@@ -8,34 +8,34 @@ use super::duration::duration;
 use super::key::{Key, Section, Takes};
 
 section!(
-    /// Another build that is tried beside the one that serves.
+    /// Canaries: another build tried next to the serving one.
     #[derive(Copy)]
     Canary of "canary" {
-        /// The share of conversations that it gets, if nobody says another one.
+        /// Default share of conversations for the canary.
         share: f64 where Takes::Share,
-        /// The largest share that can be asked for.
+        /// Largest share that can be requested.
         share_most: f64 where Takes::Share,
-        /// After so many requests to it nothing more is expected.
+        /// Requests after which the trial ends.
         requests: u64,
-        /// Nor after this time.
+        /// Time after which the trial ends.
         time: Duration = "duration",
-        /// A build that is slower by no more than this share is not worse.
+        /// Share by which the canary may be slower.
         slower: f64,
-        /// The chance that a build that is as good is called worse, at most.
+        /// Largest probability that an equally good build is called worse.
         wrong: f64 where Takes::Share,
-        /// Failures more by this share of requests are ruled out before a build is called as good.
+        /// Excess failures, as a share of requests, ruled out before a build is called as good.
         failing: f64 where Takes::Share,
-        /// Requests of the build that serves, at most, that one of the other is compared with.
+        /// Most requests of the serving build that one canary request is compared with.
         beside: usize,
-        /// Latencies kept for the medians that are shown.
+        /// Latencies kept for the displayed medians.
         shown: usize,
-        /// Requests that it must have answered before its memory says that it does not leak.
+        /// Answered requests before the canary's memory can show that it does not leak.
         memory_requests: u64,
-        /// Tokens that an answer must have to tell a speed.
+        /// Least tokens of an answer for a speed.
         pace_tokens: u64,
-        /// It is waited for so many times as long as the other build ever took until its answer begins ...
+        /// Wait for the canary's first byte, as a multiple of the serving build's longest ...
         patience: f64,
-        /// ... and at least for this time.
+        /// ... and at least this.
         patience_least: Duration = "duration",
     }
 );

@@ -1,4 +1,4 @@
-//! Defaults of renewing builds: `llama-warden update`.
+//! Defaults of build updates: `llama-warden update`.
 
 use std::time::Duration;
 
@@ -8,25 +8,27 @@ use super::duration::duration;
 use super::key::{Key, Section, Takes};
 
 section!(
-    /// How llama-server is renewed.
+    /// Updates of llama-server.
     Update of "update" {
-        /// How often `serve` runs `llama-warden update` by itself; `0s`: never.
+        /// Interval at which `serve` runs `llama-warden update`; `0s`: never.
         pub every: Duration = "duration",
-        /// What counts as new in a repository: tags that fit this pattern, such as `b*`, or a branch.
+        /// Revisions that count as new: tags that match a pattern, such as `b*`, or a branch.
         pub track: String,
-        /// All processes of a running instance are of the new build within this time after they were told, or it is taken back.
+        /// Time within which all processes of a running instance must use the new build, or it is rolled
+        /// back.
         within: Duration = "duration",
-        /// A new build is watched for this time after it was brought in; if one of its processes dies or does not start, it is taken back.
+        /// Time for which a new build is watched; if one of its processes dies or does not start, it is
+        /// rolled back.
         watch: Duration = "duration",
-        /// A canary of a new build is waited for so long; what is not known by then keeps nobody out.
+        /// Longest wait for a canary's result; an unknown result does not block the build.
         canary: Duration = "duration",
-        /// Pause between two looks at an instance.
+        /// Pause between checks of an instance.
         look: Duration = "duration",
-        /// A build that is proved with the sample model may be slower by this share.
+        /// Share by which a build proved with the sample model may be slower.
         sample_slower: f64,
-        /// Readings of a workload for a build that is proved with the sample model, at most.
+        /// Most readings per workload for a build proved with the sample model.
         sample_requests: u64,
-        /// Commits that are listed.
+        /// Number of commits listed.
         listed: usize,
     }
 );

@@ -1,15 +1,16 @@
-//! Who pays: which unit of work explains the growth from floor to floor.
+//! Attributes the growth between floors to a unit of work.
 //!
 //! ```text
-//!  floors ──> differences ──> one robust fit for each unit alone ──> the best, if it is clearly the best
-//!                        └──> with each other unit, none below zero ──> whether that one pays a part
+//!  floors ──> differences ──> one robust fit per unit ──> the best unit, if it is clearly the best
+//!                        └──> a non-negative fit with each other unit ──> the other unit's share, if it pays any
 //! ```
 //!
-//! A floor that was read just after images is higher than one after text, because something of them is still held. That is
-//! no growth, and would be put down to whatever comes with images; so it is taken out of everything before.
+//! A floor read just after images is higher than one read after text, because some image memory is still
+//! held. This is not growth, but a fit would blame the unit that comes with images, so it is removed before
+//! fitting.
 //!
-//! The fits are non-negative least squares by coordinate descent inside Huber's iteratively reweighted least squares.
-//! Units that the load does not tell apart are named, never guessed between.
+//! The fits are non-negative least squares by coordinate descent inside Huber's iteratively reweighted least
+//! squares. Units that the load does not separate are all named; the module never guesses between them.
 
 use crate::growth::floors::Point;
 use crate::growth::stats::{median, size};
@@ -17,35 +18,35 @@ use crate::growth::{Blame, GrowthPolicy, Unit};
 use crate::sample::Work;
 use crate::units::exact;
 
-/// Another unit takes its share if both explain so much more: where one alone leaks, both hardly ever do.
+/// Gain in loss that a second unit must bring. Where one unit leaks, a pair hardly ever gains so much.
 const PAIR_GAIN: f64 = 2.0;
-/// The units, in the order in which they are named.
+/// Units, in the order in which sentences name them.
 const UNITS: [Unit; 6] =
     [Unit::Request, Unit::Image, Unit::Audio, Unit::PromptToken, Unit::OutputToken, Unit::Hour];
-/// Huber's constant: 95 % as good as least squares on normal noise.
+/// Huber's constant: 95 % efficiency of least squares on normal noise.
 const HUBER: f64 = 1.345;
 const REWEIGHTS: usize = 8;
 const SWEEPS: usize = 30;
-/// A share of a column's power that is nothing but rounding.
+/// Share of a column's power that is rounding error.
 const ROUNDING: f64 = 1e-9;
 
-/// What a unit pays.
+/// Bytes and share of the growth that one unit explains.
 #[derive(Clone, Copy)]
 struct Part {
-    /// Bytes for a row's mean amount of it.
+    /// Bytes for the mean amount of the unit in a row.
     each: f64,
     /// Share of the growth, 0 to 1.
     share: f64,
 }
 
-/// Differences between floors that follow each other.
+/// Differences between consecutive floors.
 #[derive(Clone)]
 struct Table {
     rise: Vec<f64>,
-    /// Units that occur, with their amounts divided by their mean, and that mean.
+    /// Units that occur, each with its amounts divided by their mean, and the mean itself.
     columns: Vec<(Unit, Vec<f64>, f64)>,
-    /// How the work in which a floor was read differs from that of the floor before, for each unit: what is still held of it
-    /// makes a floor higher and is no growth.
+    /// Change of the floors' own work between two floors, for each unit. Memory still held for that work
+    /// raises a floor and is not growth.
     around: Vec<Vec<f64>>,
 }
 
@@ -72,13 +73,13 @@ impl Table {
         Self { rise, columns, around }
     }
 
-    /// Takes out of the rise and of all columns what follows `around`.
+    /// Removes the component that follows `around` from the rise and from all columns.
     fn without_held(mut self) -> Self {
         let power = |change: &Vec<f64>| change.iter().map(|c| c * c).sum::<f64>();
         let before: Vec<f64> = self.around.iter().map(power).collect();
         while let Some(change) = self.around.pop() {
             let power = power(&change);
-            // Units that come together leave nothing of each other but rounding.
+            // Units that always occur together leave only rounding error of each other.
             if power <= ROUNDING * before[self.around.len()] {
                 continue;
             }
@@ -93,8 +94,8 @@ impl Table {
         self
     }
 
-    /// Without what is held of work, where that explains anything (a GPU's pools never shrink, so it holds nothing that
-    /// others do not), and the deviation of what no work explains.
+    /// Returns the table without held work, if that improves the fit, and the deviation of the residuals. A
+    /// GPU's pools never shrink, so nothing held shows in them.
     fn clearest(&self, all: &[usize]) -> (Self, f64) {
         let (betas, scale) = self.fit(all, None);
         let without = self.clone().without_held();
@@ -106,8 +107,8 @@ impl Table {
         }
     }
 
-    /// What is left for a unit where another one pays beside it; `None` if the two explain the growth hardly better than it
-    /// does alone, with this loss.
+    /// Returns the share of `column` when `other` pays, too. `None` if the pair lowers `loss`, the loss of
+    /// `column` alone, by too little.
     fn beside(&self, column: usize, other: usize, loss: f64, scale: f64) -> Option<Part> {
         let of = [column, other];
         let (pair, _) = self.fit(&of, Some(scale));
@@ -123,14 +124,15 @@ impl Table {
         self.rise.iter().enumerate().map(|(row, rise)| rise - fitted(row)).collect()
     }
 
-    /// How much the amount of a unit in a request varies: the mean distance between shares of the requests and of it.
+    /// Returns how much the amount of a unit per request varies: the mean distance between both shares.
     fn uneven(&self, unit: Unit) -> f64 {
         let of = |unit| self.columns.iter().find(|column| column.0 == unit).map(|column| &column.1);
         let Some((requests, amounts)) = of(Unit::Request).zip(of(unit)) else { return 0.0 };
         requests.iter().zip(amounts).map(|(a, b)| (a - b).abs()).sum::<f64>() / size(requests.len().max(1))
     }
 
-    /// Hours explain the growth clearly better than all work, and the rate of requests varies enough to say so.
+    /// Returns true if hours explain the growth clearly better than all work, and the request rate varies
+    /// enough to separate them.
     fn hourly(&self, policy: &GrowthPolicy) -> bool {
         if self.uneven(Unit::Hour) < policy.blame_uneven {
             return false;
@@ -147,7 +149,8 @@ impl Table {
         hour + policy.blame_margin < work
     }
 
-    /// Robust non-negative fit of some columns. `scale`: deviation of the rests, measured anew each time if `None`.
+    /// Robust non-negative fit of some columns. `scale` is the deviation of the residuals; `None` estimates
+    /// it.
     fn fit(&self, of: &[usize], scale: Option<f64>) -> (Vec<f64>, f64) {
         let mut betas = vec![0.0; of.len()];
         let mut weights = vec![1.0; self.rise.len()];
@@ -187,7 +190,7 @@ impl Table {
         (betas, used)
     }
 
-    /// Deviation of rests, never quite zero: whole pages and pool steps are coarser than that anyway.
+    /// Deviation of residuals, never zero: pages and pool steps are coarser than the floor used here.
     fn scale(&self, rests: &[f64]) -> f64 {
         let of = |values: &[f64]| {
             let mut sizes: Vec<f64> = values.iter().map(|value| value.abs()).collect();
@@ -197,7 +200,7 @@ impl Table {
         of(rests).max(0.01 * power.sqrt())
     }
 
-    /// Huber's loss in squared deviations: differences of it behave like a chi-squared statistic.
+    /// Huber's loss in squared deviations. Differences of it behave like a chi-squared statistic.
     fn loss(&self, of: &[usize], betas: &[f64], scale: f64) -> f64 {
         let loss = |rest: f64| {
             let t = (rest / scale).abs();
@@ -218,7 +221,7 @@ fn amount(work: &Work, unit: Unit) -> f64 {
     }
 }
 
-/// Which unit of work pays for the growth between these floors, oldest first.
+/// Finds the unit of work that pays for the growth between these floors, given oldest first.
 pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
     let whole = Table::of(floors);
     let undecided = |why: &str| Blame::Undecided { why: why.to_owned() };
@@ -259,7 +262,8 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
     let rows = size(whole.rise.len());
     let mut pays =
         Part { each: beta, share: if total > 0.0 { (beta * rows / total).clamp(0.0, 1.0) } else { 1.0 } };
-    // Hours are beyond doubt here: with a steady stream of requests beside them, the fit of two splits what is theirs.
+    // Hours are already certain here. With a steady stream of requests, a fit of two units would split
+    // their share.
     if unit_at(column) != Unit::Hour {
         for other in all.into_iter().filter(|other| *other != column) {
             let beside = table.beside(column, other, loss, scale);
@@ -273,20 +277,20 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
     Blame::Pays { unit: *unit, bytes_per_unit: pays.each / mean, share: pays.share }
 }
 
-/// Whether hours pay, from floor to floor and also from every fourth to every fourth. Requests that come at a constant
-/// rate make hours look guilty, even more so as a request in flight takes memory before it is counted: over longer
-/// stretches that is nothing, and what is left of the difference is the rate.
+/// Returns true if hours pay between neighbouring floors and also between every fourth floor. Requests at a
+/// constant rate make hours look guilty, and more so because a request in flight takes memory before it is
+/// counted. Over longer stretches that effect vanishes, and the remaining difference is the rate.
 fn hourly(floors: &[Point], table: &Table, policy: &GrowthPolicy) -> bool {
     let fourth: Vec<Point> = floors.iter().step_by(4).copied().collect();
     table.hourly(policy) && Table::of(&fourth).hourly(policy)
 }
 
-/// Whether hours pay for the growth between these floors, beyond doubt.
+/// Returns true if hours pay for the growth between these floors beyond doubt.
 pub(super) fn time_pays(floors: &[Point], policy: &GrowthPolicy) -> bool {
     floors.len() >= policy.blame_floors && hourly(floors, &Table::of(floors), policy)
 }
 
-/// The sentence for units that cannot be told apart. `shaped`: every request brings much the same of each.
+/// Returns the sentence for units that cannot be separated. `shaped`: all requests bring similar amounts.
 fn alike(winner: Unit, rivals: &[Unit], shaped: bool) -> String {
     let alike: Vec<&str> = UNITS
         .iter()

@@ -1,4 +1,4 @@
-//! Floors: the least memory in each stretch of work, at several lengths of stretch.
+//! Floors: the lowest memory reading in each stretch of work, at several stretch lengths.
 //!
 //! ```text
 //!  readings   .  ' . .'   . ' .  . ' '.  .      (peaks of requests in flight)
@@ -7,9 +7,10 @@
 //!  scale 4    .-----------    .----------       …
 //! ```
 //!
-//! A step is a reading that shows more requests than the one before: one request on a quiet server, hundreds on a busy
-//! one that is read by a timer. A reading of the same work only lowers the floor of its step, so reading twice, or
-//! during a request, changes nothing. Every floor keeps the true count of work at which it was read.
+//! A step is a reading that shows more requests than the one before: one request on a quiet server,
+//! hundreds on a busy one that a timer reads. Another reading at the same work only lowers the floor of its
+//! step, so extra readings and readings during a request change nothing. Every floor keeps the exact work
+//! count at which it was read.
 
 use std::collections::VecDeque;
 
@@ -19,7 +20,7 @@ use crate::growth::Unit;
 use crate::sample::Work;
 use crate::units::exact;
 
-/// One reading of one series.
+/// Reading of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Point {
     /// Memory in bytes.
@@ -28,13 +29,13 @@ pub(super) struct Point {
     pub(super) hours: f64,
     /// Work done since the spawn.
     pub(super) work: Work,
-    /// Work of the step in which it was read: some of its memory may still be held.
+    /// Work of the step in which the point was read; some of its memory may still be held.
     #[serde(default)]
     pub(super) fresh: Work,
 }
 
 impl Point {
-    /// How much of a unit was done by then.
+    /// Returns the amount of a unit done by then.
     pub(super) fn done(&self, unit: Unit) -> f64 {
         match unit {
             Unit::Request => exact(self.work.requests),
@@ -49,23 +50,23 @@ impl Point {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Scale {
-    /// Steps to a floor.
+    /// Steps per floor.
     steps: u64,
     /// Steps in the open stretch.
     open: u64,
     lowest: Option<Point>,
     floors: VecDeque<Point>,
-    /// Floors since the beginning, those that were dropped too.
+    /// Floors since the beginning, dropped ones included.
     count: u64,
 }
 
-/// The floors of all scales. Its memory is bounded.
+/// Floors of all scales, in bounded memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Floors {
     scales: Vec<Scale>,
     keep: usize,
     requests: Option<u64>,
-    /// Work done at the latest reading, and before the step that it belongs to.
+    /// Work done at the latest reading, and the work before its step.
     #[serde(default)]
     latest: Work,
     #[serde(default)]
@@ -73,7 +74,7 @@ pub(super) struct Floors {
 }
 
 impl Floors {
-    /// `scales` lengths, each twice the one before, and the last `keep` floors of each.
+    /// Creates `scales` stretch lengths, each twice the one before, that keep their last `keep` floors.
     pub(super) fn new(scales: u32, keep: usize) -> Self {
         let scale = |power| Scale {
             steps: 1_u64.checked_shl(power).unwrap_or(u64::MAX),
@@ -91,7 +92,6 @@ impl Floors {
         }
     }
 
-    /// How many scales there are.
     pub(super) fn len(&self) -> usize {
         self.scales.len()
     }
@@ -105,7 +105,7 @@ impl Floors {
         }
     }
 
-    /// Takes a reading in; says whether it began a new step. Only then can floors have been completed.
+    /// Adds a reading. Returns true if it began a new step; only then can floors have been completed.
     pub(super) fn push(&mut self, mut point: Point) -> bool {
         let step = self.requests != Some(point.work.requests);
         self.requests = Some(point.work.requests);
@@ -128,7 +128,7 @@ impl Floors {
                 }
                 scale.open += 1;
             }
-            // Not before the first step: what was cleared must not come back by a second look at it.
+            // Only after the first step: a second reading must not restore cleared floors.
             if scale.open > 0 && scale.lowest.is_none_or(|lowest| point.level < lowest.level) {
                 scale.lowest = Some(point);
             }
@@ -136,12 +136,13 @@ impl Floors {
         step
     }
 
-    /// The floors of a scale, oldest first.
+    /// Returns the floors of a scale, oldest first.
     pub(super) fn of(&self, scale: usize) -> &VecDeque<Point> {
         &self.scales[scale].floors
     }
 
-    /// Whether a floor of the scale was completed by the latest step, and it is the `every`-th.
+    /// Returns true if the latest step completed a floor of the scale, and the count is a multiple of
+    /// `every`.
     pub(super) fn due(&self, scale: usize, every: u64) -> bool {
         let scale = &self.scales[scale];
         scale.open == 1 && scale.count > 0 && scale.count.is_multiple_of(every.max(1))

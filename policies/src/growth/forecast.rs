@@ -1,4 +1,4 @@
-//! How much work, and how much time, is left until a limit.
+//! Forecasts the work and the time left until a limit is reached.
 
 use std::time::Duration;
 
@@ -10,10 +10,11 @@ use crate::growth::stats;
 use crate::growth::{Forecast, Interval};
 use crate::units::exact;
 
-/// A walk is seen over this part of the floors at a time: over fewer it is hidden by noise, over more it is seen too seldom.
+/// Divisor of the floor count that gives the lag at which a random walk is measured. Over fewer floors
+/// noise hides the walk; over more there are too few samples.
 const LAGS: usize = 4;
 
-/// Requests per second, averaged with a half-life, so that the present counts most.
+/// Requests per second, averaged with a half-life so that recent traffic counts most.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Rate {
     last: Option<(Duration, u64)>,
@@ -22,7 +23,7 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// Takes in how many requests were answered by a moment. A moment before the last one is passed over.
+    /// Records the requests answered by a moment; an earlier moment than the last one is ignored.
     pub(super) fn observe(&mut self, at: Duration, requests: u64, half_life: Duration) {
         if let Some((before, had)) = self.last {
             let Some(passed) = at.checked_sub(before).map(|passed| passed.as_secs_f64()) else { return };
@@ -33,27 +34,27 @@ impl Rate {
         self.last = Some((at, requests));
     }
 
-    /// Requests per second; `None` before the first request.
+    /// Returns requests per second; `None` before the first request.
     pub(super) fn per_second(&self) -> Option<f64> {
         (self.requests > 0.0 && self.seconds > 0.0).then(|| self.requests / self.seconds)
     }
 }
 
-/// How surely a line goes on as it did.
+/// Uncertainty of a fitted line's continuation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Spread {
-    /// Requests that the line was seen over.
+    /// Requests that the line spans.
     seen: f64,
-    /// Floors that it was seen at.
+    /// Floors that the line spans.
     floors: f64,
     /// Deviation of floors about the line, in bytes.
     scatter: f64,
-    /// Variance that the growth gathers with each request, in square bytes: some requests cost more than others.
+    /// Variance that the growth gains per request, in square bytes: some requests cost more than others.
     walk: f64,
 }
 
 impl Spread {
-    /// Of floors and their line; `None` of fewer than two places.
+    /// Measures floors against their line; `None` if they span fewer than two work counts.
     pub(super) fn of<'a>(floors: impl Iterator<Item = &'a Point>, line: &Finding) -> Option<Self> {
         let (xs, rests): (Vec<f64>, Vec<f64>) = floors
             .map(|floor| {
@@ -70,8 +71,8 @@ impl Spread {
         (seen > 0.0).then_some(Self { seen, floors: stats::size(xs.len()), scatter: line.scatter, walk })
     }
 
-    /// The slope over the next `left` bytes, with `z` deviations to each side: what the line may be off by, what the requests to
-    /// come may differ by from those that were seen, and what a floor scatters.
+    /// Returns the slope over the next `left` bytes, with `z` deviations to each side. Sums the error of
+    /// the line, the difference between future and past requests, and the scatter of a floor.
     pub(super) fn ahead(&self, slope: Interval, left: f64, z: f64) -> Interval {
         if left <= 0.0 {
             return slope;
@@ -80,7 +81,7 @@ impl Spread {
         let noise = self.scatter.powi(2);
         let line = 12.0 * noise / (self.floors * self.seen.powi(2));
         let variance = self.walk * (1.0 / self.seen + 1.0 / ahead) + line + 2.0 * noise / ahead.powi(2);
-        // A limit is passed by a whole request.
+        // A whole request crosses the limit.
         let half = z * variance.sqrt() + slope.value / ahead;
         Interval {
             value: slope.value,
@@ -90,7 +91,7 @@ impl Spread {
     }
 }
 
-/// From `now` to `limit` bytes at a slope in bytes per request; `None` if the slope does not rise.
+/// Forecasts from `now` to `limit` bytes at a slope in bytes per request; `None` if the slope does not rise.
 pub(super) fn forecast(now: f64, limit: u64, slope: Interval, rate: Option<f64>) -> Option<Forecast> {
     if slope.value <= 0.0 {
         return None;

@@ -1,4 +1,4 @@
-//! Tells a leak from a cache that fills: verdicts on series of memory readings.
+//! Separates a leak from a cache that fills: verdicts on series of memory readings.
 //!
 //! ```text
 //!  Sample ──> Monitor ──┬─ host ──> verdict, slope, blame, fill of the allowance
@@ -8,16 +8,16 @@
 //!
 //! | file | part |
 //! |---|---|
-//! | `floors` | the least memory in each stretch of work, at several lengths |
-//! | `stats` | Sen's slope with bounds, Mann and Kendall's trend test after Hamed and Rao |
-//! | `shape` | whether one stretch of floors rises like a leak |
-//! | `series` | from tests to a verdict: warm-up, allowance, persistence, and when a leak is over |
-//! | `blame` | which unit of work pays |
+//! | `floors` | the lowest memory in each stretch of work, at several lengths |
+//! | `stats` | Sen's slope with bounds, the Mann-Kendall trend test after Hamed and Rao |
+//! | `shape` | tests one stretch of floors for the shape of a leak |
+//! | `series` | from tests to a verdict: warm-up, allowance, persistence, end of a leak |
+//! | `blame` | the unit of work that pays for the growth |
 //! | `forecast` | work and time until a limit |
 //! | `monitor` | all series of one generation |
-//! | `stretches` | slope and blame over processes that each did one kind of work, for experiments |
+//! | `stretches` | slope and blame over several processes with different work, for experiments |
 //!
-//! A series is judged by the work that was done, not by the clock: idle hours add nothing, a busy minute adds much.
+//! A series is judged by the work done, not by the clock: idle hours add nothing, a busy minute adds much.
 
 use std::time::Duration;
 
@@ -31,47 +31,47 @@ mod forecast;
 mod monitor;
 mod series;
 mod shape;
-pub(crate) mod stats;
+pub mod stats;
 mod stretches;
 
 pub use monitor::Monitor;
-pub(crate) use stretches::blame_of;
+pub use stretches::blame_of;
 pub use stretches::{Level, slope};
 
-/// What a series says.
+/// Verdict on the growth of one series.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Too little work, or not settled yet.
+    /// Too little work, or memory has not settled yet.
     #[default]
     Warming,
-    /// It does not grow.
+    /// Memory does not grow.
     Steady,
-    /// It grows, within what the server is told to keep.
+    /// Memory grows within the declared caches.
     Bounded,
-    /// It may be growing without bound.
+    /// Memory may be growing without bound.
     Suspected,
-    /// It grows with work, without a sign of an end, beyond what the server is told to keep.
+    /// Memory grows with work beyond the declared caches, and no end is in sight.
     Leaking,
 }
 
 impl Verdict {
-    /// Whether anything can be said yet.
+    /// Returns true once the series has been judged.
     pub const fn is_known(self) -> bool {
         !matches!(self, Self::Warming)
     }
 
-    /// Whether it grows, or may be growing, without bound.
+    /// Returns true if memory grows, or may be growing, without bound.
     pub const fn grows(self) -> bool {
         matches!(self, Self::Suspected | Self::Leaking)
     }
 
-    /// Whether it grows without a sign of an end.
+    /// Returns true if memory grows and no end is in sight.
     pub const fn leaks(self) -> bool {
         matches!(self, Self::Leaking)
     }
 
-    /// The name in status and metrics.
+    /// Returns the name used in status and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Warming => "warming",
@@ -89,20 +89,20 @@ impl Verdict {
 pub enum Unit {
     /// A request.
     Request,
-    /// A prompt token evaluated.
+    /// An evaluated prompt token.
     PromptToken,
-    /// A token generated.
+    /// A generated token.
     OutputToken,
     /// An image.
     Image,
     /// An audio clip.
     Audio,
-    /// An hour, whatever is done in it.
+    /// An hour of process life, independent of work.
     Hour,
 }
 
 impl Unit {
-    /// The name in status, metrics and JSON.
+    /// Returns the name used in status, metrics and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Request => "request",
@@ -114,7 +114,7 @@ impl Unit {
         }
     }
 
-    /// The name in a sentence: one of them.
+    /// Returns the singular noun used in sentences.
     pub const fn noun(self) -> &'static str {
         match self {
             Self::Request => "request",
@@ -127,84 +127,84 @@ impl Unit {
     }
 }
 
-/// Which unit of work pays for the growth.
+/// Unit of work that pays for the growth.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Blame {
-    /// This one.
+    /// A unit explains the growth.
     Pays {
-        /// The unit.
+        /// Unit that pays.
         unit: Unit,
-        /// Bytes for each.
+        /// Bytes per unit.
         bytes_per_unit: f64,
         /// Share of the growth that it explains, 0 to 1.
         share: f64,
     },
-    /// The load does not tell the units apart, or nothing explains the growth; why, in words.
+    /// The load does not separate the units, or nothing explains the growth.
     Undecided {
-        /// One sentence.
+        /// Reason, one sentence.
         why: String,
     },
 }
 
-/// A value with the ends of its interval.
+/// A value with the ends of its confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
-    /// The likely value.
+    /// Most likely value.
     pub value: f64,
-    /// The low end.
+    /// Lower end.
     pub low: f64,
-    /// The high end; infinite ones are given as `f64::MAX`, because JSON has no infinity.
+    /// Upper end; infinity is stored as `f64::MAX`, because JSON has no infinity.
     pub high: f64,
 }
 
-/// What the server is told to keep in a series, and how full it is.
+/// Size and use of a series' allowance: the memory that the server is configured to cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fill {
-    /// Bytes above the baseline that are no leak.
+    /// Allowed bytes above the baseline.
     pub allowed: u64,
-    /// Bytes above the baseline now.
+    /// Used bytes above the baseline.
     pub used: u64,
 }
 
-/// The line that the detector sees in a series, at the work that was done by now. All in bytes that the process is charged: measured pools
-/// are in it, what was given back on demand is not.
+/// Growth line that the detector sees in a series, at the present work. All values are bytes charged to the
+/// process: they include measured pools and exclude memory given back on demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Law {
-    /// Where the line is.
+    /// Value of the line.
     pub level: u64,
-    /// The low end of the band in which most floors are.
+    /// Lower end of the band that contains most floors.
     pub low: u64,
-    /// The high end.
+    /// Upper end of the band.
     pub high: u64,
 }
 
-/// The present picture of one series.
+/// Current state of one series.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Growth {
-    /// Which memory.
+    /// Memory of the series.
     pub series: MemoryKind,
-    /// What it says.
+    /// Verdict on the series.
     pub verdict: Verdict,
-    /// Since which request of the generation the verdict holds.
+    /// Request number of the generation since which the verdict holds.
     pub since_request: u64,
-    /// Bytes per request; `None` before anything could be fitted.
+    /// Bytes per request; `None` before the first fit.
     pub slope: Option<Interval>,
-    /// Bytes when it had warmed up; `None` before.
+    /// Bytes at the end of the warm-up; `None` before.
     pub baseline: Option<u64>,
-    /// The latest floor in bytes: the least that was seen in the last stretch of work.
+    /// Latest floor in bytes: the lowest reading in the last stretch of work.
     pub floor: Option<u64>,
-    /// What the server is told to keep.
+    /// Use of the declared caches.
     pub fill: Fill,
-    /// Which unit of work pays; `None` unless suspected or leaking.
+    /// Unit of work that pays; `None` unless suspected or leaking.
     pub blame: Option<Blame>,
-    /// The line of `slope`; `None` before anything could be fitted.
+    /// Line of `slope`; `None` before the first fit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub law: Option<Law>,
 }
 
 impl Growth {
-    /// A series of which nothing is known yet.
+    /// Creates the state of a series without any readings.
     pub fn of(series: MemoryKind) -> Self {
         Self {
             series,
@@ -223,20 +223,20 @@ impl Growth {
 /// A change of verdict.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VerdictChange {
-    /// When, since the spawn.
+    /// Time since the spawn.
     pub at: Duration,
-    /// At which request.
+    /// Request number.
     pub request: u64,
     /// Verdict before.
     pub before: Verdict,
-    /// The picture after.
+    /// State after the change.
     pub growth: Growth,
 }
 
-/// What is left until a limit is reached.
+/// Work and time left until a limit is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Forecast {
-    /// The limit in bytes.
+    /// Limit in bytes.
     pub limit: u64,
     /// Requests until it is reached.
     pub requests: Interval,
@@ -244,16 +244,16 @@ pub struct Forecast {
     pub seconds: Option<Interval>,
 }
 
-/// The numbers of the detector. Reasons: `defaults.toml`, section `[growth]`.
+/// Settings of the detector. `defaults.toml`, section `[growth]`, gives the reasons.
 pub type GrowthPolicy = crate::defaults::Growth;
 
-/// What is remembered of earlier generations of the same build, model and flags.
+/// Leak known from earlier generations of the same build, model and flags.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prior {
-    /// Which memory.
+    /// Memory that leaked.
     pub series: MemoryKind,
-    /// It leaked this many bytes per request.
+    /// Leaked bytes per request.
     pub slope: Interval,
-    /// And this unit of work paid.
+    /// Unit of work that paid.
     pub blame: Option<Blame>,
 }

@@ -1,6 +1,6 @@
-//! All series of one generation together.
+//! Monitors all memory series of one generation.
 //!
-//! It sorts readings by series and keeps the rate of requests; each series is judged by its own watch.
+//! Sorts readings by series and keeps the request rate; a watch of its own judges each series.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,13 +24,14 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// A monitor for a generation that has just been spawned.
+    /// Creates a monitor for a generation that was just spawned.
     pub fn new(policy: &GrowthPolicy) -> Self {
         Self::with_prior(policy, Vec::new())
     }
 
-    /// A monitor that knows what leaked in earlier generations of the same build, model and flags: the same growth is
-    /// called a leak at its first sign instead of after several. It is never called one without a sign of its own.
+    /// Creates a monitor that knows the leaks of earlier generations of the same build, model and flags. It
+    /// reports the same growth as a leak at the first sign instead of after several, but never without a
+    /// sign.
     pub fn with_prior(policy: &GrowthPolicy, priors: Vec<Prior>) -> Self {
         Self {
             policy: policy.clone(),
@@ -43,8 +44,8 @@ impl Monitor {
         }
     }
 
-    /// Goes on with what another one of the same generation had seen, which was written down as JSON. False, and nothing is
-    /// changed, if it cannot be read, or judged otherwise than this one does: then it begins anew.
+    /// Resumes from another monitor's state of the same generation, stored as JSON. Returns false and
+    /// changes nothing if the state is unreadable or was judged by other rules.
     pub fn resume(&mut self, written: &serde_json::Value) -> bool {
         let Ok(mut other) = Self::deserialize(written) else { return false };
         let whole = other.watches.len() == other.growth.len();
@@ -56,9 +57,9 @@ impl Monitor {
         true
     }
 
-    /// What the server is told to keep in a series, in bytes, beyond the slack of the policy. May be called again when
-    /// more becomes known (a log line tells the size of a checkpoint); the last call counts. With 0, the default,
-    /// nothing is declared: all growth counts, and there is no slack.
+    /// Sets the bytes that the server is configured to cache in a series, beyond the policy's slack. The
+    /// last call counts, so a caller may correct the value when a log line reports more. With 0, the
+    /// default, there is neither an allowance nor slack: all growth counts.
     pub fn allow(&mut self, series: MemoryKind, bytes: u64) {
         self.declared.retain(|(of, _)| *of != series);
         self.declared.push((series, bytes));
@@ -68,8 +69,8 @@ impl Monitor {
         }
     }
 
-    /// Takes a reading in. Returns the changes of verdict that it causes. A reading that is older than the last one is
-    /// passed over; counters that fall begin everything anew.
+    /// Adds a reading and returns the verdict changes that it causes. Ignores readings older than the last
+    /// one; falling counters reset everything.
     pub fn observe(&mut self, sample: &Sample) -> Vec<VerdictChange> {
         if let Some((at, requests)) = self.last {
             if sample.at < at {
@@ -115,12 +116,12 @@ impl Monitor {
         index
     }
 
-    /// The present picture, series by series: those that were read at least once, the host first.
+    /// Returns the state of every series that was read at least once, host memory first.
     pub fn growth(&self) -> &[Growth] {
         &self.growth
     }
 
-    /// What to remember for the next generation: the series that leak.
+    /// Returns the leaking series, to be remembered for the next generation.
     pub fn priors(&self) -> Vec<Prior> {
         let leaking = self.growth.iter().filter(|growth| growth.verdict == Verdict::Leaking);
         let prior = |growth: &Growth| {
@@ -130,7 +131,7 @@ impl Monitor {
         leaking.filter_map(prior).collect()
     }
 
-    /// What is left until a series reaches a limit, counted from its latest floor; `None` while it does not grow.
+    /// Forecasts when a series reaches a limit, from its latest floor; `None` while it does not grow.
     pub fn forecast(&self, series: MemoryKind, limit: u64) -> Option<Forecast> {
         let watch = self.watches.iter().find(|watch| watch.growth().series == series)?;
         let growth = watch.growth();
@@ -143,7 +144,7 @@ impl Monitor {
         forecast(now, limit, slope, self.rate())
     }
 
-    /// Requests per second, averaged with a half-life of the policy; `None` before the first request.
+    /// Returns requests per second, averaged with the policy's half-life; `None` before the first request.
     pub fn rate(&self) -> Option<f64> {
         self.rate.per_second()
     }

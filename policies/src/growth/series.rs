@@ -1,4 +1,4 @@
-//! One series: from readings to a verdict.
+//! Judges one series: from readings to a verdict.
 //!
 //! ```text
 //!                  work done, growth of the start over
@@ -11,10 +11,10 @@
 //!           ^  beyond the allowance     │                           │
 //!           ├───────────────────────────┘ no test                   │
 //!           └───────────────────────────────────────────────────────┘ no test, no new height, for long
-//!         within the allowance: Bounded, whatever the tests say
+//!         within the allowance: Bounded, independent of the tests
 //! ```
 //!
-//! It never acts, and it knows no limit: only what grows, and with which work.
+//! The watch takes no action and knows no limit; it only finds growth and the work that causes it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -30,33 +30,33 @@ use crate::growth::{Blame, Fill, Growth, GrowthPolicy, Interval, Law, Prior, Uni
 use crate::sample::{MemoryKind, Sample, Work};
 use crate::units::{self, exact};
 
-/// A known leak that returns at half of its slope is the same leak under other load.
+/// A known leak that returns with half of its slope is the same leak under another load.
 const PRIOR_SLOPE_RATIO: f64 = 0.5;
-/// A slow leak needs longer for each new height; four times that is calm.
+/// A slow leak takes longer to reach each new height; four times that long counts as calm.
 const CALM_FACTOR: f64 = 4.0;
-/// Shorter pauses of a leak are spells of other requests.
+/// Pauses of a leak shorter than this come from other kinds of requests.
 const CALM_REQUESTS: u64 = 256;
-/// The least of the last four short floors is the present floor: it drops peaks and lags little.
+/// The lowest of the last four short floors is the present floor: it drops peaks and lags little.
 const PRESENT_FLOORS: usize = 4;
-/// A leak that begins late makes a long stretch look flat: one at which a shorter stretch grows surely faster by a
-/// fifth is old.
+/// A leak that begins late makes a long stretch look flat. A long stretch is outdated if a shorter one
+/// surely grows faster by a fifth.
 const LATE_SLOPE_RATIO: f64 = 1.2;
-/// As many tests in a row as a verdict takes.
+/// Consecutive tests that blame the same unit before it counts as the payer.
 const PAID_TESTS: usize = 5;
-/// The unit that is blamed for nearly all of it counts as its cause.
+/// Share of the growth at which a blamed unit counts as its cause.
 const PAID_SHARE: f64 = 0.7;
-/// Drift, days and heaps that settle rise by some 100 MiB and turn; 3.5 times the least rise is out of their reach.
+/// Drift, daily cycles and settling heaps rise by some 100 MiB and turn; 3.5 times the effect is beyond
+/// their reach.
 const LONG_EFFECT_FACTOR: f64 = 3.5;
-/// Three groups of so many short floors show whether the start still slows down; their medians bear two peaks each.
+/// Floors per group. Three groups show whether the start still slows down; each median tolerates two peaks.
 const SETTLE_FLOORS: usize = 5;
-/// A start that slows down for longer is judged as it is; the shape rules recognise braking.
+/// A start that slows down for longer is judged anyway; the shape rules recognise braking.
 const WARM_UP_REQUESTS: u64 = 200;
 
-/// The tests of one scale.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Track {
     last: Option<Finding>,
-    /// Findings of the last tests, the newest last.
+    /// Findings of the latest tests, newest last.
     recent: VecDeque<Finding>,
 }
 
@@ -67,45 +67,45 @@ pub(super) struct Watch {
     prior: Option<Prior>,
     floors: Floors,
     tracks: Vec<Track>,
-    /// Pools are measured and taken off the readings.
+    /// Pools are measured and subtracted from the readings.
     pooled: bool,
-    /// Readings in a row without the pools that were measured before.
+    /// Consecutive readings without the pools measured before.
     unmeasured: u32,
     /// Bytes in the pools at the latest reading.
     pool: f64,
-    /// What was given back on demand so far is put on top of the readings, so that growth before and after is one line: a leak
-    /// in a saw is a leak. How often that was, and how much.
+    /// Number of reclaims, and the bytes given back so far. These are added to the readings, so that a
+    /// sawtooth that leaks forms one line.
     reclaims: u64,
     lift: f64,
-    /// The latest floor with it.
+    /// Latest floor, with `lift` added.
     lifted: f64,
-    /// The request at which it was, and the latest one.
+    /// Request number of the latest floor, and of the latest reading.
     #[serde(default)]
     floored: u64,
     #[serde(default)]
     now: u64,
-    /// The line to show, and how surely it goes on.
+    /// Line to show, and its uncertainty.
     line: Option<Finding>,
     #[serde(default)]
     spread: Option<Spread>,
-    /// The unit that was blamed by the latest tests, and how many in a row.
+    /// Unit blamed by the latest tests, and the number of consecutive tests.
     paid: Option<(Unit, usize)>,
     declared: u64,
     warm: bool,
     baseline: Option<f64>,
-    /// The level from which a new height counts, and the request at which growth was last seen.
+    /// Level above which a new height counts, and the request number of the last growth.
     #[serde(with = "height")]
     height: f64,
     grew: u64,
     growth: Growth,
 }
 
-/// What stands in for a policy that is not written down.
+/// Default for the policy, which is not serialized.
 pub(super) fn usual() -> GrowthPolicy {
     crate::defaults().growth.clone()
 }
 
-/// No height yet is written as none: the greatest number there is does not survive being written in decimals.
+/// Serializes "no height yet" as none, because `f64::MAX` does not survive a decimal round trip.
 mod height {
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
@@ -120,7 +120,7 @@ mod height {
 }
 
 impl Watch {
-    /// Goes on under a policy, if it was watched by the same lengths of stretches.
+    /// Continues under a policy; returns false if the stretch lengths differ.
     pub(super) fn resumes(&mut self, policy: &GrowthPolicy) -> bool {
         self.policy = policy.clone();
         let scales = policy.scales.max(1) as usize;
@@ -167,21 +167,21 @@ impl Watch {
         self.fill();
     }
 
-    /// What the process is charged at its latest floor, measured pools and all, and what it grew since by the slope that is
-    /// shown.
+    /// Estimates the bytes charged to the process now: its latest floor with measured pools, plus growth
+    /// since by the shown slope.
     pub(super) fn charged_now(&self) -> Option<f64> {
         let floor = exact(self.growth.floor?) + if self.pooled { self.pool } else { 0.0 };
         let since = exact(self.now.saturating_sub(self.floored));
         Some(floor + since * self.growth.slope.map_or(0.0, |slope| slope.value.max(0.0)))
     }
 
-    /// The slope that is shown, with the interval in which it lies while it rises by so many bytes more.
+    /// Returns the shown slope, with its interval over the next `left` bytes of rise.
     pub(super) fn ahead(&self, left: f64) -> Option<Interval> {
         let slope = self.growth.slope?;
         Some(self.spread.map_or(slope, |spread| spread.ahead(slope, left, self.policy.bound_z)))
     }
 
-    /// How surely the line of a scale goes on.
+    /// Returns the uncertainty of a scale's line.
     fn spread(&self, scale: usize) -> Option<Spread> {
         let line = self.tracks[scale].last?;
         let floors = self.floors.of(scale);
@@ -189,7 +189,7 @@ impl Watch {
         Spread::of(floors.range(from..), &line)
     }
 
-    /// Forgets what it saw: the next readings are of something else.
+    /// Forgets all readings, because the next ones measure something else.
     pub(super) fn restart(&mut self) {
         self.floors.clear();
         self.tracks.iter_mut().for_each(|track| *track = Track::default());
@@ -205,7 +205,7 @@ impl Watch {
         self.growth.blame = None;
     }
 
-    /// Takes a reading in; true if the verdict changed.
+    /// Adds a reading; returns true if the verdict changed.
     pub(super) fn observe(&mut self, sample: &Sample) -> bool {
         let before = self.growth.verdict;
         if let Some(level) = self.level(sample) {
@@ -221,8 +221,9 @@ impl Watch {
         false
     }
 
-    /// The reading without measured pools. Where they begin or cease to be measured, the series begins anew: their
-    /// size is no fall and no jump. A few readings without them are unknown, not a change.
+    /// Returns the reading without measured pools. The series restarts when pools begin or cease to be
+    /// measured, because their size is neither a fall nor a jump. A few readings without pools count as
+    /// unknown, not as a change.
     fn level(&mut self, sample: &Sample) -> Option<f64> {
         let charged = exact(sample.charged(self.growth.series)?);
         let pool = sample.pooled(self.growth.series).map(exact);
@@ -256,7 +257,7 @@ impl Watch {
         }
     }
 
-    /// New work was done.
+    /// Handles new work.
     fn step(&mut self, requests: u64, level: f64) {
         self.now = requests;
         (self.lifted, self.floored) = self.floor(level, requests);
@@ -289,7 +290,7 @@ impl Watch {
         self.judge(requests, effect, tested);
     }
 
-    /// The line at the work done by now, as the process is charged.
+    /// Returns the line at the present work, in bytes charged to the process.
     fn law(&self, line: &Finding, requests: u64) -> Law {
         let shift = if self.pooled { self.pool } else { 0.0 } - self.lift;
         let level = line.at(requests) + shift;
@@ -298,7 +299,7 @@ impl Watch {
         Law { level: bytes(level), low: bytes(level - half), high: bytes(level + half) }
     }
 
-    /// The least rise that counts, in bytes.
+    /// Returns the smallest rise that counts, in bytes.
     fn effect(&self, baseline: f64) -> f64 {
         match self.growth.series {
             MemoryKind::Host => {
@@ -308,7 +309,8 @@ impl Watch {
         }
     }
 
-    /// The least of the latest short floors, or the reading while there is none; and at which request it was.
+    /// Returns the lowest of the latest short floors, or the reading while there is none, and its request
+    /// number.
     fn floor(&self, level: f64, requests: u64) -> (f64, u64) {
         let latest = self.floors.of(0).iter().rev().take(PRESENT_FLOORS);
         let least = |least: (f64, u64), floor: &Point| {
@@ -317,7 +319,7 @@ impl Watch {
         latest.fold((level, requests), least)
     }
 
-    /// Whether the growth of the start is over: enough work, and memory no longer rises ever more slowly.
+    /// Returns true once the warm-up is over: enough work, and memory no longer rises ever more slowly.
     fn settled(&self, requests: u64) -> bool {
         let floors = self.floors.of(0);
         if requests < self.policy.warmup_requests || floors.len() < 3 * SETTLE_FLOORS {
@@ -338,7 +340,6 @@ impl Watch {
             || third - second >= self.policy.brake_ratio * rose
     }
 
-    /// Tests a scale if it is due.
     fn test(&mut self, scale: usize, effect: f64) -> bool {
         let (window, every) = (self.policy.window, self.policy.test_every);
         let floors = self.floors.of(scale);
@@ -361,12 +362,12 @@ impl Watch {
         true
     }
 
-    /// The scale whose line is shown: the longest that grows, else the longest one.
+    /// Returns the scale whose line is shown: the longest growing one, else the longest.
     fn shown(&self) -> Option<usize> {
         let lines =
             || (0..self.tracks.len()).rev().filter_map(|scale| Some((scale, self.tracks[scale].last?)));
         let grows = || lines().filter(|(_, line)| line.grows);
-        // What began late is flat for the first part of a long stretch: a shorter one that surely grows faster knows better.
+        // A long stretch is flat before a late leak begins; trust a shorter stretch that surely grows faster.
         let outdated = |(scale, line): &(usize, Finding)| {
             grows().any(|(other, shorter)| {
                 other < *scale && shorter.slope.low > LATE_SLOPE_RATIO * line.slope.high
@@ -377,12 +378,12 @@ impl Watch {
         found.take().map(|(scale, _)| scale)
     }
 
-    /// At least one scale's latest test found growth.
+    /// Returns true if the latest test of at least one scale found growth.
     fn suspect(&self) -> bool {
         self.tracks.iter().any(|track| track.last.is_some_and(|last| last.grows))
     }
 
-    /// Growth was found again and again, and all of it together leaves no doubt.
+    /// Returns true if growth was found repeatedly, and the whole stretch leaves no doubt.
     fn persists(&self, effect: f64) -> bool {
         (0..self.tracks.len()).any(|scale| self.scale_persists(scale, effect).unwrap_or(false))
     }
@@ -393,7 +394,7 @@ impl Watch {
         if self.known(last.slope) {
             return Some(true);
         }
-        // Every other test: those share half of their floors, which is enough.
+        // Takes every other test: these share only half of their floors.
         let spaced = || track.recent.iter().rev().step_by(2);
         let first = track.recent.front()?;
         let again = track.recent.iter().rev().take(2).filter(|finding| finding.grows).count() > 1;
@@ -401,7 +402,7 @@ impl Watch {
             && spaced().all(|finding| finding.grows)
             && last.slope.value >= policy.persist_ratio * first.slope.value;
         let whole = whole(self.floors.of(scale).iter(), Unit::Request, self.grain(), policy)?;
-        // Nearly a line, and so far above what such readings wander that one test is enough. Not from step to step.
+        // An almost straight line far above the wander of such readings needs only one test. Not at scale 0.
         let far = scale > 0
             && whole.bent <= policy.broad_scatter * policy.straight_scatter
             && whole.goes_far
@@ -410,8 +411,8 @@ impl Watch {
         if !(often || again || far) {
             return None;
         }
-        // Readings with requests in flight move so much from one to the next that no rise stands out from a walk of such
-        // steps. Over four at a time they go nowhere, and a walk does.
+        // Readings with requests in flight vary so much that no rise stands out from a random walk of
+        // single steps. Over four steps at a time they cancel out, and a walk does not.
         let rises = often
             && whole.goes_far
             && whole.rise >= policy.paid_effect * effect
@@ -421,19 +422,20 @@ impl Watch {
         }
         let scatter = whole.bent / policy.straight_scatter;
         let line = whole.pace >= policy.straight_ratio && scatter <= 1.0;
-        // The straighter, the shorter.
+        // Straighter lines need less rise.
         let ruled = line && whole.rise >= policy.swift_effect * scatter.max(policy.straight_share) * effect;
-        // Less straight, as requests of different kinds make it, it has to rise by the square of that.
+        // Mixed requests bend the line; the required rise then grows with the square of the scatter.
         let broad = whole.pace >= policy.straight_ratio
             && scatter <= policy.broad_scatter
             && whole.rise >= policy.swift_effect * scatter.powi(2) * effect;
-        // Only from step to step: over longer stretches, plateaus add up to as much.
+        // Only at scale 0: over longer stretches, plateaus add up to as much.
         let steep = scale == 0 && whole.rise >= policy.steep_effect * effect;
         let long = line || whole.rise >= LONG_EFFECT_FACTOR * effect;
         Some(far || again && (ruled || scatter > 1.0 && broad || steep) || often && long)
     }
 
-    /// It rises more slowly than before, in this stretch or in longer ones: the straighter the line, the surer that is.
+    /// Returns true if the rise slows down in this stretch or in longer ones. A straight line slows down
+    /// more surely.
     fn settles(&self, scale: usize, near: &Whole, effect: f64) -> bool {
         let far = |scale: usize| {
             let floors = self.floors.of(scale);
@@ -445,14 +447,15 @@ impl Watch {
         slows(near) || (scale + 1..end).filter_map(far).any(|far| slows(&far))
     }
 
-    /// It fell within an equal stretch of work by a good part of what it rose now: then it may fall again.
+    /// Returns true if memory fell, within an equal stretch of work, by a good part of its present rise: it
+    /// may fall again.
     fn fell(&self, scale: usize, rise: f64) -> bool {
         let far = (scale + self.policy.past_scales).min(self.floors.len() - 1);
         let span = self.floors.of(scale).len() >> (far - scale);
         fell(self.floors.of(far), span, self.policy.fall_share * rise)
     }
 
-    /// The steps in bytes in which this memory is taken.
+    /// Returns the allocation granularity of this memory in bytes.
     fn grain(&self) -> f64 {
         match self.growth.series {
             MemoryKind::Host => 0.0,
@@ -460,12 +463,12 @@ impl Watch {
         }
     }
 
-    /// Growth as in an earlier generation needs no repetition.
+    /// Returns true for growth as in an earlier generation, which needs no repetition.
     fn known(&self, slope: Interval) -> bool {
         self.prior.as_ref().is_some_and(|prior| slope.value >= PRIOR_SLOPE_RATIO * prior.slope.value)
     }
 
-    /// Keeps when growth was last seen: a test, or a height that was not reached before.
+    /// Records the last growth: a test, or a new height.
     fn heights(&mut self, requests: u64, effect: f64, tested: bool) {
         let floor = self.lifted;
         if floor >= self.height + effect * self.policy.height_share {
@@ -509,7 +512,7 @@ impl Watch {
         }
     }
 
-    /// Steps that are too few and too large for a line.
+    /// Finds steps that are too few and too large for a line.
     fn stairs(&self, effect: f64) -> Option<Stairs> {
         let longest = (0..self.floors.len())
             .rev()
@@ -517,8 +520,8 @@ impl Watch {
         Stairs::of(self.floors.of(longest), effect, &self.policy)
     }
 
-    /// Counts how often in a row the same unit of work is blamed for nearly all of the growth. A test that cannot tell says
-    /// nothing against it.
+    /// Counts consecutive tests that blame the same unit for nearly all of the growth. An undecided test
+    /// does not reset the count.
     fn keep_payer(&mut self) {
         let Some(Blame::Pays { unit, share, .. }) = &self.growth.blame else { return };
         if *share < PAID_SHARE || *unit == Unit::Hour {
@@ -529,8 +532,8 @@ impl Watch {
         self.paid = Some((*unit, before + 1));
     }
 
-    /// One unit of work was blamed again and again, and along that unit it goes on rising as it did. Where requests differ
-    /// (some bring images, some do not), growth that images pay for is no line over requests, but it is one over images.
+    /// Returns true if one unit was blamed repeatedly, and memory still rises along that unit. With mixed
+    /// requests, growth paid by images is no line over requests, but it is one over images.
     fn is_paid(&self, effect: f64) -> bool {
         let policy = &self.policy;
         let Some((unit, _)) = self.paid.filter(|(_, times)| *times >= PAID_TESTS) else {
@@ -541,14 +544,15 @@ impl Watch {
         let floors = self.floors.of(longest);
         let Some(whole) = whole(floors.iter(), unit, self.grain(), policy) else { return false };
         let even = whole.rise >= policy.paid_effect * effect && whole.pace >= policy.paid_pace;
-        // So much that still goes on, if more slowly: nothing that settles would be blamed for so long.
+        // A rise this large that still continues, if more slowly: memory that settles is not blamed for so
+        // long.
         let far = whole.rise >= policy.far_effect * effect
             && whole.end >= policy.brake_ratio
             && whole.pace >= policy.steep_ratio;
         whole.goes_far && (even || far) && !self.fell(longest, whole.rise)
     }
 
-    /// Requests without growth after which a leak is over.
+    /// Returns the requests without growth after which a leak is over.
     fn calm(&self, effect: f64) -> u64 {
         let slope = self.growth.slope.map_or(0.0, |slope| slope.value);
         let step = effect * self.policy.height_share;
@@ -556,8 +560,8 @@ impl Watch {
         CALM_REQUESTS.max(units::whole(expected))
     }
 
-    /// Who pays, from the longest stretch that has enough floors, or the next shorter one; hours also from all shorter ones, less
-    /// evened out.
+    /// Finds the paying unit in the longest stretch with enough floors, or in the next shorter one. Hours
+    /// are also sought in all shorter ones, because these average less.
     fn blamed(&self) -> Option<Blame> {
         let floors = |scale| self.floors.of(scale).iter().copied().collect::<Vec<_>>();
         let long = |scale: &usize| self.floors.of(*scale).len() >= self.policy.window;
@@ -565,15 +569,15 @@ impl Watch {
         if let Some(hourly) = (0..longest).map(floors).find(|floors| time_pays(floors, &self.policy)) {
             return Some(blame(&hourly, &self.policy));
         }
-        // Long stretches even out in how much of each work they bring: where they cannot tell, the next shorter one may.
+        // Long stretches average the mix of work; if they cannot separate units, the next shorter one may.
         let found = blame(&floors(longest), &self.policy);
         let shorter = longest.checked_sub(1).filter(|_| matches!(found, Blame::Undecided { .. }));
         let shorter = shorter.map(|scale| blame(&floors(scale), &self.policy));
         Some(shorter.filter(|blame| matches!(blame, Blame::Pays { .. })).unwrap_or(found))
     }
 
-    /// Whether there is anything that growth can be within. Where pools of the host are measured, what is declared is the rest
-    /// that nobody measures. A GPU's pools are measured whole, and nothing is declared for what comes beside them.
+    /// Returns true if growth can be within an allowance. Where host pools are measured, declared memory is
+    /// the unmeasured rest. GPU pools are measured completely, and nothing else is declared for a GPU.
     fn limited(&self) -> bool {
         self.declared > 0 || (self.pooled && self.growth.series == MemoryKind::Host)
     }
@@ -587,7 +591,7 @@ impl Watch {
     }
 }
 
-/// The sentence for growth in steps.
+/// Returns the blame for growth in steps.
 fn stepwise(stairs: &Stairs) -> Blame {
     let why = format!(
         "it grows in steps: {} of some {:.0} each, one in some {:.0} requests",

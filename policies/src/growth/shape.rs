@@ -1,4 +1,4 @@
-//! The shape of a stretch of floors: does it rise like a leak?
+//! Tests if a stretch of floors has the shape of a leak.
 //!
 //! ```text
 //!  a leak        a warm-up or a full cache     a high-water mark, a plateau
@@ -7,7 +7,7 @@
 //!    .'            .'        braking              ----'         jump
 //! ```
 //!
-//! It sees one stretch at a time and remembers nothing.
+//! Looks at one stretch at a time and keeps no state.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,42 +18,44 @@ use crate::growth::stats::{self, Trend, size};
 use crate::growth::{GrowthPolicy, Interval, Unit};
 use crate::units::exact;
 
-/// Without its largest jump so much of the rise has to remain.
+/// Share of the rise that must remain without its largest jump.
 const JUMP_REST_SHARE: f64 = 0.5;
-/// Three deviations above both neighbours is a peak of a request in flight, not a step of the heap.
+/// Three deviations above both neighbours mark a peak of a request in flight, not a step of the heap.
 const PEAK_DEVIATIONS: f64 = 3.0;
-/// Five deviations of the readings about their line: what swings that much has to rise more.
+/// Required rise in deviations of the readings about their line: noisy memory has to rise more.
 const EFFECT_DEVIATIONS: f64 = 5.0;
-/// A random walk rises by this many of its deviations once in 3,000 times, and each verdict needs a trend besides.
+/// A random walk rises by this many of its deviations once in 3,000 times; each verdict needs a trend, too.
 const DRIFT_DEVIATIONS: f64 = 4.0;
-/// Pure curvature takes 14 times from the later half what floors scatter by, a walk 7 and noise 2: this is between.
+/// Pure curvature costs the later half 14 times the scatter of the floors, a random walk 7 times, noise
+/// twice; this value lies between.
 const BEND_NOISE_FACTOR: f64 = 10.0;
-/// Five percent less in the later half are the load, however straight the line.
+/// A later half that is up to five percent slower is due to the load, however straight the line.
 const PACE_LIMIT: f64 = 0.95;
-/// A line slows down if its later half has lost more than four times what its floors scatter by: less is chance.
+/// A later half that lost less than four times the scatter of the floors slowed down by chance.
 const PACE_NOISE_FACTOR: f64 = 4.0;
 
-/// What one test of a stretch found.
+/// Result of one test of a stretch.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Finding {
     /// Bytes per request.
     pub(super) slope: Interval,
-    /// It rises like a leak.
+    /// The stretch rises like a leak.
     pub(super) grows: bool,
-    /// Where the line of that slope is before any work, in bytes.
+    /// Value of the line before any work, in bytes.
     pub(super) foot: f64,
-    /// How far floors are from it: the standard deviation, were they scattered like noise.
+    /// Deviation of the floors from the line, as the standard deviation of normal noise.
     pub(super) scatter: f64,
 }
 
 impl Finding {
-    /// Where the line is when so many requests were answered.
+    /// Returns the line's value at a number of answered requests.
     pub(super) fn at(&self, requests: u64) -> f64 {
         self.foot + self.slope.value * exact(requests)
     }
 }
 
-/// Tests a stretch of floors. `effect` is the least rise in bytes that counts. `None` if all floors are at one place.
+/// Tests a stretch of floors. `effect` is the smallest rise in bytes that counts. `None` if all floors are
+/// at the same work.
 pub(super) fn examine<'a>(
     floors: impl Iterator<Item = &'a Point>,
     effect: f64,
@@ -76,29 +78,29 @@ pub(super) fn examine<'a>(
     Some(Finding { slope, grows, foot, scatter: noise })
 }
 
-/// All floors of a scale together.
+/// Statistics of all floors of a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Whole {
-    /// By how many bytes they rose.
+    /// Rise in bytes.
     pub(super) rise: f64,
-    /// The rise is more than chance makes of steps of this size, were each as likely to go up as down: what wanders far
-    /// and slowly shows trends everywhere, but no drift.
+    /// The rise exceeds that of a random walk with steps of this size. Slow wandering shows trends
+    /// everywhere, but no drift.
     pub(super) drift: bool,
-    /// The same over four floors at a time alone, and of what the work leaves unexplained: readings with requests in flight
-    /// move much from one to the next and go nowhere.
+    /// The same over four floors at a time, for the part that work leaves unexplained. Readings with
+    /// requests in flight vary much between neighbours and cancel out.
     pub(super) goes_far: bool,
-    /// Slope of the later half as a share of that of the earlier one; beyond 1 where the earlier half does not rise.
+    /// Slope of the later half as a share of the earlier one's; above 1 where the earlier half does not rise.
     pub(super) pace: f64,
-    /// Slope of the last third as a share of that of all.
+    /// Slope of the last third as a share of the total slope.
     pub(super) end: f64,
     /// Deviation of the floors from their line as a share of the rise.
     pub(super) scatter: f64,
-    /// The same, less what the steps are to blame for in which such memory is taken.
+    /// The same, less the share caused by allocation granularity.
     pub(super) bent: f64,
 }
 
-/// Looks at all floors of a scale together. `None` if they are too few for a slope of each half.
-/// `along`: the work by which they are told apart. `grain`: the steps in bytes in which such memory is taken, for which the floors are not to blame.
+/// Computes the statistics of all floors of a scale; `None` if there are too few for a slope of each half.
+/// `along` is the work on the x axis, `grain` the allocation granularity in bytes.
 pub(super) fn whole<'a>(
     floors: impl Iterator<Item = &'a Point>,
     along: Unit,
@@ -116,7 +118,7 @@ pub(super) fn whole<'a>(
     let share = |bytes: f64| if rise > 0.0 { bytes / rise } else { f64::MAX };
     let (scatter, bent) = (share(scatter), share((scatter - grain / 2.0).max(0.0)));
     let pace = if early > 0.0 { late / early } else { f64::MAX };
-    // A random walk goes as far in four steps as twice in one; noise goes no farther, which leaves room for a higher bar.
+    // A random walk goes twice as far in four steps as in one; noise does not, which allows a higher bar.
     let drift =
         rise >= DRIFT_DEVIATIONS * walk(&ys, 1, 0.0) && rise >= policy.drift_far_z * walk(&ys, 4, grain);
     let rests: Vec<f64> = xs.iter().zip(&ys).map(|(x, y)| y - slope * x).collect();
@@ -125,20 +127,22 @@ pub(super) fn whole<'a>(
 }
 
 impl Whole {
-    /// Its later half rises more slowly than its earlier one: the straighter the line, the surer that is.
+    /// Returns true if the later half rises more slowly than the earlier one. Straight lines need a smaller
+    /// loss.
     pub(super) fn slows(&self, effect: f64, policy: &GrowthPolicy) -> bool {
         if self.rise >= policy.steep_effect * effect {
             return self.pace < policy.steep_ratio;
         }
         let noise = 1.0 - PACE_NOISE_FACTOR * self.scatter;
         let limit = noise.min(PACE_LIMIT).max(policy.persist_ratio);
-        // All that such a line scatters by is that it is bent: a heap that settles quietly.
+        // The line scatters only because it bends: a heap that settles quietly.
         let bent = 1.0 - self.pace > BEND_NOISE_FACTOR * self.scatter;
         self.pace < limit || bent
     }
 }
 
-/// Memory fell by more than `depth` bytes within `span` floors, and stayed down for two: a single low reading is no fall.
+/// Returns true if memory fell by more than `depth` bytes within `span` floors and stayed down for two. A
+/// single low reading is no fall.
 pub(super) fn fell(floors: &VecDeque<Point>, span: usize, depth: f64) -> bool {
     (2..floors.len()).any(|end| {
         let low = floors[end].level.max(floors[end - 1].level);
@@ -146,20 +150,20 @@ pub(super) fn fell(floors: &VecDeque<Point>, span: usize, depth: f64) -> bool {
     })
 }
 
-/// Growth in few large steps with nothing between them.
+/// Growth in few large steps, flat between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Stairs {
-    /// How many steps.
+    /// Number of steps.
     pub(super) steps: u32,
     /// Mean height in bytes.
     pub(super) height: f64,
-    /// Mean requests from one to the next.
+    /// Mean requests between steps.
     pub(super) requests: f64,
 }
 
 impl Stairs {
-    /// Of floors that rose again and again by much more than `effect` at once and never fell; the next step is not overdue. `None`
-    /// for everything else, smaller plateaus among it.
+    /// Recognises floors that rose several times by much more than `effect` at once, never fell, and whose
+    /// next step is not overdue. `None` for everything else, including smaller plateaus.
     pub(super) fn of(floors: &VecDeque<Point>, effect: f64, policy: &GrowthPolicy) -> Option<Self> {
         let (first, last) = (floors.front()?, floors.back()?);
         let total = last.level - first.level;
@@ -190,8 +194,8 @@ impl Stairs {
     }
 }
 
-/// How far a random walk goes in as many floors as these, were its steps over `lag` floors of the size of theirs,
-/// less the `grain` in which such memory is taken.
+/// Returns the expected distance of a random walk over as many floors, with steps over `lag` floors of the
+/// measured size less the allocation granularity `grain`.
 fn walk(ys: &[f64], lag: usize, grain: f64) -> f64 {
     let steps: Vec<f64> = ys.iter().zip(ys.iter().skip(lag)).map(|(from, to)| to - from).collect();
     let places = vec![0.0; steps.len()];
@@ -199,24 +203,24 @@ fn walk(ys: &[f64], lag: usize, grain: f64) -> f64 {
         * (size(ys.len().saturating_sub(1)) / size(lag)).sqrt()
 }
 
-/// The trend test, corrected for autocorrelation.
+/// Trend test, corrected for autocorrelation.
 fn significant(ys: &[f64], trend: Trend, rise: f64, policy: &GrowthPolicy) -> bool {
-    // Cheap first: the correction only ever lowers z.
+    // Run the cheap test first: the correction only lowers z.
     trend.z() >= policy.trend_z && {
         let per_step = rise / (size(ys.len()) - 1.0).max(1.0);
         trend.widened(stats::hamed_rao(ys, per_step, policy.bound_z)).z() >= policy.trend_z
     }
 }
 
-/// The end of the stretch rises less than the whole: it is about to end.
+/// Returns true if the end of the stretch rises less than the whole, so the rise is about to end.
 fn braking(xs: &[f64], ys: &[f64], slope: f64, policy: &GrowthPolicy) -> bool {
     let from = xs.len() - xs.len() * 2 / 5;
     let last = stats::sen(&xs[from..], &ys[from..]);
     last.is_none_or(|last| last < policy.brake_ratio * slope)
 }
 
-/// A few steps make most of the rise, or the floors jump about so much that they could. Single readings that stand out
-/// are no steps: they count as the middle one of themselves and their neighbours.
+/// Returns true if a few steps make most of the rise, or the floors vary enough that they could. A single
+/// outlier is no step: it is replaced by the median of itself and its neighbours.
 fn jumping(ys: &[f64], rise: f64, noise: f64, policy: &GrowthPolicy) -> bool {
     let smooth: Vec<f64> = ys
         .windows(3)

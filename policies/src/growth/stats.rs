@@ -1,19 +1,21 @@
-//! Robust statistics of a short series: Sen's slope with its bounds, the trend test of Mann and Kendall, corrected for
-//! autocorrelation after Hamed and Rao.
+//! Robust statistics of a short series: Sen's slope with bounds, and the Mann-Kendall trend test, corrected
+//! for autocorrelation after Hamed and Rao.
 //!
 //! Sources: Sen, *Estimates of the regression coefficient based on Kendall's tau* (JASA 63, 1968); Hamed and Rao, *A
-//! modified Mann-Kendall trend test for autocorrelated data* (J. Hydrology 204, 1998). Nothing here knows what the
-//! numbers mean. The cost grows with the square of the length: it is for dozens of points, not for thousands.
+//! modified Mann-Kendall trend test for autocorrelated data* (J. Hydrology 204, 1998). The functions know
+//! nothing of memory. Cost grows with the square of the length: use them for dozens of points, not
+//! thousands.
 
 use crate::growth::Interval;
 
-/// A length as a number for arithmetic.
+/// Converts a length for arithmetic.
 pub(super) fn size(length: usize) -> f64 {
     u32::try_from(length).map_or(f64::MAX, f64::from)
 }
 
-/// The middle value, the mean of the two middle ones for an even number of values; `None` for none. Reorders them.
-pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
+/// Returns the median, the mean of the two middle values for an even count; `None` if empty. Reorders the
+/// values.
+pub fn median(values: &mut [f64]) -> Option<f64> {
     let middle = values.len() / 2;
     if values.is_empty() {
         return None;
@@ -28,17 +30,17 @@ pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
     Some(found)
 }
 
-/// The trend test of Mann and Kendall.
+/// Mann-Kendall trend test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Trend {
-    /// Pairs that rise less pairs that fall.
+    /// Rising pairs minus falling pairs.
     pub(super) s: f64,
-    /// Variance of `s` without a trend, ties counted.
+    /// Variance of `s` without a trend, corrected for ties.
     pub(super) var: f64,
 }
 
 impl Trend {
-    /// Of values in order.
+    /// Tests values in order.
     pub(super) fn of(values: &[f64]) -> Self {
         let mut s = 0.0;
         for (i, early) in values.iter().enumerate() {
@@ -57,7 +59,7 @@ impl Trend {
         Self { s, var: (of(size(values.len())) - ties) / 18.0 }
     }
 
-    /// Deviations of `s` from no trend, with the correction for continuity; 0 where the values are all the same.
+    /// Deviations of `s` from no trend, with continuity correction; 0 if all values are equal.
     pub(super) fn z(self) -> f64 {
         if self.var <= 0.0 || self.s == 0.0 {
             return 0.0;
@@ -65,14 +67,15 @@ impl Trend {
         (self.s - self.s.signum()) / self.var.sqrt()
     }
 
-    /// With a variance that allows for autocorrelation: `factor` of [`hamed_rao`].
+    /// Scales the variance to allow for autocorrelation by the `factor` of [`hamed_rao`].
     pub(super) fn widened(self, factor: f64) -> Self {
         Self { var: self.var * factor, ..self }
     }
 }
 
-/// The factor by which autocorrelation widens the variance of Mann and Kendall's S: at least 1, so that the test never
-/// becomes more eager by it. `slope` is Sen's slope per step; only lags beyond `z_lag` deviations count.
+/// Factor by which autocorrelation widens the variance of the Mann-Kendall S. At least 1, so that the test
+/// never becomes more sensitive. `slope` is Sen's slope per step; only lags beyond `z_lag` deviations
+/// count.
 pub(super) fn hamed_rao(values: &[f64], slope: f64, z_lag: f64) -> f64 {
     let n = size(values.len());
     if values.len() < 4 {
@@ -98,7 +101,7 @@ pub(super) fn hamed_rao(values: &[f64], slope: f64, z_lag: f64) -> f64 {
     (1.0 + 2.0 / (n * (n - 1.0) * (n - 2.0)) * sum).max(1.0)
 }
 
-/// Ranks from 1; equal values share the mean of theirs.
+/// Ranks from 1; equal values share their mean rank.
 fn ranks(values: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_unstable_by(|a, b| values[*a].total_cmp(&values[*b]));
@@ -114,7 +117,7 @@ fn ranks(values: &[f64]) -> Vec<f64> {
     ranks
 }
 
-/// All slopes between two points, each later one against each earlier one; pairs at the same place have none.
+/// Slopes between all pairs of points; pairs with equal x have none.
 fn slopes(xs: &[f64], ys: &[f64]) -> Vec<f64> {
     let mut slopes = Vec::with_capacity(xs.len() * xs.len() / 2);
     for i in 0..xs.len() {
@@ -128,12 +131,12 @@ fn slopes(xs: &[f64], ys: &[f64]) -> Vec<f64> {
     slopes
 }
 
-/// Sen's slope: the median slope of all pairs of points; `None` below two places.
+/// Sen's slope: the median slope of all pairs of points; `None` without two different x.
 pub(super) fn sen(xs: &[f64], ys: &[f64]) -> Option<f64> {
     median(&mut slopes(xs, ys))
 }
 
-/// Sen's slope with the bounds that the variance of S gives it, `z` deviations to each side.
+/// Sen's slope with the bounds given by the variance of S, `z` deviations to each side.
 pub(super) fn sen_bounds(xs: &[f64], ys: &[f64], var: f64, z: f64) -> Option<Interval> {
     let mut slopes = slopes(xs, ys);
     let value = median(&mut slopes)?;
@@ -144,7 +147,7 @@ pub(super) fn sen_bounds(xs: &[f64], ys: &[f64], var: f64, z: f64) -> Option<Int
     Some(Interval { value, low: low.min(value), high: high.max(value) })
 }
 
-/// The value of a rank from 0, cut to the ends and rounded.
+/// Returns the value at a rank counted from 0, rounded and clamped to the ends.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "cut to the length of a vector")]
 fn nth(values: &mut [f64], rank: f64) -> Option<&mut f64> {
     let last = values.len().checked_sub(1)?;
@@ -152,9 +155,9 @@ fn nth(values: &mut [f64], rank: f64) -> Option<&mut f64> {
     Some(values.select_nth_unstable_by(rank, f64::total_cmp).1)
 }
 
-/// How far points are from a line of a given slope: the median distance from the median line, scaled so that it is the
+/// Scatter of points about a line of a given slope: the median distance from the median line, scaled to the
 /// standard deviation of normal noise.
-pub(crate) fn scatter(xs: &[f64], ys: &[f64], slope: f64) -> f64 {
+pub fn scatter(xs: &[f64], ys: &[f64], slope: f64) -> f64 {
     let mut rests: Vec<f64> = xs.iter().zip(ys).map(|(x, y)| y - slope * x).collect();
     let Some(middle) = median(&mut rests) else { return 0.0 };
     for rest in &mut rests {

@@ -1,7 +1,7 @@
-//! For experiments: the slope of some readings, and who pays over several processes that each did one kind of work.
+//! Growth over several processes, for experiments: the slope of readings, and the unit of work that pays.
 //!
-//! The watch of one process knows its own work alone. Where every request brings the same, units cannot be told apart;
-//! processes that did different work, side by side, can tell them apart.
+//! The watch of one process knows only that process's work. Units cannot be separated where every request
+//! brings the same; several processes with different work can separate them.
 
 use std::time::Duration;
 
@@ -12,21 +12,22 @@ use crate::growth::{Blame, GrowthPolicy, Interval};
 use crate::sample::Work;
 use crate::units::exact;
 
-/// Points that a slope is taken from, at most: the cost grows with the square.
+/// Most points for a slope, because the cost grows with the square.
 const POINTS: usize = 160;
 
-/// A reading of one memory of one process.
+/// Memory reading of one process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
     /// Time since the spawn.
     pub at: Duration,
-    /// Work done since then.
+    /// Work done since the spawn.
     pub work: Work,
     /// Bytes.
     pub bytes: u64,
 }
 
-/// Sen's slope in bytes per request with its bounds; `None` with fewer than four readings, or without any work.
+/// Sen's slope in bytes per request with its bounds; `None` with fewer than four readings, or without any
+/// work.
 pub fn slope(levels: &[Level], policy: &GrowthPolicy) -> Option<Interval> {
     let stride = levels.len().div_ceil(POINTS).max(1);
     let pair = |level: &Level| (exact(level.work.requests), exact(level.bytes));
@@ -34,25 +35,27 @@ pub fn slope(levels: &[Level], policy: &GrowthPolicy) -> Option<Interval> {
     if xs.len() < 4 {
         return None;
     }
-    // Readings of a heap hang together, so fewer of them are news than there are.
+    // Heap readings are correlated, so the effective number is smaller.
     let per_step = stats::sen(&xs, &ys)? * (xs.last()? - xs.first()?) / (stats::size(xs.len()) - 1.0);
     let trend = Trend::of(&ys).widened(stats::hamed_rao(&ys, per_step, policy.bound_z));
     stats::sen_bounds(&xs, &ys, trend.var, policy.bound_z)
 }
 
-/// Readings taken together, at most: more would leave too few points of a short leg.
+/// Most readings merged into one point: more would leave too few points of a short leg.
 const MOST_AT_ONCE: usize = 8;
 
-/// Which unit of work pays for the growth of these processes, each with its readings in order.
-pub(crate) fn blame_of(processes: &[Vec<Level>], policy: &GrowthPolicy) -> Blame {
-    // A pool of a GPU grows by pieces that are larger than what one request takes: from reading to reading it mostly stands
-    // still, and a fit that holds out against outliers would call the growth one. So no more points than it takes.
+/// Finds the unit that pays for the growth of these processes; each has its readings in order.
+pub fn blame_of(processes: &[Vec<Level>], policy: &GrowthPolicy) -> Blame {
+    // A GPU pool grows in pieces larger than one request's need. Between most readings it does not move, so
+    // a robust fit would treat growth as an outlier. Therefore readings are merged until just enough points
+    // remain.
     let all: usize = processes.iter().map(Vec::len).sum();
     let stride = (all / (2 * policy.blame_floors)).clamp(1, MOST_AT_ONCE);
     let mut points: Vec<Point> = Vec::new();
     for levels in processes {
         let Some(first) = levels.first() else { continue };
-        // One curve of all: each process goes on where the one before ended, so that only differences within one count.
+        // Joins all processes to one curve: each continues at the end of the previous one, so only
+        // differences within one count.
         let end = points.last().copied().unwrap_or(Point {
             level: 0.0,
             hours: 0.0,
@@ -82,7 +85,7 @@ mod tests {
         let mut levels = Vec::new();
         for step in 0..steps {
             work += each;
-            // Readings are never quite even.
+            // Readings always vary.
             let bytes = 100 * MIB + bytes(work) + (step * 7919) % 4096;
             levels.push(Level { at: Duration::from_secs(step), work, bytes });
         }

@@ -1,15 +1,15 @@
-//! Whether a backend is ill in other ways than by its memory.
+//! Detects illness of a backend apart from its memory.
 //!
-//! | symptom | sign | what it calls for |
+//! | symptom | sign | action |
 //! |---|---|---|
-//! | wedged | requests wait for it, no token comes and its loop does not turn, for longer than its own pace explains | drain; what is still silent after the same time again is ended |
-//! | compute errors | errors of the computation in a row, not one success between them | drain: it answers nothing but errors |
+//! | wedged | requests wait, no token comes and the server's loop does not turn, for longer than its own speed explains | drain; a server that stays silent as long again is ended |
+//! | compute errors | consecutive compute errors without a success | drain: it only answers errors |
 //! | device fault | an Xid that ends a process's use of its GPU | drain |
-//! | slow decode | tokens per second and busy slot fall far below the backend's own | when quiet, if the mode allows |
+//! | slow decode | tokens per second and busy slot are far below the backend's own | when quiet, if the mode allows |
 //!
-//! How long is too long: `patience`. It never looks at latency alone: a busy server is slow and sound. What is no fault of
-//! the server's does not count: a client that does not read, a process that is stopped or waits for the disk, a machine
-//! that slept. Nor does what only looks like work: comments that keep a stream open come from another thread than tokens.
+//! `patience` defines the time limits. Latency alone is never a symptom: a busy server is slow and healthy.
+//! Causes outside the server do not count: a client that does not read, a stopped process, a wait for the
+//! disk, a machine that slept. Stream comments are no progress, because another thread sends them.
 
 mod offload;
 mod patience;
@@ -29,43 +29,43 @@ use patience::Pace;
 pub use patience::{Awaited, Basis, Gaps, Limit};
 use speed::Speed;
 
-/// The numbers. Reasons: `defaults.toml`, section `[health]`.
+/// Settings of health. `defaults.toml`, section `[health]`, gives the reasons.
 pub type HealthPolicy = crate::defaults::Health;
 
-/// A sign of illness.
+/// A symptom of illness.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Symptom {
-    /// Requests wait for it and nothing has moved for so many seconds.
+    /// Requests wait, and nothing has moved for some time.
     Wedged {
         /// Whole seconds without progress.
         seconds: u64,
-        /// How long that would have been sound.
+        /// Limit that was exceeded.
         limit: Limit,
     },
-    /// So many answers in a row said that computing failed.
+    /// Consecutive answers reported failed computation.
     ComputeErrors {
-        /// Answers in a row.
+        /// Number of consecutive answers.
         in_a_row: u32,
     },
-    /// It decodes at this share of its own speed.
+    /// Decoding is far below the backend's own speed.
     SlowDecode {
         /// Tokens per second and busy slot now.
         now: f64,
-        /// And when it was young.
+        /// Tokens per second and busy slot when it was young.
         baseline: f64,
     },
-    /// Its GPU reported a fault.
+    /// The GPU reported a fault.
     DeviceFault {
-        /// Which GPU.
+        /// GPU with the fault.
         gpu: GpuIndex,
-        /// The driver's number of the fault.
+        /// Fault number of the driver.
         xid: u64,
     },
 }
 
 impl Symptom {
-    /// The label of it.
+    /// Returns the reason used as a label.
     pub const fn reason(&self) -> Reason {
         match self {
             Self::Wedged { .. } => Reason::Wedged,
@@ -75,7 +75,7 @@ impl Symptom {
         }
     }
 
-    /// What it calls for.
+    /// Returns the action that the symptom requires.
     pub const fn action(&self) -> Action {
         match self {
             Self::SlowDecode { .. } => Action::RecycleWhenQuiet,
@@ -83,7 +83,7 @@ impl Symptom {
         }
     }
 
-    /// The GPU that it is about, if one is.
+    /// Returns the GPU memory in question, if any.
     pub const fn series(&self) -> Option<MemoryKind> {
         match self {
             Self::DeviceFault { gpu, .. } => Some(MemoryKind::Vram(*gpu)),
@@ -110,69 +110,71 @@ impl std::fmt::Display for Symptom {
     }
 }
 
-/// One look at a generation. Counters only grow.
+/// Observation of a generation. Counters only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Look {
-    /// Time since the caller's epoch; never goes back.
+    /// Time since the caller's epoch; never decreases.
     pub at: Duration,
-    /// What it owes.
+    /// Requests that the server owes answers to.
     pub awaited: Awaited,
-    /// Events with data, and whole answers, of requests that compute, since its spawn.
+    /// Data events and complete answers of computing requests since its spawn.
     pub moves: u64,
-    /// Its count of decodes since its spawn (`n_decode_total`); `None` if it does not tell, or does not answer.
+    /// Decode count since its spawn (`n_decode_total`); `None` if not reported or not answered.
     pub decodes: Option<u64>,
-    /// What it says of its slots; `None` if it was not asked, or does not answer.
+    /// Reported slot state; `None` if not asked or not answered.
     pub slots: Option<Slots>,
-    /// It is known to answer one of these questions when it is well.
+    /// A healthy server of this build answers one of these queries.
     pub tells: bool,
     /// Pauses between its tokens so far.
     pub gaps: Option<Gaps>,
-    /// Since the last look it was stopped, or waited for pages of memory from a disk.
+    /// Since the last observation the process was stopped, or waited for pages from a disk.
     pub hindered: bool,
-    /// How long it may take to load its model again after a sleep; zero if it does not sleep.
+    /// Time that a reload of the model after a sleep may take; zero if it does not sleep.
     pub wake: Duration,
-    /// Answers in a row, up to now, that said that computing failed. Refusals, bad requests and clients that leave neither
-    /// count nor end the streak.
+    /// Consecutive answers that reported failed computation. Refusals, bad requests and cancelled ones
+    /// neither count nor end the streak.
     pub compute_errors: u32,
 }
 
-/// What a server says of its slots.
+/// Slot state reported by a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slots {
-    /// Slots that work.
+    /// Busy slots.
     pub busy: u32,
-    /// Changes with every token and every batch of a prompt.
+    /// Value that changes with every token and every prompt batch.
     pub mark: u64,
 }
 
-/// Watches one generation.
+/// Health monitor of one generation.
 #[derive(Clone, Debug)]
 pub struct Health {
     policy: HealthPolicy,
     last: Look,
-    /// When something moved last, or when the first of the present requests came.
+    /// Time of the last progress, or of the first of the present requests.
     progress: Duration,
-    /// When its loop was last seen to turn: by progress, or by an answer that the loop gives.
+    /// Time at which its loop last turned: by progress, or by an answer from the loop.
     turned: Duration,
-    /// Looks in a row without progress.
+    /// Consecutive observations without progress.
     still: u32,
-    /// Looks in a row in which its loop was not seen to turn.
+    /// Consecutive observations in which its loop did not turn.
     silent: u32,
-    /// It answers questions about its work, or once did: one that is wedged does not.
+    /// The server answers progress queries, or once did; a wedged one does not.
     told: bool,
     decodes: Option<u64>,
     mark: Option<u64>,
     pace: Pace,
     faults: Vec<(GpuIndex, u64)>,
-    /// By the number of busy slots: 1, 2 and 3, 4 to 7, 8 and more. A slot among eight is slower than a lonely one.
+    /// By the number of busy slots: 1, 2 and 3, 4 to 7, 8 and more. One slot of eight is slower than a
+    /// single one.
     speeds: [Speed; 4],
 }
 
-/// Looks without progress that a wedge needs: a machine that slept has a long pause between two looks.
+/// Observations without progress that a wedge needs: a machine that slept has one long pause between two of
+/// them.
 const STILL_LOOKS: u32 = 3;
 
 impl Health {
-    /// For a generation that has just become ready.
+    /// Creates a monitor for a generation that just became ready.
     pub fn new(policy: &HealthPolicy) -> Self {
         Self {
             policy: policy.clone(),
@@ -190,7 +192,7 @@ impl Health {
         }
     }
 
-    /// Takes a look in.
+    /// Adds an observation.
     pub fn observe(&mut self, look: &Look) {
         let last = std::mem::replace(&mut self.last, *look);
         let answered = look.decodes.is_some() || look.slots.is_some();
@@ -201,7 +203,7 @@ impl Health {
         let moved = look.moves != last.moves
             || changed(self.decodes, look.decodes)
             || changed(self.mark, mark)
-            // Its loop turns and has nothing to do: whoever waits, waits for something else, as a download.
+            // The loop turns and is idle: the request waits for something else, such as a download.
             || look.slots.is_some_and(|slots| slots.busy == 0);
         self.decodes = look.decodes.or(self.decodes);
         self.mark = mark.or(self.mark);
@@ -211,7 +213,7 @@ impl Health {
             return;
         }
         if look.hindered {
-            // That time is not the server's.
+            // The server is not responsible for that time.
             self.progress = self.progress.saturating_add(since_last);
             self.turned = self.turned.saturating_add(since_last);
             return;
@@ -223,17 +225,18 @@ impl Health {
         }
     }
 
-    /// A prompt was evaluated: so many new tokens, of so many in all, in so many milliseconds.
+    /// Records an evaluated prompt: `new` tokens of `all`, in milliseconds.
     pub fn prompt(&mut self, new: u64, all: u64, ms: f64) {
         self.pace.prompt(new, all, ms);
     }
 
-    /// Whether the server should be asked how far it is: somebody waits, and nothing else shows it.
+    /// Returns true if the server should be asked for its progress: a request waits, and nothing else shows
+    /// it.
     pub fn asks(&self) -> bool {
         self.still > 0
     }
 
-    /// For how long nothing has moved although somebody waits, and how long that would be sound; `None` if nobody waits.
+    /// Returns the time without progress and its limit; `None` if no request waits.
     pub fn stalled(&self) -> Option<(Duration, Limit)> {
         (self.last.awaited.count() > 0).then(|| (self.last.at.saturating_sub(self.progress), self.limit()))
     }
@@ -260,8 +263,8 @@ impl Health {
             .then(|| wedged(still, Limit { seconds, basis: Basis::Unmoved }))
     }
 
-    /// Takes the speed of one answer in: tokens generated, the seconds that this took, and the requests in flight beside
-    /// it, itself included.
+    /// Records the speed of one answer: generated tokens, their seconds, and the requests in flight, itself
+    /// included.
     pub fn speed(&mut self, at: Duration, tokens: u64, seconds: f64, busy: u32) {
         let speed = exact(tokens) / seconds;
         if tokens == 0 || !speed.is_finite() || speed <= 0.0 {
@@ -271,14 +274,14 @@ impl Health {
         self.speeds[bucket].take(at, speed);
     }
 
-    /// The driver reported a fault on a GPU that the backend uses.
+    /// Records a driver fault on a GPU that the backend uses.
     pub fn xid(&mut self, gpu: GpuIndex, xid: u64) {
         if is_fatal(xid) && !self.faults.contains(&(gpu, xid)) {
             self.faults.push((gpu, xid));
         }
     }
 
-    /// What it suffers from now, the weightiest first.
+    /// Returns the present symptoms, the most serious first.
     pub fn symptoms(&self) -> Vec<Symptom> {
         let fault = self.faults.first().map(|(gpu, xid)| Symptom::DeviceFault { gpu: *gpu, xid: *xid });
         let streak = self.last.compute_errors;
@@ -289,7 +292,7 @@ impl Health {
     }
 }
 
-/// Whether an Xid means that no process can go on with the GPU as it is.
+/// Returns true for an Xid after which no process can continue to use the GPU.
 ///
 /// | Xid | what (NVIDIA, "Xid Errors") |
 /// |---|---|
@@ -301,9 +304,9 @@ impl Health {
 /// | 119, 120 | the GPU's system processor does not answer, or failed |
 /// | 140 | unrecovered ECC error |
 ///
-/// Not fatal here: faults of one program (13, 31, 43, 45, 94), which NVML does not tie to a process; if it was ours,
-/// errors of the computation or an exit show it. Nor notes and corrected errors (63, 92, 154) and links (74), which
-/// traffic may route around.
+/// Not fatal: faults of one program (13, 31, 43, 45, 94), which NVML does not tie to a process; if the
+/// backend caused them, compute errors or an exit show it. Notes and corrected errors (63, 92, 154) and
+/// link errors (74), which traffic may route around, are not fatal either.
 pub(crate) const fn is_fatal(xid: u64) -> bool {
     matches!(xid, 48 | 62 | 64 | 79 | 95 | 119 | 120 | 140)
 }

@@ -1,42 +1,42 @@
-//! Whether a server came up with less of the GPU than one like it had: a device that is lost or full makes llama-server start
-//! on the processor, without a word that a program would notice, and many times slower.
+//! Detects a server that came up with less of the GPU than an earlier one: with a lost or full device
+//! llama-server starts on the processor, without a machine-readable message, and many times slower.
 //!
-//! What the best generation of one kind of process had is a fact of it. A kind is everything that it is made of, so other
-//! flags, another model or build are another kind, and nothing is compared with it.
+//! The best generation of one kind of process is the reference. A kind includes all flags, the model and
+//! the build, so different settings are never compared.
 
 use serde::{Deserialize, Serialize};
 
 use super::HealthPolicy;
 use crate::units::{ByteSize, scale};
 
-/// What a server has on GPUs when it is ready.
+/// GPU use of a server when it is ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Offload {
-    /// Layers on GPUs, by its log; `None` if that does not say.
+    /// Layers on GPUs by its log; `None` if not logged.
     pub layers: Option<u32>,
-    /// Layers in all, by its log.
+    /// Total layers by its log.
     pub of: Option<u32>,
-    /// Bytes of VRAM, over all GPUs; `None` if that is not known.
+    /// Bytes of VRAM on all GPUs; `None` if unknown.
     pub vram: Option<u64>,
 }
 
-/// A server has much less on GPUs than one like it had.
+/// Loss of GPU use compared with the best process of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
-    /// What it has.
+    /// Present GPU use.
     pub now: Offload,
-    /// What the best one had.
+    /// GPU use of the best process.
     pub known: Offload,
 }
 
 impl Offload {
-    /// Whether there is anything to lose.
+    /// Returns true if any layers or VRAM are known.
     pub fn is_some(&self) -> bool {
         self.layers.is_some_and(|layers| layers > 0) || self.vram.is_some_and(|bytes| bytes > 0)
     }
 
-    /// The most of both.
+    /// Returns the maximum of both.
     #[must_use]
     pub fn best(self, other: Self) -> Self {
         let layers = self.layers.max(other.layers);
@@ -47,8 +47,8 @@ impl Offload {
         }
     }
 
-    /// A line of the log: `load_tensors: offloaded 33/33 layers to GPU`. Several models in one server add up. True if it says
-    /// this.
+    /// Parses a log line: `load_tensors: offloaded 33/33 layers to GPU`. Several models in one server add
+    /// up. Returns true if the line matches.
     pub fn learn(&mut self, line: &str) -> bool {
         let Some((layers, of)) = layers(line) else { return false };
         self.layers = Some(self.layers.unwrap_or(0).saturating_add(layers));
@@ -56,7 +56,7 @@ impl Offload {
         true
     }
 
-    /// What this one has lost against the best one like it, if that is much.
+    /// Returns the loss compared with the best process of the kind, if it is large.
     pub fn lost(self, known: Self, policy: &HealthPolicy) -> Option<Lost> {
         let less = |now: Option<u64>, known: Option<u64>, share: f64| {
             now.zip(known).is_some_and(|(now, known)| now < scale(known, share))
@@ -82,7 +82,7 @@ impl std::fmt::Display for Lost {
     }
 }
 
-/// The numbers of `offloaded 33/33 layers to GPU`, the same text since 2023.
+/// Parses the numbers of `offloaded 33/33 layers to GPU`, the same text since 2023.
 fn layers(line: &str) -> Option<(u32, u32)> {
     let rest = &line[line.find("offloaded ")? + "offloaded ".len()..];
     let (layers, rest) = rest.split_once('/')?;
@@ -127,7 +127,7 @@ mod tests {
         );
         assert_eq!(lost(had(30, 7 * GIB), known), None);
         assert!(lost(had(20, 6 * GIB), known).is_some());
-        // All layers are there by name, and what they are made of is not.
+        // All layers are reported on the GPU, but their VRAM is not there.
         assert!(lost(had(33, 3 * GIB), known).is_some());
     }
 

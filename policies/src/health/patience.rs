@@ -1,17 +1,18 @@
-//! How long a server may be silent while somebody waits for it: by what its tokens and prompts took so far, never by one
-//! number for all machines. What was measured and what follows from it is in the [`Limit`], for people to check.
+//! Limits of a server's silence while requests wait, derived from its own tokens and prompts instead of one
+//! number for all machines. Each [`Limit`] contains its basis, so that people can check it.
 //!
 //! ```text
-//!   all who wait have had a first token ── it can be asked ── token_factor × what 99 of 100 tokens took
-//!                                       └─ it cannot ──────── silent_tokens tokens (a tool call gives few events)
-//!   somebody waits for a first token ───── it can be asked ── prefill_factor × one batch of the prompt
-//!                                       └─ it cannot ──────── prefill_factor × all that waits
-//!   nothing was measured yet ───────────────────────────────── wedged_after
-//!   a whole answer, and it cannot be asked ─────────────────── wedged_unseen
+//!   all waiting have had a first token ─ progress is reported ── TOKEN_TIME_FACTOR × 99th percentile of token times
+//!                                      └ not reported ────────── silent_tokens tokens (a tool call gives few events)
+//!   one waits for a first token ──────── progress is reported ── PREFILL_TIME_FACTOR × one batch of the prompt
+//!                                      └ not reported ────────── PREFILL_TIME_FACTOR × all waiting prompts
+//!   nothing measured yet ─────────────────────────────────────── wedged_after
+//!   an answer in one piece, not reported ─────────────────────── wedged_unseen
 //! ```
 //!
-//! "Can be asked" means `/slots` or `/metrics`: llama-server answers them between two batches, from the same loop that
-//! computes, so an answer shows that the loop turns and no answer for longer than a batch takes shows that it does not.
+//! Progress is reported by `/slots` or `/metrics`. llama-server answers these between two batches from its
+//! compute loop, so an answer shows that the loop turns, and silence for longer than a batch shows that it
+//! does not.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,91 +22,91 @@ use serde::{Deserialize, Serialize};
 use super::HealthPolicy;
 use crate::units::{exact, span};
 
-/// An estimate: with common models attention is half of the work after 8,000 to 30,000 tokens, and the lower is the
-/// careful side.
+/// An estimate: with common models attention is half of the work after 8,000 to 30,000 tokens; the lower
+/// value is the cautious side.
 const ATTENTION_HALF_DEPTH: u64 = 8192;
-/// Half of the speed is common where neighbours share a processor; a quarter is not.
+/// Half of the speed is common where other programs share the processor; a quarter is not.
 const PREFILL_TIME_FACTOR: f64 = 4.0;
-/// A prompt of another slot, a shift of the context or a saved cache make single tokens several times slower, not
+/// A prompt of another slot, a context shift or saving a cache make single tokens several times slower, not
 /// twenty times.
 const TOKEN_TIME_FACTOR: f64 = 20.0;
 
-/// What a server owes at one moment: requests that were sent whole and whose next word is the server's. A client that does
-/// not read, or is still sending, waits for nothing.
+/// Answers that a server owes at one moment, to completely sent requests. Clients that do not read or still
+/// send are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Awaited {
-    /// Streams that have had their first token.
+    /// Streams after their first token.
     pub begun: u32,
-    /// Streams that have not.
+    /// Streams before their first token.
     pub prompts: u32,
-    /// Answers that come in one piece.
+    /// Answers in one piece.
     pub whole: u32,
-    /// Prompts whose clients have left, and with which the server may go on all the same. Nobody waits for them.
+    /// Prompts of clients that have left, which the server may still evaluate. No client waits for them.
     pub left: u32,
-    /// Tokens of the prompts of those that have had no token yet, all together.
+    /// Prompt tokens of all requests without a token yet.
     pub prompt_tokens: u64,
-    /// Tokens of the largest of them.
+    /// Tokens of the largest such prompt.
     pub largest_prompt: u64,
-    /// Images and recordings of them, and requests for which the server stops computing, as saving a slot: all together.
+    /// Their images and recordings, plus requests that pause computing, such as saving a slot.
     pub media: u32,
 }
 
 impl Awaited {
-    /// Requests that wait.
+    /// Returns the number of waiting requests.
     pub const fn count(&self) -> u32 {
         self.begun.saturating_add(self.prompts).saturating_add(self.whole)
     }
 }
 
-/// What the pauses between the tokens of one stream were so far.
+/// Pauses between the tokens of streams so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gaps {
-    /// Half of them were at most this long.
+    /// Median.
     pub middle: Duration,
-    /// 99 of 100 were at most this long.
+    /// 99th percentile.
     pub most: Duration,
 }
 
-/// The longest silence that is still sound, and how it was computed.
+/// Longest silence of a healthy server, and its basis.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limit {
-    /// Seconds.
+    /// Limit in seconds.
     pub seconds: f64,
-    /// What it follows from.
+    /// Basis of the limit.
     #[serde(flatten)]
     pub basis: Basis,
 }
 
-/// What a limit follows from.
+/// Basis of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "basis")]
 pub enum Basis {
     /// Pauses between tokens so far.
     Tokens {
-        /// What 99 of 100 tokens took, in milliseconds.
+        /// 99th percentile of token times, in milliseconds.
         usual_ms: f64,
     },
-    /// The same where the server cannot be asked: so many tokens may give no event.
+    /// Token times, for a server that does not report progress: some tokens may give no event.
     Silent {
-        /// What half of the tokens took, in milliseconds.
+        /// Median token time, in milliseconds.
         token_ms: f64,
-        /// Tokens.
+        /// Tokens without an event.
         tokens: u64,
     },
-    /// Prompts and the speed at which prompts were evaluated so far.
+    /// Waiting prompts, and the prompt speed so far.
     Prompt {
-        /// Tokens of the batch, or of all prompts that wait.
+        /// Tokens of the batch, or of all waiting prompts.
         tokens: u64,
-        /// Milliseconds for one token at the depth of these prompts.
+        /// Milliseconds per token at the depth of these prompts.
         token_ms: f64,
         /// Images and recordings that were allowed for.
         media: u32,
     },
     /// No prompt and no token was measured yet.
     Unmeasured,
-    /// The server answers questions, and nothing is computed.
+    /// The server answers queries, and computes nothing.
     Unmoved,
-    /// An answer that comes in one piece, from a server that cannot be asked.
+    /// An answer in one piece, from a server that does not report progress.
     Unseen,
 }
 
@@ -136,25 +137,25 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// The speed of prompts so far.
+/// Prompt speed so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pace {
-    /// Seconds that a token at the beginning of a prompt took, of the last prompts.
+    /// Seconds per token at the beginning of a prompt, for the latest prompts.
     prompts: VecDeque<f64>,
 }
 
-/// Prompts that are remembered: enough that one strange one does not count.
+/// Number of remembered prompts, so that one outlier does not count.
 const PROMPTS_KEPT: usize = 32;
-/// A few tokens take as long as this many: their price is that of reading the model once.
+/// Fewer tokens cost as much as this many: reading the model once.
 const LEAST_TOKENS: u64 = 64;
 
 impl Pace {
-    /// A prompt was evaluated: `new` tokens of `all` in so many milliseconds.
+    /// Records an evaluated prompt: `new` tokens of `all`, in milliseconds.
     pub(super) fn prompt(&mut self, new: u64, all: u64, ms: f64) {
         if new == 0 || !ms.is_finite() || ms <= 0.0 {
             return;
         }
-        // On average a new token stood in the middle of the new ones.
+        // The average new token is in the middle of the new ones.
         let depth = all.max(new) - new / 2;
         let price = ms / 1000.0 / exact(new.max(LEAST_TOKENS)) / slowdown(depth);
         if self.prompts.len() == PROMPTS_KEPT {
@@ -163,15 +164,15 @@ impl Pace {
         self.prompts.push_back(price);
     }
 
-    /// Nine of ten prompts were cheaper.
+    /// Returns the 90th percentile of the cost per token.
     fn price(&self) -> Option<f64> {
         let mut prices: Vec<f64> = self.prompts.iter().copied().collect();
         prices.sort_by(f64::total_cmp);
         prices.get(prices.len() * 9 / 10).copied()
     }
 
-    /// The longest sound silence of a server that owes this. `told`: it can be asked how far it is. `wake`: it may have to
-    /// load its model first.
+    /// Returns the longest silence of a healthy server with these requests. `told`: it reports progress.
+    /// `wake`: time of a possible reload.
     pub(super) fn limit(
         &self,
         awaited: &Awaited,
@@ -185,7 +186,7 @@ impl Pace {
             return of_tokens
                 .unwrap_or(Limit { seconds: policy.wedged_after.as_secs_f64(), basis: Basis::Unmeasured });
         }
-        // Both may be going on in one batch.
+        // Prompts and tokens may share one batch.
         let of_prompts = self.of_prompts(awaited, told, wake, policy);
         let of_tokens = of_tokens.filter(|_| awaited.begun > 0 || told && awaited.whole > 0);
         match of_tokens {
@@ -196,7 +197,7 @@ impl Pace {
 
     fn of_prompts(&self, awaited: &Awaited, told: bool, wake: Duration, policy: &HealthPolicy) -> Limit {
         let wake = wake.as_secs_f64();
-        // One after another; who can be asked shows each.
+        // Media are processed one after another; a server that reports progress shows each.
         let media = if told { awaited.media.min(1) } else { awaited.media };
         let pictures = policy.media_patience.as_secs_f64() * f64::from(media);
         if awaited.whole > 0 && !told {
@@ -217,7 +218,7 @@ impl Pace {
     }
 }
 
-/// The longest sound pause between two tokens.
+/// Returns the longest normal pause between two tokens.
 fn between(gaps: Gaps, told: bool, policy: &HealthPolicy) -> Limit {
     let usual = gaps.most.as_secs_f64();
     let seconds = (TOKEN_TIME_FACTOR * usual).max(policy.token_least.as_secs_f64());
@@ -230,7 +231,7 @@ fn between(gaps: Gaps, told: bool, policy: &HealthPolicy) -> Limit {
     Limit { seconds: seconds.max(silent), basis }
 }
 
-/// A token costs more the more stand before it: attention looks at all of them.
+/// Cost factor of a token by its depth: attention looks at all earlier tokens.
 fn slowdown(depth: u64) -> f64 {
     1.0 + exact(depth) / exact(ATTENTION_HALF_DEPTH)
 }

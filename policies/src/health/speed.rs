@@ -1,36 +1,36 @@
-//! Whether decoding has become slow: medians of windows against the medians of the first windows, so that neither a slow
-//! answer nor a slow minute counts.
+//! Detects slow decoding: compares window medians with the medians of the first windows, so that single
+//! slow answers or minutes do not count.
 
 use std::time::Duration;
 
 use super::Symptom;
 
-/// Six windows in a row are half an hour: a neighbour's batch job is over by then.
+/// Consecutive slow windows, half an hour: other programs' batch jobs are over by then.
 const SLOW_WINDOWS: usize = 6;
-/// Speed halves when a context grows or a neighbour is busy; a third less for long is how leaks and throttling begin,
-/// and half is beyond doubt.
+/// Speed halves when a context grows or other load appears. Leaks and throttling begin with a lasting loss
+/// of a third; half is beyond doubt.
 const SLOW_SHARE: f64 = 0.5;
-/// The median of six windows, half an hour, is the speed that this backend can do.
+/// Windows for the baseline: their median over half an hour is the backend's own speed.
 const BASELINE_WINDOWS: usize = 6;
-/// The median of fewer readings jumps with single slow answers.
+/// Fewer readings let the median jump with single slow answers.
 const WINDOW_READINGS: usize = 5;
-/// Five minutes hold enough answers to make their mix of lengths even out.
+/// Five minutes contain enough answers to average their lengths.
 const WINDOW_TIME: Duration = Duration::from_secs(5 * 60);
 
-/// Speeds at about the same number of busy slots.
+/// Speeds at a similar number of busy slots.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Speed {
-    /// When the present window began; `None` before the first answer.
+    /// Start of the present window; `None` before the first answer.
     begun: Option<Duration>,
     readings: Vec<f64>,
     /// Medians of the first windows.
     first: Vec<f64>,
-    /// Slow windows in a row, and the last median of them.
+    /// Consecutive slow windows, and the last median of them.
     slow: usize,
     now: f64,
 }
 
-/// Readings of one window that are kept: their median is as good as that of more.
+/// Readings kept per window: more do not improve the median.
 const READINGS_KEPT: usize = 1024;
 
 impl Speed {
@@ -68,7 +68,7 @@ impl Speed {
     }
 }
 
-/// The middle one, the upper of two; 0 of none.
+/// Median, the upper of two middle values; 0 if empty.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)

@@ -1,4 +1,4 @@
-//! What is a symptom, and what is not.
+//! Tests of what is a symptom, and what is not.
 
 use super::*;
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ fn minutes(n: u64) -> Duration {
     Duration::from_secs(n * 60)
 }
 
-/// One answer in one piece is waited for.
+/// A request waits for an answer in one piece.
 fn at(minute: u64) -> Look {
     Look { at: minutes(minute), awaited: WHOLE, ..Look::default() }
 }
@@ -32,7 +32,7 @@ fn before_anything_was_measured_a_server_that_told_and_is_silent_has_a_long_time
     let mut health = health();
     health.observe(&Look { decodes: Some(7), ..at(0) });
     for minute in 1..15 {
-        // It told its counter once, and does not even answer now.
+        // The server reported its counter once, and does not answer now.
         health.observe(&at(minute));
         assert_eq!(health.symptoms(), [], "minute {minute}");
     }
@@ -77,7 +77,7 @@ fn a_machine_that_slept_with_a_request_in_flight_is_not_wedged_when_it_wakes() {
     assert_eq!(health.symptoms(), []);
 }
 
-/// Looks every five seconds from the first second on, all but the time alike, until a verdict; when it came, and what it was.
+/// Observes every five seconds, with only the time changing, until a verdict; returns its time and its limit.
 fn until_wedged(health: &mut Health, look: Look, from: u64, most: u64) -> Option<(u64, Limit)> {
     (from..from + most).step_by(5).find_map(|second| {
         health.observe(&Look { at: Duration::from_secs(second), ..look });
@@ -117,7 +117,7 @@ fn between_tokens_the_limit_follows_what_the_tokens_so_far_took_and_says_so() {
 
 #[test]
 fn tokens_that_give_no_event_are_no_wedge_where_the_server_says_that_it_computes_or_cannot_be_asked() {
-    // A tool call of some minutes: the mark of its slots moves.
+    // A tool call of some minutes: the slot mark changes.
     let mut asked = health();
     let look =
         Look { awaited: STREAM, moves: 40, gaps: Some(gaps(100, 200)), tells: true, ..Look::default() };
@@ -126,7 +126,7 @@ fn tokens_that_give_no_event_are_no_wedge_where_the_server_says_that_it_computes
         asked.observe(&Look { at: Duration::from_secs(second), slots, ..look });
         assert_eq!(asked.symptoms(), [], "second {second}");
     }
-    // One that cannot be asked has the time of a long tool call.
+    // A server that does not report its progress has the time of a long tool call.
     let untold = Look { tells: false, ..look };
     let (found, limit) = until_wedged(&mut health(), untold, 0, 3600).unwrap();
     assert_eq!((found, limit.basis), (410, Basis::Silent { token_ms: 100.0, tokens: 4096 }));
@@ -143,7 +143,7 @@ fn while_a_first_token_is_awaited_the_limit_follows_the_prompt_and_the_measured_
     };
     let look =
         |tokens, tells| Look { awaited: waits(tokens), gaps: Some(gaps(20, 40)), tells, ..Look::default() };
-    // 50 tokens a second: a slow processor.
+    // 50 tokens per second: a slow processor.
     let slow = || {
         let mut health = health();
         health.prompt(1000, 1000, 20_000.0);
@@ -154,14 +154,14 @@ fn while_a_first_token_is_awaited_the_limit_follows_the_prompt_and_the_measured_
     let (step, limit) = until_wedged(&mut slow(), look(32_768, true), 0, 100_000).unwrap();
     assert!((600..1000).contains(&step), "{step} {limit}");
     assert!(limit.to_string().contains("2048 tokens of prompt"), "{limit}");
-    // 3,000 tokens a second: a GPU.
+    // 3,000 tokens per second: a GPU.
     let fast = || {
         let mut health = health();
         health.prompt(2000, 2000, 666.0);
         health
     };
     assert_eq!(until_wedged(&mut fast(), look(32_768, true), 0, 1000).unwrap().0, 60);
-    // A prompt that came out of the cache says nothing of the speed of prompts.
+    // A cached prompt says nothing about the prompt speed.
     let mut cached = slow();
     for _ in 0..3 {
         cached.prompt(1, 100_000, 30.0);
@@ -196,7 +196,7 @@ fn a_server_whose_loop_turns_with_nothing_to_do_waits_for_somebody_else() {
     let look = Look { awaited: STREAM, gaps: Some(gaps(20, 40)), tells: true, ..Look::default() };
     let idle = Look { slots: Some(Slots { busy: 0, mark: 7 }), ..look };
     assert_eq!(until_wedged(&mut health(), idle, 0, 7200), None);
-    // It answers, is at work, and nothing comes of it.
+    // The server answers and is busy, without progress.
     let stuck = Look { slots: Some(Slots { busy: 1, mark: 7 }), ..look };
     let (found, limit) = until_wedged(&mut health(), stuck, 0, 7200).unwrap();
     assert_eq!((found, limit.basis), (900, Basis::Unmoved));
@@ -233,7 +233,7 @@ fn a_gpu_that_fell_off_the_bus_is_a_symptom_and_another_programs_fault_is_not() 
     assert_eq!(health.symptoms()[0].series(), Some(MemoryKind::Vram(GpuIndex(1))));
 }
 
-/// Ten answers a minute, each at this speed.
+/// Ten answers per minute, each at this speed.
 fn answers(health: &mut Health, from: u64, to: u64, speed: f64, busy: u32) {
     for second in (from * 60..to * 60).step_by(6) {
         health.speed(Duration::from_secs(second), 100, 100.0 / speed, busy);

@@ -1,11 +1,11 @@
-//! Models that stay together: who is loaded along with another one, and does not leave while that one is there.
+//! Companions: models that are loaded along with another one and stay loaded while it is.
 //!
 //! ```text
-//!   a (with b) is let in, with room for both ─> b is called: its room is kept ─> b wants to be loaded ─> b is let in
-//!   b is to leave ─> a leaves, too
+//!   a (with b) is admitted, with room for both ─> b is called, its room reserved ─> b asks ─> b is admitted
+//!   b is to be unloaded ─> a is unloaded, too
 //! ```
 //!
-//! Company is a wish: where it cannot fit beside those that never leave, a model is loaded without it.
+//! Companions are optional: a model is loaded alone where its companions do not fit next to pinned models.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use super::room::{self, Company};
 use super::{Kept, Loading, Model, Order, Place, Seen, State, Who, Wish};
 
 impl Loading {
-    /// Those that are loaded along with a model and are not there, with their own company, as far as all of them may be and fit beside
-    /// those that never leave.
+    /// Returns the absent companions of a model, with their own companions, that may be loaded and fit next
+    /// to pinned models.
     pub(super) fn party(&self, name: &Who) -> Vec<Who> {
         let Some(model) = self.models.get(name).filter(|model| !model.spec.with.is_empty()) else {
             return Vec::new();
@@ -30,7 +30,7 @@ impl Loading {
             }
             good
         });
-        // Those of them that are there stay for it.
+        // Companions that are already loaded stay for the model.
         let mobile: Vec<&Who> = self.mobile().into_iter().filter(|who| !stays.contains(who)).collect();
         let left = self.left_if_gone(&mobile);
         let fits =
@@ -39,7 +39,7 @@ impl Loading {
         if fits && self.company(&wish, &mobile) != Company::Bad { party } else { Vec::new() }
     }
 
-    /// All that are loaded along with a model, directly and through others.
+    /// Returns all companions of a model, direct and indirect, and the model itself.
     pub(super) fn along_with(&self, name: &Who) -> Vec<Who> {
         let mut all = vec![name.clone()];
         let mut next = 0;
@@ -53,7 +53,7 @@ impl Loading {
         all
     }
 
-    /// The model of this name that is configured.
+    /// Returns the configured model of this name.
     fn living(&self, name: &crate::ModelName) -> Option<&Who> {
         self.models.keys().filter(|who| who.name == *name).max_by_key(|who| who.life)
     }
@@ -62,24 +62,24 @@ impl Loading {
         all.iter().filter_map(|who| self.models.get_key_value(who)).collect()
     }
 
-    /// Those that are there and have company.
+    /// Loaded models that have companions.
     fn hosts(&self) -> impl Iterator<Item = (&Who, &Model)> {
         self.models.iter().filter(|(_, model)| model.stays() && !model.spec.with.is_empty())
     }
 
-    /// Those that are there and stay only together with this one, and so leave with it.
+    /// Returns the loaded models that have this one as a companion, and so are unloaded with it.
     pub(super) fn who_goes_along(&self, name: &Who) -> Vec<Who> {
         let hosts = self.hosts().map(|(who, _)| who).filter(|who| *who != name);
         hosts.filter(|who| self.along_with(who).contains(name)).cloned().collect()
     }
 
-    /// Whether a model stays because one is there that never leaves.
+    /// Returns true if a pinned model holds this one as its companion.
     pub(super) fn is_held(&self, name: &Who) -> bool {
         let forever = self.hosts().filter(|(who, model)| *who != name && model.stays_for_good());
         forever.into_iter().any(|(who, _)| self.along_with(who).contains(name))
     }
 
-    /// Those that stay because another one is there, by what is seen: one whose own time is over holds nobody.
+    /// Returns the companions of loaded models. A model whose own TTL has passed holds no companions.
     pub fn kept_company(&self, seen: impl Fn(&Who) -> Seen) -> Vec<Who> {
         let rests = |who: &Who, model: &Model| {
             let seen = seen(who);
@@ -92,7 +92,7 @@ impl Loading {
         all
     }
 
-    /// Calls those that are loaded along with a model that was let in.
+    /// Calls the companions of an admitted model.
     pub(super) fn call(&mut self, party: Vec<Who>, now: Duration) -> Vec<Order> {
         for who in party {
             if let Some(model) = self.models.get_mut(&who) {
@@ -102,7 +102,7 @@ impl Loading {
         self.call_again(now)
     }
 
-    /// Calls those that are to come and are out by now.
+    /// Calls the pending companions that are unloaded by now.
     pub(super) fn call_again(&mut self, now: Duration) -> Vec<Order> {
         let out = self.models.iter_mut().filter(|(_, model)| model.comes_again && model.state == State::Out);
         out.map(|(who, model)| {
@@ -112,7 +112,7 @@ impl Loading {
         .collect()
     }
 
-    /// It waits like those that were not called.
+    /// Moves a model that was called to the end of the queue.
     pub(super) fn wait_in_line(&mut self, name: &Who) {
         self.wishes += 1;
         let wishes = self.wishes;
@@ -121,7 +121,8 @@ impl Loading {
         }
     }
 
-    /// The room that is kept for those that were called and have not answered; who does not answer is not waited for.
+    /// Returns the room reserved for called companions. A companion that does not answer in time loses its
+    /// reservation.
     pub(super) fn kept_for_called(&mut self, now: Duration, free: Option<&room::Amounts>) -> Kept {
         let patience = self.numbers.called;
         for model in self.models.values_mut() {
@@ -144,7 +145,7 @@ impl Loading {
 }
 
 impl Model {
-    /// It is there, and not on its way out.
+    /// Returns true if the model is loaded and is not being unloaded.
     fn stays(&self) -> bool {
         self.is_there() && self.state != State::Leaves
     }

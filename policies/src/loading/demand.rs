@@ -1,22 +1,22 @@
-//! How soon a model is likely to be asked again, from how often it was.
+//! Estimates the time to a model's next request from the rate of earlier ones.
 
 use std::time::Duration;
 
-/// What happened longer ago than this counts for little.
+/// Time constant in seconds of the fading request count.
 const MEMORY: f64 = 1800.0;
 
-/// Requests of a model, the older ones for less.
+/// Faded request count of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Demand {
-    /// Requests, faded.
+    /// Request count, exponentially faded.
     count: f64,
-    /// How many there had been.
+    /// Total requests at the last call.
     asked: u64,
     at: Duration,
 }
 
 impl Demand {
-    /// There were so many requests until now.
+    /// Records the total number of requests so far.
     pub fn note(&mut self, now: Duration, asked: u64) {
         let passed = now.saturating_sub(self.at).as_secs_f64();
         let news = u32::try_from(asked.saturating_sub(self.asked)).unwrap_or(u32::MAX);
@@ -24,8 +24,8 @@ impl Demand {
         (self.asked, self.at) = (asked, now.max(self.at));
     }
 
-    /// Seconds until the next request, as far as can be told: the usual gap between two, or as long as nobody has asked by now if that is
-    /// more. Who has never been asked is not expected.
+    /// Estimates the seconds to the next request: the usual gap, or the present idle time if that is
+    /// longer. Infinite for a model without requests.
     pub fn expected(&self, idle_for: Duration) -> f64 {
         if self.count <= 0.0 { f64::INFINITY } else { (MEMORY / self.count).max(idle_for.as_secs_f64()) }
     }

@@ -1,21 +1,21 @@
-//! Who leaves so that another one can come.
+//! Chooses the models to unload so that another one can be loaded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::{Loading, Model, Numbers, Place, Seen, State, Who, Wish};
 
-/// Among so many all combinations are tried; of more the cheapest go one after another.
+/// Most candidates for which all combinations are tried; more are unloaded one by one, cheapest first.
 const COMBINED: usize = 12;
 
-/// What it is worth to keep some that leave together, and who they are.
+/// Value of keeping models that can only be unloaded together, and the models.
 type Party = (f64, Vec<Who>);
 
-/// Seconds until the next request of a model that is in use: sooner than any other's.
+/// Seconds until the next request of a model in use: less than for any idle model.
 const SOONEST: f64 = 0.1;
 
 impl Loading {
-    /// The models that leave for this one: those whose leaving costs least, and makes enough room. None, where no room can be made.
+    /// Chooses the models whose unloading costs least and makes enough room; empty if no set does.
     pub(super) fn leaving_for(&self, wish: &Wish<'_>, now: Duration, seen: &BTreeMap<Who, Seen>) -> Vec<Who> {
         let may_leave = |who: &Who| {
             let model = self.models.get(who);
@@ -40,8 +40,8 @@ impl Loading {
         if !is_enough(&candidates) {
             return Vec::new();
         }
-        // Whom it is loaded along with would have to come again for it; and whoever has it called would have it come back at once: such a one
-        // leaves only where the others are not enough.
+        // The wanted model's companions would be loaded again with it, and a model that has it as a
+        // companion would call it again. Both kinds are unloaded only where others are not enough.
         let company = self.along_with(wish.name);
         let is_own = |(_, leave): &Party| leave.iter().any(|who| company.contains(who));
         let calls = |(_, leave): &Party| leave.iter().any(|who| self.calls(who, wish.name));
@@ -62,13 +62,13 @@ impl Loading {
         cheapest.unwrap_or_default()
     }
 
-    /// Whether a model that is there has this one called, so that it would have to come for who leaves.
+    /// Returns true if a loaded model has the wanted one as an absent companion, and so would call it.
     fn calls(&self, there: &Who, wanted: &Who) -> bool {
         self.models.get(there).is_some_and(|model| !model.spec.with.is_empty())
             && self.party(there).contains(wanted)
     }
 
-    /// Whether a model may leave now: not while it is in use, until it has had its turn.
+    /// Returns true if a model may be unloaded now: not in use, or in use for its full turn.
     fn may_leave(&self, model: &Model, now: Duration, seen: Seen) -> bool {
         if model.spec.guest {
             return matches!(model.state, State::Comes { .. } | State::Serves { .. });
@@ -86,8 +86,8 @@ impl Loading {
         turn.max(turn_least).min(turn_most)
     }
 
-    /// What it is worth to keep a model: the load, and the prompts of its conversations, that it saves, the more, the sooner it is asked
-    /// again.
+    /// Value of keeping a model: the load and prompt evaluation that it saves, divided by the time to its
+    /// next request.
     fn worth(&self, model: &Model, seen: Seen) -> f64 {
         if model.spec.guest {
             return 0.0;
@@ -122,7 +122,7 @@ impl Loading {
         let all: Vec<&Party> = candidates.iter().collect();
         let enough = (1..=all.len()).find(|count| self.is_enough(wish, &union(&all[..*count])))?;
         let mut leave = all[..enough].to_vec();
-        // Who is not needed for it stays, the dearest first.
+        // Keep the models that are not needed, the most valuable first.
         for one in all[..enough].iter().rev() {
             let without: Vec<&Party> =
                 leave.iter().copied().filter(|kept| !std::ptr::eq(*kept, *one)).collect();
@@ -134,7 +134,7 @@ impl Loading {
     }
 }
 
-/// All who leave, each once.
+/// All models of the sets, each once.
 fn union<'a>(sets: &[&'a Party]) -> Vec<&'a Who> {
     let all: BTreeSet<&Who> = sets.iter().flat_map(|(_, leave)| leave).collect();
     all.into_iter().collect()

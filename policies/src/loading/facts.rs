@@ -1,4 +1,4 @@
-//! The types in which a caller describes models, and the orders that it gets back.
+//! Input facts about models, and the orders returned to the caller.
 
 use std::time::Duration;
 
@@ -6,54 +6,55 @@ use super::room::Amounts;
 use crate::ModelName;
 use crate::book::Needs;
 
-/// A model. One that was removed and has come again with the same name is another one.
+/// Identifies a model. A model that was removed and configured again under the same name has another
+/// identity.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Who {
-    /// Its name.
+    /// Configured name.
     pub name: ModelName,
-    /// Which of those that have had it.
+    /// Distinguishes successive models of the same name.
     pub life: u64,
 }
 
-/// What is configured of a model.
+/// Configured properties of a model.
 #[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Spec {
-    /// What one process needs; `None`: not known, so it is let in, and counts with what it holds.
+    /// Needs of one process. `None` if unknown: the model is admitted and counts with its measured memory.
     pub needs: Option<Needs>,
-    /// Processes.
+    /// Number of processes.
     pub replicas: u32,
-    /// The GPUs that it may be on; empty: any.
+    /// GPUs that the model may use; empty: any.
     pub gpus: Vec<usize>,
-    /// It may be spread over several GPUs.
+    /// The model may be split over several GPUs.
     pub may_split: bool,
-    /// It never leaves for another one.
+    /// The model is never unloaded for another one.
     pub pin: bool,
-    /// Models that are not loaded while it is.
+    /// Models that are never loaded at the same time.
     pub never_with: Vec<ModelName>,
-    /// Models that are loaded along with it, and do not leave for another one while it is there.
+    /// Companions: models that are loaded along with it and stay loaded while it is.
     pub with: Vec<ModelName>,
-    /// It goes when nobody has asked for it for so long, even if it is pinned.
+    /// Idle time after which the model is unloaded, even if it is pinned.
     pub ttl: Option<Duration>,
-    /// If this is too much, it can be started with less: then it is not tried.
+    /// The model can start with less memory, so a start that cannot fit is not tried.
     pub can_do_with_less: bool,
-    /// It is loaded only where there is room beside all others, nobody waits behind it, and it leaves before anybody else does, in use or
-    /// not.
+    /// Guest: loaded only into room that no other model needs. Nothing is reserved for it, and it is
+    /// unloaded before any other model, in use or not.
     pub guest: bool,
 }
 
-/// What is seen of a model at one moment.
+/// Observed requests of a model at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Requests so far.
+    /// Total requests so far.
     pub asked: u64,
     /// Requests that wait.
     pub waiting: usize,
-    /// Requests that are answered.
+    /// Requests in flight.
     pub in_flight: u32,
-    /// Since when there is none of both.
+    /// Time without waiting or running requests.
     pub idle_for: Duration,
-    /// What its conversations would have to evaluate again if they went on after it had been unloaded.
+    /// Prompt evaluation time that the model's conversations would lose if it were unloaded.
     pub conversations: Duration,
 }
 
@@ -63,74 +64,75 @@ impl Seen {
     }
 }
 
-/// What all processes of a model hold.
+/// Measured memory of all processes of a model.
 #[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Bytes of each memory, without the mapped file.
+    /// Bytes per memory, without the mapped model file.
     pub held: Amounts,
-    /// What they hold of GPUs is not known: it counts as what they were promised.
+    /// GPU memory is unknown, so the promise counts instead.
     pub gpus_unknown: bool,
-    /// It leaks.
+    /// The model leaks.
     pub leaks: bool,
-    /// Its processes can be asked to give back what they hoard.
+    /// The processes can reclaim memory on request.
     pub can_give: bool,
-    /// Some of them have earlier settings of the model, and will be replaced.
+    /// Some processes still have earlier settings and will be replaced.
     pub outdated: bool,
 }
 
-/// What one that waits has to wait for.
+/// Reasons for which a model waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lacks {
-    /// What all its processes need, on one GPU each, where that is known.
+    /// Needs of all processes, each on one GPU, if known.
     pub needed: Option<Amounts>,
-    /// What is left for it: neither promised, nor taken by anybody, nor kept for those who came before it.
+    /// Bytes left for the model: not promised, not in use, and not reserved for earlier waiters.
     pub left: Amounts,
-    /// Others are loaded that exclude it, or as many as may be.
+    /// Loaded models exclude it, or `loading.max_loaded` is reached.
     pub company: bool,
 }
 
-/// What is to be done.
+/// Order to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Start the processes of a model, each on these GPUs; none: on the host, or wherever its command says.
+    /// Start the processes of a model on the given GPUs; an empty list leaves the choice to the command.
     Load {
-        /// Whose.
+        /// Model to load.
         model: Who,
-        /// The GPUs of each replica.
+        /// GPUs of each replica.
         places: Vec<Vec<usize>>,
     },
-    /// Let a model's requests end, and stop it.
+    /// Drain a model and stop it.
     Unload {
-        /// Which.
+        /// Model to unload.
         model: Who,
-        /// Who wants its room.
+        /// Model that needs the room.
         makes_room_for: Who,
     },
-    /// Have a model ask to be loaded, because another one is; its room is kept.
+    /// Make a companion ask to be loaded; room is reserved for it.
     Call {
-        /// Which.
+        /// Companion to call.
         model: Who,
     },
-    /// Ask a model's processes for what they hoard, while they serve.
+    /// Ask a model's processes to reclaim memory while they serve.
     GiveBack {
-        /// Which.
+        /// Model to ask.
         model: Who,
     },
-    /// A model that has other settings has room for them where it is: its processes may be made anew.
+    /// A model fits in place with its new settings: its processes may be replaced.
     Stay {
-        /// Which.
+        /// Model to renew.
         model: Who,
-        /// The GPUs of each replica.
+        /// GPUs of each replica.
         places: Vec<Vec<usize>>,
-        /// There is room for the new processes while the old ones are still there.
+        /// Old and new processes fit at the same time.
         beside: bool,
     },
-    /// A model that has other settings has no room for them where it is: let its requests end and stop it; it may ask to be loaded then.
+    /// A model does not fit in place with its new settings: drain and stop it, so that it can ask to be
+    /// loaded.
     Anew {
-        /// Which.
+        /// Model to stop.
         model: Who,
-        /// What for: what is left would be its own.
+        /// Missing memory. `left` is the room the model would have after the stop.
         lacks: Lacks,
     },
 }

@@ -1,24 +1,25 @@
-//! Who gives back what it hoards, so that nobody has to leave.
+//! Reclaims hoarded memory so that no model has to be unloaded.
 
 use std::time::Duration;
 
 use super::{Amounts, Loading, Model, Numbers, Place, State, Who, Wish, room};
 
-/// A model that grows faster has a leak that nothing but a fresh process cures.
+/// Least pause between reclaims of a model. A model that grows back faster leaks, and only a fresh process
+/// cures it.
 const GIVE_BACK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What is done before anybody leaves for a model.
+/// Result of the reclaim step that precedes an eviction.
 pub(super) enum Giving {
-    /// These are asked.
+    /// Models to be asked.
     Asked(Vec<Who>),
-    /// Some were asked, and what they give would do.
+    /// Running reclaims would free enough.
     Awaited,
-    /// Nobody has enough.
+    /// Reclaiming cannot free enough.
     Nobody,
 }
 
 impl Loading {
-    /// Who is asked to give memory back for this one, where that would make room enough.
+    /// Chooses the models to ask for memory, if reclaiming would make enough room for the wish.
     pub(super) fn giving_for(&mut self, wish: &Wish<'_>, now: Duration) -> Giving {
         let Some(free) = wish.free else { return Giving::Nobody };
         let numbers = &self.numbers;
@@ -46,7 +47,8 @@ impl Loading {
         Giving::Asked(asked)
     }
 
-    /// Whether a model that finds no room lacks memory of the host, and of GPUs. Where neither alone explains it, both.
+    /// Returns whether a model without room lacks host memory, and whether it lacks GPU memory; both if
+    /// neither alone explains it.
     fn is_short_of(&self, wish: &Wish<'_>) -> (bool, bool) {
         let left = self.left(wish.free);
         let Some(needed) = self.models.get(wish.name).and_then(room::needed) else { return (true, true) };
@@ -56,7 +58,7 @@ impl Loading {
         }
     }
 
-    /// A model's processes have given back what they do, and were read since, or will not.
+    /// Records that a model's reclaim has ended and its memory was read since, or that it failed.
     pub fn gave_back(&mut self, model: &Who) {
         if let Some(model) = self.models.get_mut(model) {
             model.gives = false;
@@ -65,12 +67,13 @@ impl Loading {
 }
 
 impl Model {
-    /// What it may give back: what it holds above its promise, as far as its build can be asked and was not asked in vain a moment ago.
+    /// Returns the reclaimable bytes: memory above the promise, if the build supports reclaim and none was
+    /// tried within the interval.
     fn hoard(&self, now: Duration, numbers: &Numbers) -> Option<Amounts> {
         let reading = self.reading.as_ref().filter(|reading| reading.can_give)?;
         let since = self.asked_back.map(|asked| now.saturating_sub(asked));
         let is_asked = match since {
-            // An answer that does not come is waited for no longer.
+            // Stop waiting for an overdue answer.
             Some(since) if self.gives => since < numbers.give_back,
             Some(since) => since >= GIVE_BACK_INTERVAL,
             None => true,

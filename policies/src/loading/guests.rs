@@ -1,18 +1,18 @@
-//! Models that are loaded only as long as nobody else needs their room.
+//! Guests: models that stay loaded only while no other model needs their room.
 
 use super::next::Place;
 use super::state::State;
 use super::{Amounts, Loading, Order, Who, Wish};
 
 impl Loading {
-    /// The guests that are there.
+    /// Returns the loaded guests.
     pub(super) fn guests(&self) -> Vec<&Who> {
         let there = |state| matches!(state, State::Comes { .. } | State::Serves { .. });
         let guests = self.models.iter().filter(|(_, model)| model.spec.guest && there(model.state));
         guests.map(|(who, _)| who).collect()
     }
 
-    /// All guests, if their leaving makes room for this one.
+    /// Returns all guests, if unloading them frees enough room for the wish.
     pub(super) fn guests_leaving_for(&self, wish: &Wish<'_>) -> Vec<Who> {
         let guests = self.guests();
         if guests.is_empty() || matches!(self.place(wish, &guests), Place::Nowhere) {
@@ -21,7 +21,8 @@ impl Loading {
         guests.into_iter().cloned().collect()
     }
 
-    /// Guests leave as soon as a model has other settings that do not fit beside them: it stays loaded until they have left.
+    /// Unloads all guests once a model with new settings does not fit next to them. The model stays loaded
+    /// until the guests are gone.
     pub(super) fn guests_leave_for_remade(&mut self, free: Option<&Amounts>) -> Vec<Order> {
         let remade = self.models.iter().filter(|(_, model)| model.remade.is_some() && !model.spec.guest);
         let crowded: Vec<Who> =

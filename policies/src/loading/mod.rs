@@ -1,19 +1,21 @@
-//! Which models are loaded, on which GPUs, and which one is unloaded to make room for another. It does no I/O: the caller tells it
-//! what happens, and it answers with orders.
+//! Decides which models are loaded, on which GPUs, and which ones are unloaded for others. No I/O: the
+//! caller reports events and gets orders.
 //!
 //! ```text
 //!   wants ─> waits for room ──Load──> comes ──loaded──> serves ──Unload──> leaves ──gone──> out
-//!               │  room: what nobody was promised, and what the drivers and the kernel have left
-//!               └─ none? who hoards gives back, if that does; else who costs people least leaves, one that leaks first; nobody who
-//!                  was loaded a moment ago and is in use
+//!               │  room: memory that is neither promised nor in use according to the drivers and the kernel
+//!               └─ none? reclaim, if that frees enough; else unload the models whose loss costs clients least,
+//!                  leaking ones first; never a model that was just loaded and is in use
 //! ```
 //!
-//! **A promise** is what a model was let in with: its needs by the book, until it was read, and then the most that it held. What it has not taken
-//! yet of that is kept for it, whatever is free now.
+//! **A promise** is the memory that a model was admitted with: its needs by the book until the first
+//! reading, then the most that it held. The part of a promise that the model has not taken yet is kept for
+//! it, even if it is free.
 //!
-//! **Those who wait** are served in the order in which they came. A later one may go first only with room that an earlier one cannot use.
-//! A model that was just loaded is left alone while it is in use, for some times as long as its load took; so each of those who wait has
-//! its turn, and none waits longer than the turns of those before it.
+//! **The queue** is served in order. A later model is admitted first only into room that an earlier one
+//! cannot use. A newly loaded model keeps its memory for a turn while it is in use; a turn is a multiple of
+//! its load time. So every waiting model gets its turn, and none waits longer than the turns of those
+//! before it.
 
 mod company;
 mod demand;
@@ -41,41 +43,41 @@ pub use self::room::{Amounts, Never};
 use self::state::{Model, State};
 use crate::units;
 
-/// The numbers. Reasons: `defaults.toml`, section `[loading]`.
+/// Settings of the loader. `defaults.toml`, section `[loading]`, gives the reasons.
 pub type Numbers = crate::defaults::Loading;
 
 impl Numbers {
-    /// What models may have of a host with so many bytes.
+    /// Returns the part of a host's bytes that models may use.
     pub fn left_of_host(&self, bytes: u64) -> u64 {
         units::scale(bytes, 1.0 - self.host_kept)
     }
 
-    /// What they may have of a GPU with so many.
+    /// Returns the part of a GPU's bytes that models may use.
     pub fn left_of_gpu(&self, bytes: u64) -> u64 {
         units::scale(bytes, 1.0 - self.gpu_kept)
     }
 }
 
-/// All models of a fleet, as far as their memory goes.
+/// Memory state of all models of a fleet.
 #[derive(Debug)]
 pub struct Loading {
     numbers: Numbers,
-    /// What all of them may have.
+    /// Memory that all models together may use.
     capacity: Amounts,
     models: BTreeMap<Who, Model>,
     wishes: u64,
-    /// What the last look kept for those who wait.
+    /// Room reserved for waiting models by the last decision.
     kept: Kept,
-    /// What would be free if those that are taking their memory had nothing of it yet.
+    /// Free memory as it would be if the models now taking memory had taken none.
     before: Option<Amounts>,
-    /// What those held that are gone, as long as it is not free again.
+    /// Memory of ended processes that does not show as free yet.
     returning: Returning,
-    /// What of it comes back by itself; as long as it is looked for room.
+    /// The part of it that will return, set only while [`Self::next`] decides.
     comes_back: Option<Amounts>,
 }
 
 impl Loading {
-    /// Nobody is loaded, and nothing is known of the machine: it may have everything.
+    /// Creates an empty state without limits, because the machine's capacity is unknown yet.
     pub fn new(numbers: Numbers) -> Self {
         let kept = Kept::new();
         Self {
@@ -90,12 +92,12 @@ impl Loading {
         }
     }
 
-    /// Other numbers.
+    /// Replaces the settings.
     pub fn set_numbers(&mut self, numbers: Numbers) {
         self.numbers = numbers;
     }
 
-    /// Those who wait for room, and what for.
+    /// Returns the models that wait for room, with the reasons.
     pub fn waiting(&self, free: Option<&Amounts>) -> Vec<(Who, Lacks)> {
         let waiting = self.models.iter().filter(|(_, model)| matches!(model.state, State::Wants { .. }));
         let lacks = |who: &Who, model: &Model| {
@@ -107,19 +109,19 @@ impl Loading {
         waiting.map(|(who, model)| (who.clone(), lacks(who, model))).collect()
     }
 
-    /// What all of them may have from now on.
+    /// Sets the memory that all models together may use.
     pub fn set_capacity(&mut self, capacity: Amounts) {
         self.capacity = capacity;
     }
 
-    /// What is configured of a model from now on.
+    /// Adds a model, or replaces its specification.
     pub fn set(&mut self, model: &Who, spec: Spec) {
         match self.models.get_mut(model) {
             Some(known) => {
                 if (&known.spec.needs, known.spec.replicas, &known.spec.gpus)
                     != (&spec.needs, spec.replicas, &spec.gpus)
                 {
-                    // Its next reading says what it holds now; what was thought of its needs was of others.
+                    // Old readings and raised needs belong to the previous settings.
                     (known.unread, known.raised) = (true, 1.0);
                 }
                 known.spec = spec;
@@ -128,27 +130,28 @@ impl Loading {
         }
     }
 
-    /// A model is no longer configured, and nothing of it is there.
+    /// Removes a model that is neither configured nor loaded.
     pub fn forget(&mut self, model: &Who) {
         self.models.remove(model);
         self.kept.retain(|(who, _)| who != model);
     }
 
-    /// A model wants to be loaded. With `urgent` others leave for it even if nobody waits for it. Nothing, if it is loaded.
+    /// Queues a model for loading. With `urgent` others are unloaded for it even without waiting requests.
+    /// No effect if it is loaded.
     pub fn wants(&mut self, model: &Who, urgent: bool) {
         self.wishes += 1;
         let place = self.wishes;
         let Some(model) = self.models.get_mut(model) else { return };
         match &mut model.state {
             State::Out => model.state = State::Wants { place, urgent },
-            // Its room is kept, so it needs nobody to leave.
+            // Called companions have reserved room, so no model has to be unloaded for this one.
             State::Called { .. } => model.state = State::Wants { place: 0, urgent },
             State::Wants { urgent: known, .. } => *known |= urgent,
             State::Comes { .. } | State::Serves { .. } | State::Leaves => {}
         }
     }
 
-    /// Whether anybody waits for room: then [`Self::next`] may have something to say.
+    /// Returns true if any model waits for room, so [`Self::next`] may have orders.
     pub fn is_moving(&self) -> bool {
         let moves = |model: &Model| match model.state {
             State::Wants { .. } | State::Called { .. } => true,
@@ -158,7 +161,7 @@ impl Loading {
         self.models.values().any(moves)
     }
 
-    /// Whether that may be soon: somebody leaves or comes, or requests wait, by what is seen.
+    /// Returns true if orders are likely soon: a model starts or stops, or requests wait.
     pub fn is_hurried(&self, seen: impl Fn(&Who) -> Seen) -> bool {
         let hurries = |(who, model): (&Who, &Model)| match model.state {
             State::Wants { urgent, .. } => urgent || seen(who).waiting > 0,
@@ -168,12 +171,12 @@ impl Loading {
         self.is_moving() && self.models.iter().any(hurries)
     }
 
-    /// Whether what an ended process held is not seen to be free yet: it may be at any moment, and somebody waits for it.
+    /// Returns true if memory of an ended process has not shown as free yet, so a waiting model may soon fit.
     pub fn awaits_memory(&self) -> bool {
         self.returning.is_awaited()
     }
 
-    /// A model serves.
+    /// Records that a model serves.
     pub fn loaded(&mut self, name: &Who, now: Duration) {
         if let Some(model) = self.models.get_mut(name)
             && let State::Comes { since } = model.state
@@ -187,8 +190,8 @@ impl Loading {
         }
     }
 
-    /// Somebody else had loaded a model before we were there, each process on these GPUs: what it holds is known by its next
-    /// reading.
+    /// Records a model that the predecessor instance loaded, each process on the given GPUs. The next
+    /// reading gives its memory.
     pub fn inherited(&mut self, name: &Who, places: Vec<Vec<usize>>, now: Duration) {
         if let Some(model) = self.models.get_mut(name) {
             let until = now.saturating_add(self.numbers.first_reading);
@@ -197,14 +200,14 @@ impl Loading {
         }
     }
 
-    /// It is known what a model has taken that was loaded a moment ago.
+    /// Records the memory that a newly loaded model has taken.
     fn has_taken(&mut self, model: &Who, held: &Amounts) {
         if self.models.get_mut(model).is_some_and(|model| model.settles.take().is_some()) {
             self.since_others_came(|before| before.minus(held));
         }
     }
 
-    /// It will not be read any more, or in time: it has what it had, or what it was promised.
+    /// Stops waiting for a reading: the last reading, or the promise, counts as held.
     fn has_all(&mut self, name: &Who) {
         if let Some(model) = self.models.get_mut(name).filter(|model| model.settles.is_some()) {
             let promised = || Reading { held: model.promised.clone(), ..Reading::default() };
@@ -213,7 +216,8 @@ impl Loading {
         }
     }
 
-    /// One that comes was not read yet, and goes: it has what is missing since the first of those who come, at most its promise.
+    /// Ends the start of a model without a reading. It counts as holding the memory missing since the first
+    /// start, at most its promise.
     fn has_what_vanished(&mut self, who: &Who) {
         let missing =
             self.before.as_ref().zip(self.returning.free()).map(|(before, free)| before.minus(free));
@@ -229,19 +233,20 @@ impl Loading {
         }
     }
 
-    /// What would be free if those that are taking their memory had nothing of it yet. The first of them has it as it is.
+    /// Returns the free memory as it would be if the models now taking memory had taken none. For the first
+    /// such model this is `free` itself.
     fn free_before_taking(&self, free: &Amounts) -> Amounts {
         let before = self.before.as_ref().filter(|_| self.models.values().any(Model::is_taking));
         before.map_or_else(|| free.clone(), |before| before.max(free))
     }
 
-    /// Of what was free when the first of those came that are taking their memory, this much is somebody's by now, or is free again: what is
-    /// missing beside that they have taken.
+    /// Adjusts the free memory from before the present starts, after a part of it was attributed or
+    /// returned. The remaining difference is memory taken by starting models.
     fn since_others_came(&mut self, change: impl Fn(&Amounts) -> Amounts) {
         self.before = self.before.as_ref().map(change);
     }
 
-    /// It is on its way out from now on.
+    /// Marks a model as being unloaded.
     fn part(&mut self, who: &Who) {
         self.has_all(who);
         self.has_what_vanished(who);
@@ -250,7 +255,7 @@ impl Loading {
         }
     }
 
-    /// What a model's processes hold. Those that hold more than they were promised have it all the same.
+    /// Records the memory of a model's processes; memory above the promise raises the promise.
     pub fn read(&mut self, name: &Who, mut reading: Reading) {
         if let Some(model) = self.models.get_mut(name).filter(|model| model.is_there()) {
             if !reading.outdated
@@ -266,11 +271,11 @@ impl Loading {
                 let first = !reading.outdated && std::mem::take(&mut model.unread);
                 let measured = model.spec.needs.as_ref().is_some_and(|needs| needs.measured.gpu.is_some());
                 if first && std::mem::take(&mut model.alone) {
-                    // It was too large by the book, and is not.
+                    // The model was too large by the book, but is not.
                     model.promised = Amounts::none();
                 } else if first && !measured {
-                    // What is allocated on a GPU is taken at once, so the reading is better than the plan. On the host it is taken when it is
-                    // used for the first time.
+                    // GPU memory is allocated at once, so the first reading is better than the plan. Host
+                    // memory is taken at first use, so there the plan still counts.
                     model.promised.gpus.clear();
                 }
                 model.promised = model.promised.max(&reading.held);
@@ -282,17 +287,17 @@ impl Loading {
         }
     }
 
-    /// A model is on its way out by itself: nobody asks for it, or an operator drains it.
+    /// Records that a model stops on its own: its TTL passed, or an operator drains it.
     pub fn leaves(&mut self, model: &Who) {
         if self.models.get(model).is_some_and(Model::is_there) {
             self.part(model);
         }
     }
 
-    /// A model found too little memory when it started, though its promise was kept: it needs more than was thought.
+    /// Records that a start ran out of memory within its promise: raises the model's needs.
     pub fn short(&mut self, model: &Who, now: Duration) {
         let by = self.numbers.short;
-        // What never leaves is never room for it, whatever it needs.
+        // Pinned models never give room to this one.
         let pinned =
             self.models.iter().filter(|(other, known)| known.spec.pin && *other != model && known.is_there());
         let room =
@@ -309,10 +314,10 @@ impl Loading {
         }
     }
 
-    /// None of a model's processes is there any more, and it does not want to be loaded.
+    /// Records that all processes of a model have ended, and it does not ask to be loaded.
     pub fn gone(&mut self, name: &Who) {
         if let Some(model) = self.models.get_mut(name) {
-            // What one had that was not read yet was not counted as taken.
+            // A model without a reading was not counted as having taken memory.
             let returned = if model.is_taking() { Amounts::none() } else { model.held() };
             model.state = State::Out;
             (model.promised, model.mapped, model.reading) = (Amounts::none(), 0, None);
@@ -325,13 +330,13 @@ impl Loading {
         }
     }
 
-    /// What models that come or serve were promised and have not taken yet: free, and nobody else's to have.
+    /// Returns the promised memory that started or serving models have not taken yet; reserved although free.
     pub fn owed(&self) -> BTreeMap<Who, Amounts> {
         let there = self.models.iter().filter(|(_, model)| model.is_there());
         there.map(|(name, model)| (name.clone(), model.owed())).collect()
     }
 
-    /// Requests so far, by model, so that it is known when there were how many. The more often this is called the better.
+    /// Records the total requests of each model. Frequent calls improve the estimate of the next request.
     pub fn note(&mut self, now: Duration, asked: impl Fn(&Who) -> u64) {
         for (name, model) in &mut self.models {
             model.demand.note(now, asked(name));

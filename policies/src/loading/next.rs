@@ -1,4 +1,4 @@
-//! What is to be done now: who is let in, who stays with other settings, who is asked to give memory back, who leaves.
+//! The decision step: which models are admitted, renewed in place, asked to reclaim, or unloaded.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,19 +8,20 @@ use super::room;
 use super::state::State;
 use super::{Amounts, Loading, Order, Seen, Who};
 
-/// Drivers take some tens of milliseconds; memory that does not return has another owner, and a load waits that much
-/// longer.
+/// Longest wait for an ended process's memory. Drivers take some tens of milliseconds. Memory that does not
+/// return has another owner, and then delays a load by this much.
 const MEMORY_RETURN_TIMEOUT: Duration = Duration::from_millis(250);
 
 impl Loading {
-    /// What is to be done now. `free`: what anybody could take, as it was read; `None` where that is not known.
+    /// Decides the next orders. `free` is the measured free memory, `None` if unknown; `seen` returns the
+    /// requests of each model.
     pub fn next(&mut self, now: Duration, free: Option<&Amounts>, seen: impl Fn(&Who) -> Seen) -> Vec<Order> {
         self.comes_back = self.returning.look(now, free, MEMORY_RETURN_TIMEOUT);
         let seen: BTreeMap<Who, Seen> = self.models.keys().map(|name| (name.clone(), seen(name))).collect();
         for (name, model) in &mut self.models {
             model.demand.note(now, seen[name].asked);
             if model.raised > 1.0 && now.saturating_sub(model.raised_at) >= self.numbers.short_for {
-                // Somebody else may have had the memory, and has it no more.
+                // Another program may have held the memory then, and released it since.
                 model.raised = 1.0;
             }
         }
@@ -49,28 +50,29 @@ impl Loading {
             .collect();
         waiting.sort();
         let mut orders = self.guests_leave_for_remade(free);
-        // What earlier ones wait for is not given to later ones.
+        // Room that earlier models wait for is not given to later ones.
         orders.extend(self.renew(now, free));
         orders.extend(self.call_again(now));
         let mut kept = self.kept_for_called(now, free);
         kept.extend(self.kept_for_remade());
-        // Nobody leaves for those who came after one that waits for others' turns to end: it would never find all of them ended.
+        // Once a model waits for others' turns to end, no model is unloaded for later waiters. Otherwise
+        // new turns would begin all the time, and the waiter would never find all of them ended.
         let mut blocked = false;
         for (guest, number, name, urgent) in waiting {
             let mut party = self.party(&name);
-            // What is kept for them already is kept once.
+            // Room already reserved for a companion is not reserved twice.
             party.retain(|who| !kept.iter().any(|(known, _)| known == who));
             let alone = Wish { name: &name, kept: &kept, free, party: &[] };
             if !party.is_empty()
                 && matches!(self.place_without_movers(&Wish { party: &party, ..alone }), Place::Nowhere)
             {
-                // Somebody else has the room of its company.
+                // Pinned models have the room of the companions.
                 party.clear();
             }
             let wish = Wish { party: &party, ..alone };
             let mut place = self.place(&wish, &[]);
             if guest && !matches!(place, Place::Now(..)) {
-                // Nothing is kept for it.
+                // Nothing is reserved for guests.
                 continue;
             }
             if matches!(place, Place::Nowhere) {
@@ -113,7 +115,7 @@ impl Loading {
                         blocked = true;
                     }
                 }
-                // It came guests with another one and missed its room: it waits like all others.
+                // A called companion that lost its room waits like all others.
                 Place::Nowhere if number == 0 => self.wait_in_line(&name),
                 Place::Nowhere => {}
             }
@@ -127,7 +129,7 @@ impl Loading {
         Order::Unload { model, makes_room_for: makes_room_for.clone() }
     }
 
-    /// The place that there is once everybody has left who may leave for others.
+    /// Returns the place after all unpinned models have been unloaded.
     fn place_without_movers(&self, wish: &Wish<'_>) -> Place {
         let there = self.models.iter().filter(|(_, model)| model.is_there() && !model.spec.pin);
         let movers: Vec<&Who> = there.map(|(who, _)| who).filter(|who| !self.is_held(who)).collect();
@@ -152,26 +154,26 @@ impl Loading {
     }
 }
 
-/// What is kept for whom.
+/// Reserved room by model.
 pub(super) type Kept = Vec<(Who, Amounts)>;
 
 /// A model that waits for room.
 #[derive(Clone, Copy)]
 pub(super) struct Wish<'a> {
     pub(super) name: &'a Who,
-    /// What is kept for those who came before it, and perhaps for itself.
+    /// Room reserved for earlier models, and perhaps for itself.
     pub(super) kept: &'a [(Who, Amounts)],
-    /// What anybody could take now.
+    /// Measured free memory.
     pub(super) free: Option<&'a Amounts>,
-    /// Who is to be loaded along with it.
+    /// Companions to be loaded along with it.
     pub(super) party: &'a [Who],
 }
 
-/// Whether there is room for a model.
+/// Availability of room for a model.
 pub(super) enum Place {
-    /// On these GPUs, with these promises, and with so much for those who come along.
+    /// Room is free: the GPUs of each process, the promise, and the reservations for companions.
     Now(Vec<Vec<usize>>, Amounts, Kept),
-    /// When those who leave are gone, with so much for those who come along.
+    /// Room will be free once leaving models are gone: the promise, and the reservations for companions.
     Later(Amounts, Kept),
     Nowhere,
 }

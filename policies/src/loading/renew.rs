@@ -1,5 +1,6 @@
-//! Other settings for a model that is there: it stays where it is if what it needs now fits there beside what the others have and were
-//! promised, or is no more than it was promised itself. Else it leaves, and waits for room like everybody who is not loaded.
+//! Renews a loaded model in place after its settings changed. The model stays if its new needs fit next to
+//! the others' memory and promises, or do not exceed its own promise. Otherwise it is unloaded and waits
+//! for room like any other.
 
 use std::time::Duration;
 
@@ -7,38 +8,39 @@ use super::room;
 use super::state::{Model, State};
 use super::{Amounts, Kept, Lacks, Loading, Order, Who};
 
-/// No process of the model is started meanwhile, not even for one that died.
+/// Longest wait for a decision, because no process of the model may start meanwhile, not even after a crash.
 const STAY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What becomes of one with other settings.
+/// Decision on a model with new settings.
 enum Fate {
     Stays(Stays),
-    /// There will be room when others have left.
+    /// Room will be free once others are unloaded.
     Waits,
-    /// There is none: so much would be left for it.
+    /// There is no room: the model would have this much.
     Leaves(Amounts),
 }
 
 struct Stays {
-    /// The GPUs of each process.
+    /// GPUs of each process.
     places: Vec<Vec<usize>>,
     promised: Amounts,
-    /// It is too large by the book, and was promised everything.
+    /// The model is too large by the book and was promised all memory.
     alone: bool,
-    /// There is room for the old processes beside the new ones.
+    /// Old and new processes fit at the same time.
     beside: bool,
 }
 
 impl Loading {
-    /// A model was told what it is from now on ([`Loading::set`]) and is about to make its processes anew. [`Loading::next`] says whether it
-    /// may do that while it is loaded, within [`Numbers::stays_within`](super::Numbers). Nothing, if it is not.
+    /// Records that a model's settings changed ([`Loading::set`]) and it wants to replace its processes.
+    /// [`Loading::next`] decides within [`Numbers::stays_within`](super::Numbers) if the model may stay
+    /// loaded. No effect if it is not loaded.
     pub fn remade(&mut self, model: &Who, now: Duration) {
         if let Some(model) = self.models.get_mut(model) {
             model.remade = matches!(model.state, State::Comes { .. } | State::Serves { .. }).then_some(now);
         }
     }
 
-    /// The processes of its other settings do not come: it has what it had, and may be made anew later.
+    /// Records that the new processes did not start: the model keeps its old memory and may be renewed later.
     pub fn kept(&mut self, name: &Who) {
         if let Some(model) = self.models.get_mut(name).filter(|model| model.renewed.is_some()) {
             model.renewed = None;
@@ -46,7 +48,7 @@ impl Loading {
         }
     }
 
-    /// Those that wait for what others have that leave, and what they need beyond what they have: nobody who came later gets it.
+    /// Returns the additional needs of models that wait for a renewal; later models do not get this room.
     pub(super) fn kept_for_remade(&self) -> Kept {
         let waiting = self.models.iter().filter(|(_, model)| model.remade.is_some());
         let needs = |(who, model): (&Who, &Model)| {
@@ -57,7 +59,7 @@ impl Loading {
         waiting.filter_map(needs).collect()
     }
 
-    /// Says so.
+    /// Decides on all models with new settings.
     pub(super) fn renew(&mut self, now: Duration, free: Option<&Amounts>) -> Vec<Order> {
         let remade: Vec<(Who, Duration)> =
             self.models.iter().filter_map(|(who, model)| Some((who.clone(), model.remade?))).collect();
@@ -77,13 +79,13 @@ impl Loading {
             Fate::Stays(Stays { places, promised, alone, beside }) => {
                 let before = free.map(|free| self.free_before_taking(free));
                 let model = self.models.get_mut(&who)?;
-                // Until its processes are new ones the old ones have what they have.
+                // Until the new processes run, the old ones hold their memory.
                 let has = has(model);
                 if !model.is_taking() {
-                    // What the old ones have is part of what it is promised, whether they go first or not.
+                    // The promise includes the old processes' memory, in either order of replacement.
                     let held = model.held();
                     self.before = before.map(|before| before.plus(&held));
-                    // A load may take as long as the last one did, and not go well: others must not wait for that for ever.
+                    // A load may take twice the last load time and still fail; others must not wait forever.
                     let load = self.numbers.turn_most.max(model.load_time.saturating_mul(2));
                     model.settles = Some(now.saturating_add(load.min(self.numbers.short_for)));
                 }
@@ -108,12 +110,13 @@ impl Loading {
         Some(Order::Anew { model: who, lacks })
     }
 
-    /// What there would be for a model if all that leave, and it, were gone.
+    /// Returns the room for a model if it and all leaving models were gone.
     fn left_without(&self, who: &Who, free: Option<&Amounts>) -> Amounts {
         self.ledger(free, &[who]).soon.minus(&room::kept_for_others(&self.kept, who))
     }
 
-    /// Whether a model with other settings may be made anew beside all that are there, its own old processes included.
+    /// Returns true if a model with new settings may start its new processes next to everything loaded, its
+    /// old ones included.
     pub(super) fn stays_beside_all(&self, who: &Who, free: Option<&Amounts>) -> bool {
         matches!(self.fate(who, free), None | Some(Fate::Stays(Stays { beside: true, .. })))
     }
@@ -131,13 +134,13 @@ impl Loading {
         let fit = |room: &Amounts| room::fit_at(who, model, &taken, room, self.numbers.make_room);
         let of_file = Amounts { host: model.mapped, gpus: vec![0; self.capacity.gpus.len()] };
         let stays = |(places, promised): (Vec<Vec<usize>>, Amounts), room: &Amounts| {
-            // Both map the same file, unless it is another one.
+            // Old and new processes map the same file, unless the file changed.
             let both = promised.plus(&has(model)).plus(&of_file.max(&room::mapped(model)));
             Fate::Stays(Stays { places, promised, alone: false, beside: both.is_within(room) })
         };
-        // What others have that leave is not there yet.
+        // Memory of leaving models is not free yet.
         let now = self.left(free).plus(&own(model)).plus(&of_file).min(&soon);
-        // No more than it was promised: that is its own, whoever waits.
+        // Needs within its own promise always fit: no waiter has a claim on it.
         if let Some(fits) = fit(&now).or_else(|| fit(&model.promised.plus(&of_file))) {
             return Some(stays(fits, &now));
         }
@@ -148,7 +151,7 @@ impl Loading {
         if !is_alone || model.spec.can_do_with_less {
             return Some(Fate::Leaves(soon));
         }
-        // Nobody would leave for it. Where it is not too large for other GPUs it goes there.
+        // No model would be unloaded for this one. If it fits on other GPUs, it moves there.
         match (fit(&self.capacity), room::fits(who, model, &self.capacity)) {
             (Some(fits), _) => Some(stays(fits, &now)),
             (None, true) => Some(Fate::Leaves(soon)),
@@ -162,7 +165,8 @@ impl Loading {
     }
 }
 
-/// What a model has, as far as is known; processes by settings that were others a moment ago may be taking what these needed.
+/// Returns the known memory of a model. While processes with earlier settings run, these may still be
+/// taking their old promise.
 fn has(model: &Model) -> Amounts {
     match &model.reading {
         Some(reading) if model.renewed.is_none() => reading.held.clone(),
@@ -170,7 +174,7 @@ fn has(model: &Model) -> Amounts {
     }
 }
 
-/// What a model has and was promised, which is free for it itself.
+/// Returns the memory that a model holds or was promised; free for the model itself.
 fn own(model: &Model) -> Amounts {
     model.promised.max(&model.held())
 }

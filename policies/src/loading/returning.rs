@@ -1,38 +1,40 @@
-//! What processes held that have ended, until free memory shows it.
+//! Memory of ended processes, until it shows as free.
 //!
-//! A driver may give memory back a moment after the process that held it is gone. Who looks for room in that moment sees a machine on which it
-//! is nobody's and yet not free, and would drive out another model for what comes back by itself.
+//! A driver may return memory a moment after its process has ended. In that moment the memory has no owner
+//! and is not free. Without this module the loader would unload another model for memory that is about to
+//! return.
 
 use std::time::Duration;
 
 use super::room::Amounts;
 
-/// What has not come back yet.
+/// Memory that has not returned yet.
 #[derive(Debug, Default)]
 pub(super) struct Returning {
-    /// What those held that are gone, each waited for until then; `None`: nobody has looked since.
+    /// Memory of each ended process, with the end of the wait; `None` until the first look.
     gone: Vec<(Amounts, Option<Duration>)>,
-    /// What was free before the first of them was gone. What is free more than that has come back.
+    /// Free memory before the first of them ended; anything above it has returned.
     before: Amounts,
-    /// The last look, and what was free then.
+    /// Time of the last look, and the free memory then.
     seen: Option<(Duration, Amounts)>,
 }
 
-/// What of a process's memory is missing still is this part of it at least: other programs move, too.
+/// Divisor: a missing rest below this part of a process's memory is ignored, because other programs move,
+/// too.
 const MISSING: u64 = 16;
 
 impl Returning {
-    /// What was free at the last look.
+    /// Returns the free memory at the last look.
     pub(super) fn free(&self) -> Option<&Amounts> {
         self.seen.as_ref().map(|(_, free)| free)
     }
 
-    /// Whether anything is waited for.
+    /// Returns true while memory is awaited.
     pub(super) fn is_awaited(&self) -> bool {
         !self.gone.is_empty()
     }
 
-    /// One that held this is gone.
+    /// Adds the memory of an ended process.
     pub(super) fn add(&mut self, held: Amounts) {
         let Some((_, free)) = &self.seen else { return };
         if self.gone.is_empty() {
@@ -41,14 +43,14 @@ impl Returning {
         self.gone.push((held, None));
     }
 
-    /// Looks at what has come back. What has not, and is waited for.
+    /// Compares with the free memory; returns the memory that has not returned and is still awaited.
     pub(super) fn look(
         &mut self,
         now: Duration,
         free: Option<&Amounts>,
         within: Duration,
     ) -> Option<Amounts> {
-        // Of long ago: who is gone may have taken its memory since then, or given it back.
+        // The last look is too old: the ended process may have taken or returned memory since.
         let is_old = |seen: &(Duration, Amounts)| now.saturating_sub(seen.0) > within;
         let is_stale = self.seen.as_ref().is_none_or(is_old);
         self.seen = free.map(|free| (now, free.clone()));

@@ -1,4 +1,4 @@
-//! What room there is, and whether a model fits into it.
+//! Computes free room and fits models into it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,27 +7,27 @@ use crate::book::{self, Machine, Needs, Wanted};
 use crate::sample::{GpuIndex, MemoryKind};
 use crate::{ModelName, units};
 
-/// Bytes of the host and of each GPU.
+/// Bytes of host memory and of each GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Amounts {
-    /// Of the host.
+    /// Bytes of host memory.
     pub host: u64,
-    /// Of each GPU; those that are not listed have none.
+    /// Bytes of each GPU; unlisted GPUs have none.
     pub gpus: Vec<u64>,
 }
 
 impl Amounts {
-    /// Nothing.
+    /// No memory.
     pub const fn none() -> Self {
         Self { host: 0, gpus: Vec::new() }
     }
 
-    /// Of the host as much as anybody wants, and no GPU.
+    /// Unlimited host memory and no GPU.
     pub const fn everything() -> Self {
         Self { host: u64::MAX, gpus: Vec::new() }
     }
 
-    /// Bytes of one memory.
+    /// Returns the bytes of one memory.
     pub fn of(&self, memory: MemoryKind) -> u64 {
         match memory {
             MemoryKind::Host => self.host,
@@ -35,7 +35,7 @@ impl Amounts {
         }
     }
 
-    /// So many more bytes of one memory.
+    /// Adds bytes to one memory.
     pub fn add(&mut self, memory: MemoryKind, bytes: u64) {
         let of = match memory {
             MemoryKind::Host => &mut self.host,
@@ -65,7 +65,7 @@ impl Amounts {
         self.both(other, u64::saturating_sub)
     }
 
-    /// One part of so many.
+    /// Divides all amounts by a number.
     pub(super) fn part(&self, of: u64) -> Self {
         Self { host: self.host / of, gpus: self.gpus.iter().map(|bytes| bytes / of).collect() }
     }
@@ -74,12 +74,13 @@ impl Amounts {
         self.both(other, u64::max)
     }
 
-    /// Whether the host has less than this much left, and whether each GPU has less than the most that one of these is to have.
+    /// Returns whether the host amount exceeds that of `left`, and whether the largest GPU amount exceeds
+    /// the largest of `left`.
     pub fn exceeds(&self, left: &Self) -> (bool, bool) {
         (self.host > left.host, self.gpus.iter().max() > left.gpus.iter().max())
     }
 
-    /// Whether there is any of the host's, or of a GPU's memory, as far as these are asked for.
+    /// Returns true if there is memory of a requested kind: (host, GPUs).
     pub(super) fn is_any_of(&self, (host, gpus): (bool, bool)) -> bool {
         host && self.host > 0 || gpus && self.gpus.iter().any(|bytes| *bytes > 0)
     }
@@ -88,48 +89,48 @@ impl Amounts {
         self.both(other, u64::min)
     }
 
-    /// Whether it is nowhere more than that.
+    /// Returns true if no amount exceeds the other's.
     pub(super) fn is_within(&self, other: &Self) -> bool {
         *self == self.min(other)
     }
 }
 
-/// Where a GPU stands in a list of all.
+/// Converts a GPU index for a list of all GPUs.
 fn index(gpu: GpuIndex) -> usize {
     usize::try_from(gpu.0).unwrap_or(usize::MAX)
 }
 
-/// Why a model is never loaded while those that are pinned are what they are.
+/// Reason for which pinned models keep another one from being loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Never {
-    /// These are loaded, never leave, and exclude it.
+    /// Pinned models exclude it.
     Excluded(Vec<ModelName>),
-    /// As many as may be loaded never leave.
+    /// Pinned models fill `loading.max_loaded`.
     Count {
-        /// Who.
+        /// Pinned models.
         pinned: Vec<ModelName>,
         /// `loading.max_loaded`.
         most: u32,
     },
-    /// These never leave, and leave too little.
+    /// Pinned models leave too little memory.
     Room {
-        /// Bytes that it needs.
+        /// Bytes needed.
         needed: Amounts,
-        /// Bytes that they leave.
+        /// Bytes left.
         left: Amounts,
-        /// Who.
+        /// Pinned models.
         pinned: Vec<ModelName>,
     },
 }
 
-/// What is left now, and when those who leave are gone.
+/// Memory left now, and after all leaving models are gone.
 pub(super) struct Ledger {
     pub(super) now: Amounts,
     pub(super) soon: Amounts,
 }
 
 impl Ledger {
-    /// As if `leave` were on their way out, too.
+    /// Computes the balance as if `leave` were being unloaded, too.
     fn of(
         models: &BTreeMap<Who, Model>,
         capacity: &Amounts,
@@ -148,16 +149,16 @@ impl Ledger {
         let of_file = |model: &Model| Amounts { host: model.mapped, gpus: Vec::new() };
         let promised = |model: &Model| model.promised.plus(&of_file(model));
         let held = Model::held;
-        // A mapped file is never shown by what is free.
+        // Free memory counts the pages of a mapped file as free.
         let owed = |model: &Model| model.owed().plus(&of_file(model));
-        // One with other settings will have what these need.
+        // A model with new settings will hold the new promise.
         let will = |model: &Model| model.renewed.as_ref().unwrap_or(&model.promised).plus(&of_file(model));
         let mut now = capacity.minus(&all(&mut there(), &promised));
         let mut soon = capacity.minus(&all(&mut stays(), &will));
         if let Some(free) = free {
             let comes = || there().filter(|model| model.is_taking());
-            // What has gone since they were let in is what they have taken of their promises so far. Where somebody else took it, the start fails
-            // for want of memory, which is known then.
+            // Memory that vanished since the starts began counts as taken from their promises. If another
+            // program took it, the start fails for lack of memory and reports that.
             let before = before.unwrap_or(free);
             let not_taken = all(&mut comes(), &|model| model.promised.clone());
             let taken = before.minus(free).min(&not_taken);
@@ -165,7 +166,8 @@ impl Ledger {
             let files = all(&mut comes(), &of_file);
             let owed = all(&mut serves(), &owed).plus(&files).plus(&not_taken.minus(&taken));
             now = now.min(&free.minus(&owed));
-            // While one comes, what is free says little about what will be: nobody is driven out for that.
+            // During a start, free memory predicts little about the future, so no model is unloaded because
+            // of it.
             if comes().next().is_none() {
                 let returns = all(&mut leaves(), &held);
                 let returns = returning.map_or_else(|| returns.clone(), |gone| returns.plus(gone));
@@ -185,26 +187,26 @@ impl Model {
         self.reading.as_ref().map(|reading| reading.held.clone()).unwrap_or_default()
     }
 
-    /// What it was promised and has not taken, which free memory does not show.
+    /// Promised memory not yet taken, so free memory still includes it.
     pub(super) fn owed(&self) -> Amounts {
         self.promised.minus(&self.held())
     }
 }
 
-/// What is kept for others than this one.
+/// Sums the room reserved for other models than this one.
 pub(super) fn kept_for_others(kept: &[(Who, Amounts)], name: &Who) -> Amounts {
     let others = kept.iter().filter(|(who, _)| who != name);
     others.fold(Amounts::none(), |sum, (_, amounts)| sum.plus(amounts))
 }
 
 impl Loading {
-    /// What is left, as if `leave` were on their way out, too.
+    /// Returns the memory left, as if `leave` were being unloaded, too.
     pub(super) fn ledger(&self, free: Option<&Amounts>, leave: &[&Who]) -> Ledger {
         let free = (free, self.comes_back.as_ref());
         Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, leave)
     }
 
-    /// Whether there is room for a model, beside what is kept for others, if `leave` were on their way out.
+    /// Finds room for a model next to others' reservations, as if `leave` were being unloaded.
     pub(super) fn place(&self, wish: &Wish<'_>, leave: &[&Who]) -> Place {
         let Wish { name, kept, free, party } = *wish;
         let Some(model) = self.models.get(name) else { return Place::Nowhere };
@@ -212,9 +214,9 @@ impl Loading {
         if company == Company::Bad {
             return Place::Nowhere;
         }
-        // What is kept for it is its own.
+        // The model's own reservation is available to it.
         let others = || kept.iter().filter(|(who, _)| who != name);
-        // The book may be wrong, and a server that could run is not kept from trying: alone.
+        // The book may be wrong: a model that is too large by the book may still try, alone.
         let members = self.members(party);
         let fit = |room: &Amounts| fit_with((name, model), &members, room, self.numbers.make_room);
         let Some((alone, needed, guests)) = fit(&self.capacity) else {
@@ -233,7 +235,7 @@ impl Loading {
             };
         };
         let ledger = self.ledger(free, leave);
-        // Of what is free now the others' part is what they will have to have when all who leave are gone.
+        // The others' claims on free memory are those after all leaving models are gone.
         let soon = ledger.soon.minus(&kept_for_others(kept, name));
         if let Some((places, promised, guests)) =
             fit(&ledger.now.min(&soon)).filter(|_| company == Company::Good)
@@ -243,7 +245,7 @@ impl Loading {
         if let Some((_, promised, guests)) = fit(&soon) {
             return Place::Later(promised, guests);
         }
-        // Nobody is there, and somebody else has the memory: it is tried all the same.
+        // Nothing is loaded, and another program has the memory: try anyway.
         if !self.models.values().any(Model::is_there) && others().next().is_none() {
             return Place::Now(alone, needed, guests);
         }
@@ -252,14 +254,14 @@ impl Loading {
 }
 
 impl Loading {
-    /// Whether there is no room for a model even if everybody leaves who ever does, whatever is free: those that are pinned have what
-    /// it needs, or exclude it.
+    /// Returns true if a model has no room even after all `mobile` models are gone: pinned ones hold the
+    /// memory or exclude it. Ignores free memory.
     fn is_hopeless(&self, name: &Who, mobile: &[&Who]) -> bool {
         let wish = Wish { name, kept: &[], free: None, party: &[] };
         matches!(self.place(&wish, mobile), Place::Nowhere)
     }
 
-    /// Those that leave for others or by themselves, or may still fail to come.
+    /// Returns the models that can be unloaded, stop on their own, or may still fail to start.
     pub(super) fn mobile(&self) -> Vec<&Who> {
         let there = self.models.iter().filter(|(_, model)| model.is_there());
         there
@@ -268,22 +270,22 @@ impl Loading {
             .collect()
     }
 
-    /// What those that never leave have not been promised.
+    /// Returns the memory not promised to pinned models.
     fn left_by_pinned(&self) -> Amounts {
         self.left_if_gone(&self.mobile())
     }
 
-    /// What is left of the promises when these are gone, too.
+    /// Returns the memory not promised once these models are gone, too.
     pub(super) fn left_if_gone(&self, gone: &[&Who]) -> Amounts {
         self.ledger(None, gone).soon
     }
 }
 
-/// Whether a model may be loaded beside those that are, whatever memory there is.
+/// Compatibility of a model with the loaded ones, apart from memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Company {
     Good,
-    /// When those who leave are gone.
+    /// Compatible once leaving models are gone.
     Soon,
     Bad,
 }
@@ -314,7 +316,7 @@ impl Loading {
 }
 
 impl Loading {
-    /// Whether two models are never loaded at a time.
+    /// Returns true if two models are never loaded at the same time.
     pub(super) fn exclude(&self, one: &Who, other: &Who) -> bool {
         let names = |who: &Who, other: &Who| {
             self.models.get(who).is_some_and(|model| model.spec.never_with.contains(&other.name))
@@ -323,7 +325,7 @@ impl Loading {
     }
 }
 
-/// Bytes that all processes of a model need, each on one GPU; `None` if that is not known.
+/// Bytes that all processes of a model need, each on one GPU; `None` if unknown.
 pub(super) fn needed(model: &Model) -> Option<Amounts> {
     let needs = raised(model.spec.needs.as_ref()?, model.raised);
     let count = replicas(model) as u64;
@@ -333,20 +335,20 @@ pub(super) fn needed(model: &Model) -> Option<Amounts> {
 }
 
 impl Loading {
-    /// What nobody was promised and nobody has.
+    /// Returns the memory that is neither promised nor in use.
     pub(super) fn left(&self, free: Option<&Amounts>) -> Amounts {
         self.ledger(free, &[]).now
     }
 
-    /// Those that are loaded, or could be without another one's leaving and beside what is kept for those who wait. `free`: what anybody
-    /// could take, as it was read.
+    /// Returns the models that are loaded, or could be without unloading others and next to reserved room.
+    /// `free` is the measured free memory.
     pub fn roomy(&self, free: Option<&Amounts>) -> BTreeSet<Who> {
         let has_room = |who: &Who, model: &Model| match model.state {
             State::Comes { .. } | State::Serves { .. } => true,
             State::Leaves => false,
             State::Out | State::Called { .. } | State::Wants { .. } => {
                 let wish = Wish { name: who, kept: &self.kept, free, party: &[] };
-                // Guests leave for whoever asks.
+                // Guests are unloaded for any other model.
                 matches!(self.place(&wish, &[]), Place::Now(..)) || !self.guests_leaving_for(&wish).is_empty()
             }
         };
@@ -354,7 +356,7 @@ impl Loading {
         roomy.map(|(who, _)| who.clone()).collect()
     }
 
-    /// Those that are not loaded, will not be while those that never leave are there, and cannot do with less.
+    /// Returns the models that pinned ones keep from being loaded and that cannot do with less.
     pub fn refused(&self) -> BTreeSet<Who> {
         let is_out =
             |model: &Model| matches!(model.state, State::Out | State::Called { .. } | State::Wants { .. });
@@ -363,7 +365,7 @@ impl Loading {
         out.filter(|(who, _)| self.is_hopeless(who, &mobile)).map(|(who, _)| who.clone()).collect()
     }
 
-    /// Those that wait for what never comes, and why.
+    /// Returns the waiting models that can never be loaded, with the reasons.
     pub fn hopeless(&self) -> Vec<(Who, Never)> {
         let waits = |model: &Model| matches!(model.state, State::Wants { .. });
         let waiting = self.models.iter().filter(|(_, model)| waits(model));
@@ -392,7 +394,7 @@ impl Loading {
     }
 }
 
-/// Whether a model fits into so much.
+/// Returns true if a model fits into the room.
 pub(super) fn fits(name: &Who, model: &Model, room: &Amounts) -> bool {
     fit(name, model, room, true).is_some()
 }
@@ -401,7 +403,7 @@ pub(super) fn replicas(model: &Model) -> usize {
     usize::try_from(model.spec.replicas.max(1)).unwrap_or(usize::MAX)
 }
 
-/// So many times as much.
+/// Multiplies needs by a factor.
 fn raised(needs: &Needs, by: f64) -> Needs {
     let mut raised = needs.clone();
     if by > 1.0 {
@@ -413,12 +415,12 @@ fn raised(needs: &Needs, by: f64) -> Needs {
     raised
 }
 
-/// What a model maps of its file, which is counted beside its promise.
+/// Mapped bytes of the model file, counted separately from the promise.
 pub(super) fn mapped(model: &Model) -> Amounts {
     Amounts { host: model.spec.needs.as_ref().map_or(0, |needs| needs.mapped), gpus: Vec::new() }
 }
 
-/// Places for all processes of a model, what they are promised, and what those who come along are promised.
+/// Places all processes of a model, and returns the GPUs, the promise, and the promises of companions.
 pub(super) fn fit_with(
     (name, model): (&Who, &Model),
     along: &[(&Who, &Model)],
@@ -437,12 +439,12 @@ pub(super) fn fit_with(
     Some((places, promised, all))
 }
 
-/// Places for all processes of a model, and what they are promised.
+/// Places all processes of a model, and returns the GPUs and the promise.
 fn fit(name: &Who, model: &Model, room: &Amounts, counts: bool) -> Option<(Vec<Vec<usize>>, Amounts)> {
     fit_at(name, model, &[], room, counts)
 }
 
-/// The same, for one whose first processes have GPUs already and stay there.
+/// Places the processes of a model whose first processes keep their GPUs.
 pub(super) fn fit_at(
     name: &Who,
     model: &Model,
@@ -459,13 +461,13 @@ pub(super) fn fit_at(
     };
     let needs = &raised(needs, model.raised);
     if needs.uses_gpu() && room.gpus.is_empty() {
-        // No GPU tells its memory: nobody can say what fits.
+        // No GPU reports its memory, so nothing can be fitted.
         return Some((anywhere(), Amounts { host: needs.host_bytes() * count as u64, gpus: Vec::new() }));
     }
     let wanted: Vec<Wanted> = (0..count)
         .map(|number| Wanted {
             name: format!("{} {number}", name.name),
-            // They share one mapped file.
+            // The processes share one mapped file.
             needs: Needs { mapped: if number == 0 { needs.mapped } else { 0 }, ..needs.clone() },
             gpus: place(number).unwrap_or(&spec.gpus).clone(),
             may_split: spec.may_split || place(number).is_some_and(|place| place.len() > 1),
@@ -475,7 +477,7 @@ pub(super) fn fit_at(
     let fits = book::fit(&Machine { host: room.host, gpus: room.gpus.clone() }, &all).ok()?;
     let mut promised = Amounts { host: needs.host_bytes() * count as u64, gpus: vec![0; room.gpus.len()] };
     let mut places = Vec::with_capacity(count);
-    // Each process has its own, in the order of the processes.
+    // Assign the fits in process order.
     for one in &wanted {
         let fit = fits.iter().find(|fit| fit.name == one.name)?;
         for (gpu, bytes) in &fit.gpus {

@@ -1,4 +1,4 @@
-//! How each model stands.
+//! Loading state of each model.
 
 use std::time::Duration;
 
@@ -6,18 +6,18 @@ use super::demand::Demand;
 use super::facts::{Reading, Spec};
 use super::room::Amounts;
 
-/// Where a model is.
+/// Life-cycle state of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Out,
-    /// It is to come along with another one, and has not asked yet.
+    /// Called as a companion, and has not asked to be loaded yet.
     Called {
         since: Duration,
     },
     Wants {
-        /// Among those who do.
+        /// Position in the queue.
         place: u64,
-        /// Others leave for it even if nobody waits.
+        /// Others are unloaded for it even without waiting requests.
         urgent: bool,
     },
     Comes {
@@ -35,35 +35,35 @@ pub(super) struct Model {
     pub(super) spec: Spec,
     pub(super) state: State,
     pub(super) demand: Demand,
-    /// What it was promised.
+    /// Promised memory.
     pub(super) promised: Amounts,
-    /// Bytes of its file that it maps, which the kernel counts as free although they are in use.
+    /// Mapped bytes of the model file; the kernel counts them as free.
     pub(super) mapped: u64,
     pub(super) reading: Option<Reading>,
-    /// It serves, or has other settings, and was not read yet: what it has taken is not known, until then at most.
+    /// Deadline for the first reading of a newly loaded or renewed model; until then its memory is unknown.
     pub(super) settles: Option<Duration>,
-    /// Its next reading is the first one of what it is now.
+    /// The next reading is the first one under the present settings.
     pub(super) unread: bool,
-    /// The GPUs of each of its processes.
+    /// GPUs of each process.
     pub(super) places: Vec<Vec<usize>>,
-    /// It has other settings since then, and was not told yet whether it may stay.
+    /// Time of the last change of settings, while the decision on it is pending.
     pub(super) remade: Option<Duration>,
-    /// What it was promised with them, as long as processes with earlier ones are there, ...
+    /// Promise under the new settings, while processes with earlier ones remain.
     pub(super) renewed: Option<Amounts>,
-    /// ... and until then at most.
+    /// Deadline for `renewed`.
     pub(super) renewed_until: Duration,
-    /// It was let in although it is too large by the book: what it was promised is everything.
+    /// Admitted although too large by the book: the promise is all memory.
     pub(super) alone: bool,
     pub(super) load_time: Duration,
-    /// It was on its way out when another one was loaded that it is loaded along with.
+    /// Was being unloaded when another model called it as a companion.
     pub(super) comes_again: bool,
-    /// It was asked to give memory back, and has not answered.
+    /// Was asked to reclaim memory, and has not answered.
     pub(super) gives: bool,
-    /// When it was asked last.
+    /// Time of the last reclaim request.
     pub(super) asked_back: Option<Duration>,
-    /// What it needs as a multiple of what was thought, since its start found too little.
+    /// Factor on its needs after a start ran out of memory.
     pub(super) raised: f64,
-    /// Since when.
+    /// Time at which `raised` was set.
     pub(super) raised_at: Duration,
 }
 
@@ -92,7 +92,7 @@ impl Model {
         }
     }
 
-    /// What it has of its promise by now is only seen by what is free.
+    /// Returns true while its taken memory shows only as a decrease of free memory.
     pub(super) const fn is_taking(&self) -> bool {
         matches!(self.state, State::Comes { .. }) || self.settles.is_some()
     }

@@ -1,13 +1,13 @@
-//! What `HAProxy`'s `agent-check` is answered: one line of words that set state, weight and number of connections of a server
-//! (`HAProxy` configuration manual, `agent-check`). Weights are percent of the weight that its configuration gives the server.
+//! Answers `HAProxy`'s `agent-check`: one line of words that set a server's state, weight and connection
+//! limit (`HAProxy` configuration manual, `agent-check`). Weights are percent of the configured weight.
 //!
 //! ```text
-//!   told to leave ------------------> drain                      who is bound to it still comes, nobody else
-//!   nothing can be served or queued -> ready down #why
-//!   else ---------------------------> ready up 55% maxconn:8
+//!   asked to drain -----------------------> drain                      only bound clients still come
+//!   no request can be served or queued ---> ready down #reason
+//!   else ---------------------------------> ready up 55% maxconn:8
 //!
 //!   weight: 10 % with all slots taken, 100 % with all free; below 10 % as the queue fills
-//!           x up to a quarter as memory comes near a limit: a process that is about to be replaced gets less before
+//!           x down to a quarter as memory nears a limit: a process about to be replaced gets less work
 //! ```
 
 use std::fmt;
@@ -15,33 +15,35 @@ use std::fmt;
 use super::{Facts, ModelFacts, Unready, readiness};
 use crate::units::exact;
 
-/// Percent that an instance keeps whose slots are all taken and whose queue is empty: it must go on getting some, because its
-/// neighbours may be as busy.
+/// Percent of an instance whose slots are all taken and whose queue is empty. It must still get some
+/// requests, because its neighbours may be as busy.
 const BUSY: f64 = 10.0;
 
-/// Percent where no process takes requests yet: the first one would wait for a load, and a neighbour may have the model.
+/// Percent while no process takes requests: the first request would wait for a load, and a neighbour may
+/// have the model.
 const COLD: f64 = 25.0;
 
-/// The least share of its weight that a forecast leaves.
+/// Least share of its weight that a forecast leaves.
 const NEAR: f64 = 0.25;
 
-/// The line.
+/// Answer to an agent check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Line {
-    /// No new requests but those that are bound to it.
+    /// Only bound clients should come.
     Drain,
-    /// Nobody can be served.
+    /// No request can be served.
     Down(Unready),
     /// Requests may come.
     Up {
         /// Percent of the configured weight, 1 to 100.
         weight: u8,
-        /// Requests at a time that are of use; more had better wait in front. `None`: not known, it stays what it was.
+        /// Useful number of concurrent requests; more should wait in the balancer. `None`: unknown, keep
+        /// the last value.
         connections: Option<u32>,
     },
 }
 
-/// As it is sent, without its end.
+/// Formats the answer without its line end.
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -53,12 +55,12 @@ impl fmt::Display for Line {
     }
 }
 
-/// What is said of an instance. `horizon`: a limit that is further away than so many seconds is no reason for anything.
+/// Computes the answer of an instance. Memory limits further away than `horizon` seconds are ignored.
 pub fn line(facts: &Facts, horizon: f64) -> Line {
     match readiness(facts) {
         Ok(()) => {}
         Err(Unready::Draining) => return Line::Drain,
-        // More connections than it takes: fewer should come, but it is alive.
+        // The connection limit is reached: fewer requests should come, but the instance is alive.
         Err(Unready::Connections) => return Line::Up { weight: 1, connections: None },
         Err(why) => return Line::Down(why),
     }
@@ -76,16 +78,16 @@ pub fn line(facts: &Facts, horizon: f64) -> Line {
     let left = facts.models.iter().filter_map(|model| model.limit_in).fold(f64::INFINITY, f64::min);
     let near =
         if left < horizon && horizon > 0.0 { NEAR + (1.0 - NEAR) * (left.max(0.0) / horizon) } else { 1.0 };
-    // A slot that comes free is filled by who waits here, so as many may wait as there are slots; further ones wait in front, from
-    // where they can still go elsewhere.
+    // A free slot is filled from the local queue, so as many requests may wait as there are slots. Further
+    // ones wait in the balancer, which can still send them elsewhere.
     let connections = u32::try_from(slots.saturating_add(slots.min(depth))).ok().filter(|most| *most > 0);
     Line::Up { weight: percent(share * queue * near), connections }
 }
 
-/// Whole percent, 1 to 100.
+/// Rounds to whole percent, 1 to 100.
 fn percent(share: f64) -> u8 {
     let mut whole = 1;
-    // A hundred steps instead of a conversion that could cut.
+    // A loop instead of a conversion that could truncate.
     while whole < 100 && f64::from(whole) + 0.5 <= share {
         whole += 1;
     }

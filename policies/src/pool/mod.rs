@@ -1,34 +1,33 @@
-//! What an instance that is one of several tells those who spread requests over them: whether it can take one, how much, and how full its
-//! slots are.
+//! State of an instance for load balancers: readiness, load, and use of the context.
 //!
-//! | module | what is decided |
+//! | module | decides |
 //! |---|---|
-//! | here | whether a request would be served or queued ([`readiness`]), and how full the context of the slots is ([`fill`]) |
+//! | here | if a request would be served or queued ([`readiness`]), and the use of the slots' context ([`fill`]) |
 //! | [`agent`] | the line that `HAProxy` reads: state, weight, connections |
 
 pub mod agent;
 
 use std::fmt;
 
-/// One model, as far as it matters to who spreads requests.
+/// Balancing facts of one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ModelFacts {
-    /// Slots of its processes that take requests.
+    /// Slots of processes that take requests.
     pub slots: u32,
-    /// Requests on them.
+    /// Requests in slots.
     pub running: u32,
-    /// Requests that wait for one.
+    /// Requests that wait for a slot.
     pub waiting: u32,
-    /// How many may wait.
+    /// Most waiting requests.
     pub depth: u32,
-    /// Callers are turned away at once, because no process of it starts.
+    /// Requests are refused at once, because no process of the model starts.
     pub refuses: bool,
-    /// Seconds until the memory of one of its processes reaches a limit, at the earliest; `None` while nothing is forecast.
+    /// Seconds until the first of its processes reaches a memory limit; `None` without a forecast.
     pub limit_in: Option<f64>,
 }
 
 impl ModelFacts {
-    /// Whether one more request would be served, or would wait.
+    /// Returns true if one more request would be served or queued.
     pub const fn takes(&self) -> bool {
         !self.refuses && (self.running < self.slots || self.waiting < self.depth)
     }
@@ -37,33 +36,33 @@ impl ModelFacts {
 /// An instance at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
-    /// An operator or SIGTERM has asked it to leave.
+    /// An operator or SIGTERM has asked it to drain.
     pub draining: bool,
-    /// The connections of its clients are as many as it takes.
+    /// The connection limit is reached.
     pub full: bool,
-    /// Its models.
+    /// Models of the instance.
     pub models: Vec<ModelFacts>,
 }
 
-/// Why no request should come here.
+/// Reason for which no request should come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unready {
-    /// An operator or SIGTERM has asked it to leave; it still serves requests that come.
+    /// An operator or SIGTERM has asked it to drain; it still serves requests that come.
     Draining,
-    /// There is no model.
+    /// No model is configured.
     NoModel,
     /// No model starts.
     Refusing,
-    /// All slots are taken and all queues are full.
+    /// All slots and queues are full.
     Full,
-    /// There are as many connections as may be.
+    /// The connection limit is reached.
     Connections,
-    /// Nothing has been looked at for too long, or not at all yet.
+    /// The last check is too old, or there was none yet.
     Unknown,
 }
 
 impl Unready {
-    /// A word for programs.
+    /// Returns a word for programs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Draining => "draining",
@@ -76,7 +75,7 @@ impl Unready {
     }
 }
 
-/// A sentence for people.
+/// Formats a sentence for people.
 impl fmt::Display for Unready {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -90,11 +89,11 @@ impl fmt::Display for Unready {
     }
 }
 
-/// Whether requests should come here.
+/// Checks if requests should come to this instance.
 ///
 /// # Errors
 ///
-/// Why they should not.
+/// Reason for which they should not.
 pub fn readiness(facts: &Facts) -> Result<(), Unready> {
     if facts.draining {
         return Err(Unready::Draining);
@@ -112,8 +111,8 @@ pub fn readiness(facts: &Facts) -> Result<(), Unready> {
     Err(if all_refuse { Unready::Refusing } else { Unready::Full })
 }
 
-/// The share of context that requests under way hold, 0 to 1: `tokens` of theirs, in slots that have room for `capacity`. 0 where there
-/// is none.
+/// Returns the share of the slots' context in use, 0 to 1: `tokens` of running requests, in slots with room
+/// for `capacity`. 0 without slots.
 pub fn fill(tokens: u64, capacity: u64) -> f64 {
     if capacity == 0 {
         return 0.0;

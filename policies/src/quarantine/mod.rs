@@ -1,7 +1,7 @@
-//! Which requests are kept from a model because its server died of them.
+//! Quarantine: keeps requests from a model because its server died of them.
 //!
 //! ```text
-//!                    its server died by itself
+//!                    its server died on its own
 //!   in flight --------------------------------------> suspect
 //!      | its connection broke                          |  |  |
 //!      v                                               |  |  +-- tried alone, and its server died ---> refused
@@ -10,15 +10,15 @@
 //!                                                      +-------- or not sent for a while ----+-----------+ is released
 //! ```
 //!
-//! A request is known by a [`Fingerprint`], never by what it says. One death proves nothing: whoever was in flight with a
-//! poisonous request looks the same. So each suspect is tried alone, and only a death with nobody else in flight
-//! refuses it. A death that we caused, or that came from outside, makes no suspects; one for lack of memory makes suspects and
-//! refuses nobody, because memory is everybody's.
+//! A [`Fingerprint`] identifies a request, not its content. One death proves nothing, because all requests
+//! in flight look the same. So each suspect is tried alone, and only a death with no other request in
+//! flight refuses it. A death that we caused, or that came from outside, makes no suspects. A death for
+//! lack of memory makes suspects but refuses none, because all requests share the memory.
 //!
-//! A server goes on for a while with a request whose client has left. So whoever left a moment ago is in flight, too: as a
-//! suspect at a death, as company of the one on trial, and as the one on trial itself.
+//! A server continues for a while with a request whose client has left. So such a request still counts as
+//! in flight: as a suspect at a death, as company of a trial, and as the one on trial.
 //!
-//! This module has no synchronisation of its own: its owner holds it under one lock.
+//! No synchronisation: the owner keeps this value under one lock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -29,28 +29,28 @@ mod terms;
 
 pub use terms::{Death, Fingerprint, Found, Known, QuarantinePolicy, Standing};
 
-/// Ends of generations that are remembered for connections whose break is noticed late.
+/// Remembered ends of generations, for connections whose break is noticed late.
 const ENDS: usize = 64;
 
-/// How a generation ended, as far as requests are concerned.
+/// End of a generation, from the view of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// By itself.
+    /// On its own.
     Died,
-    /// By this request.
+    /// Caused by one request.
     Felled,
-    /// We, or somebody else, stopped it.
+    /// Stopped by llama-warden or from outside.
     Stopped,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     request: Fingerprint,
-    /// When its client left.
+    /// Time at which its client left.
     left: Option<Duration>,
 }
 
-/// A request whose client left before its answer was whole.
+/// A request whose client left before its answer was complete.
 #[derive(Clone, Copy, Debug)]
 struct Left {
     generation: GenerationId,
@@ -60,23 +60,23 @@ struct Left {
 
 #[derive(Clone, Debug)]
 struct Entry {
-    /// Its connections to these generations broke, of which is not known whether they live.
+    /// Generations to which its connections broke and whose fate is unknown.
     doubts: Vec<GenerationId>,
     suspect: bool,
-    /// When its refusal ends.
+    /// End of its refusal.
     refused_until: Option<Duration>,
-    /// When it is forgotten.
+    /// Time at which it is forgotten.
     until: Duration,
     deaths: u32,
     refusals: u64,
 }
 
-/// What is known about the requests of one model. Times are since an epoch of the caller's choice, never going back.
+/// State of one model's requests. Times are since the caller's epoch and never decrease.
 #[derive(Debug)]
 pub struct Quarantine {
     policy: QuarantinePolicy,
     entries: BTreeMap<Fingerprint, Entry>,
-    /// Who runs alone on which generation.
+    /// Requests on trial, by generation.
     trials: BTreeMap<GenerationId, Trial>,
     /// Oldest first.
     left: VecDeque<Left>,
@@ -86,7 +86,7 @@ pub struct Quarantine {
 }
 
 impl Quarantine {
-    /// Nothing is known yet.
+    /// Creates an empty quarantine.
     pub fn new(policy: QuarantinePolicy) -> Self {
         Self {
             policy,
@@ -99,7 +99,7 @@ impl Quarantine {
         }
     }
 
-    /// New numbers; what is known already keeps its times. Without any time of refusal everything is forgotten.
+    /// Replaces the settings; known requests keep their times. A refusal time of zero forgets everything.
     pub fn set(&mut self, policy: QuarantinePolicy) {
         self.policy = policy;
         if !self.is_on() {
@@ -109,7 +109,7 @@ impl Quarantine {
         }
     }
 
-    /// The numbers.
+    /// Returns the settings.
     pub fn policy(&self) -> &QuarantinePolicy {
         &self.policy
     }
@@ -118,12 +118,12 @@ impl Quarantine {
         !self.policy.refuse_for.is_zero() && self.policy.known > 0
     }
 
-    /// Whether anything at all is known: else every request is clear.
+    /// Returns true if no request is known, so every request is clear.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// What is to be done with a request now.
+    /// Returns the treatment of a request.
     pub fn standing(&mut self, request: Fingerprint, now: Duration) -> Standing {
         self.forget_old(now);
         match self.entries.get(&request) {
@@ -135,7 +135,7 @@ impl Quarantine {
         }
     }
 
-    /// It was refused.
+    /// Counts a refusal.
     pub fn note_refusal(&mut self, request: Fingerprint) {
         self.refusals += 1;
         if let Some(entry) = self.entries.get_mut(&request) {
@@ -143,15 +143,15 @@ impl Quarantine {
         }
     }
 
-    /// The connection of a request to this generation broke after it was sent whole. True if its server is known to
-    /// have died by itself, so that the request is a suspect.
+    /// Records that a request's connection to this generation broke after it was sent completely. Returns
+    /// true if the server is known to have died on its own, so that the request is a suspect.
     pub fn broke(&mut self, generation: GenerationId, request: Fingerprint, now: Duration) -> bool {
         if !self.is_on() {
             return false;
         }
         let end = self.ends.iter().find(|(ended, _)| *ended == generation).map(|(_, end)| *end);
         if matches!(end, Some(End::Stopped | End::Felled)) {
-            // Felled: whoever did it is known.
+            // Felled: the responsible request is known.
             return false;
         }
         let until = now.saturating_add(self.policy.suspect_for);
@@ -165,8 +165,9 @@ impl Quarantine {
         end.is_some()
     }
 
-    /// The client of a request that this generation has whole left before the answer was: the server may be at work on it for
-    /// a while. True if that server is known to have died by itself meanwhile, so that the request is a suspect.
+    /// Records that a client left after its request was sent completely and before its answer was; the
+    /// server may continue with it for a while. Returns true if the server is known to have died on its own
+    /// meanwhile, so that the request is a suspect.
     pub fn left(&mut self, generation: GenerationId, request: Fingerprint, now: Duration) -> bool {
         if !self.is_on() {
             return false;
@@ -181,7 +182,7 @@ impl Quarantine {
         false
     }
 
-    /// How long to wait until nobody else than this request lingers on a generation; `None` if nobody does.
+    /// Returns the time until no other abandoned request may still run on a generation; `None` if none does.
     pub fn lingers(&self, generation: GenerationId, request: Fingerprint, now: Duration) -> Option<Duration> {
         let others = |left: &&Left| left.generation == generation && left.request != request;
         let last = self.left.iter().rev().find(others)?;
@@ -189,12 +190,12 @@ impl Quarantine {
         (until > now).then(|| until.saturating_sub(now))
     }
 
-    /// The generation answers: connections that broke say nothing.
+    /// Records that the generation answers, so broken connections prove nothing.
     pub fn lives(&mut self, generation: GenerationId) {
         for (request, entry) in &mut self.entries {
             let before = entry.doubts.len();
             entry.doubts.retain(|doubted| *doubted != generation);
-            // It is over, and has proved nothing: what becomes of the generation later has nothing to do with it.
+            // The trial is over without a result; the generation's later fate does not concern the request.
             if entry.doubts.len() < before
                 && self.trials.get(&generation).is_some_and(|trial| trial.request == *request)
             {
@@ -204,47 +205,47 @@ impl Quarantine {
         self.entries.retain(|_, entry| entry.is_worth_keeping());
     }
 
-    /// Whether it is known what became of a generation whose connections broke.
+    /// Returns true if the fate of a generation with broken connections is known.
     pub fn is_settled(&self, generation: GenerationId) -> bool {
         self.has_ended(generation) || self.entries.values().all(|entry| !entry.doubts.contains(&generation))
     }
 
-    /// Whether the generation's process is known to have ended.
+    /// Returns true if the generation's process is known to have ended.
     pub fn has_ended(&self, generation: GenerationId) -> bool {
         self.ends.iter().any(|(ended, _)| *ended == generation)
     }
 
-    /// How long a suspect waits to be alone. Twice as long after each further death: if it is to blame, it costs everybody
-    /// beside it a death each time, and those who run for long must not save it from its trial for ever.
+    /// Returns the time that a suspect waits to be alone. Doubles with each further death: a guilty request
+    /// costs all others a death each time, and long-running requests must not postpone its trial forever.
     pub fn patience(&self, request: Fingerprint) -> Duration {
         const DOUBLINGS: u32 = 5;
         self.policy.alone_wait.saturating_mul(1 << self.further(request).min(DOUBLINGS))
     }
 
-    /// How long a suspect may be alone: longer after further deaths, of which it may be to blame only late; and never as long
-    /// as those behind it wait.
+    /// Returns the time that a suspect may be alone. Longer after further deaths, which it may cause only
+    /// late, and never as long as later requests wait.
     pub fn solitude(&self, request: Fingerprint) -> Duration {
         const DOUBLINGS: u32 = 2;
         self.policy.alone_for.saturating_mul(1 << self.further(request).min(DOUBLINGS))
     }
 
-    /// Deaths that it met after the first.
+    /// Returns the number of deaths after the first.
     fn further(&self, request: Fingerprint) -> u32 {
         self.entries.get(&request).map_or(0, |entry| entry.deaths.saturating_sub(1))
     }
 
-    /// A suspect begins, with nobody else on its generation.
+    /// Starts a trial, with no other request on the generation.
     pub fn begin_trial(&mut self, generation: GenerationId, request: Fingerprint) {
         self.trials.insert(generation, Trial { request, left: None });
     }
 
-    /// Who is on trial there.
+    /// Returns the request on trial.
     pub fn trial(&self, generation: GenerationId) -> Option<Fingerprint> {
         self.trials.get(&generation).map(|trial| trial.request)
     }
 
-    /// The one on trial is not alone any more, or has ended: nothing follows from what happens next. If its connection broke,
-    /// what became of its generation still counts, and for a while if its client left.
+    /// Ends a trial without a result, because the request is no longer alone or has ended. After a broken
+    /// connection the generation's fate still counts, and for a while if its client left.
     pub fn end_trial(&mut self, generation: GenerationId) {
         let Some(trial) = self.trials.get_mut(&generation) else { return };
         let doubted = |entry: &Entry| entry.doubts.contains(&generation);
@@ -258,7 +259,7 @@ impl Quarantine {
         }
     }
 
-    /// The one on trial was answered, or it was answered in company: nothing is held against it any more.
+    /// Clears a request that was answered, on trial or in company.
     pub fn survived(&mut self, generation: GenerationId, request: Fingerprint) {
         if self.trial(generation) == Some(request) {
             self.trials.remove(&generation);
@@ -268,7 +269,7 @@ impl Quarantine {
         }
     }
 
-    /// The generation's process ended by itself.
+    /// Records that the generation's process ended on its own.
     pub fn died(&mut self, generation: GenerationId, death: Death, now: Duration) -> Found {
         let policy = self.policy;
         let lingers = |at: Duration| now.saturating_sub(at) < policy.lingers_for.saturating_add(death.hung);
@@ -280,7 +281,7 @@ impl Quarantine {
         let (of_it, others) = all.into_iter().partition(|left| left.generation == generation);
         self.left = others;
         let lingering = of_it.into_iter().filter(|left: &Left| lingers(left.at)).map(|left| left.request);
-        // The break of the one on trial may not have been noticed yet.
+        // The broken connection of the request on trial may not have been noticed yet.
         for request in trial.into_iter().chain(lingering).filter(|_| self.is_on()).collect::<Vec<_>>() {
             let entry = self.entry(request, until, now);
             if !entry.doubts.contains(&generation) {
@@ -308,7 +309,7 @@ impl Quarantine {
         found
     }
 
-    /// The generation's process was stopped by us, or from outside: no request has anything to do with it.
+    /// Records that the process was stopped by us or from outside, so no request is responsible.
     pub fn stopped(&mut self, generation: GenerationId) {
         self.trials.remove(&generation);
         self.left.retain(|left| left.generation != generation);
@@ -316,12 +317,12 @@ impl Quarantine {
         self.end(generation, End::Stopped);
     }
 
-    /// Whether the generation died of a request that is refused from now on.
+    /// Returns true if the generation died of a request that is now refused.
     pub fn was_felled(&self, generation: GenerationId) -> bool {
         self.ends.iter().any(|(ended, end)| *ended == generation && *end == End::Felled)
     }
 
-    /// Forgets a request, by its fingerprint or the beginning of it, or all of them; returns how many.
+    /// Forgets a request by its fingerprint or a prefix of it, or all of them; returns the number.
     pub fn release(&mut self, which: Option<&str>) -> usize {
         let before = self.entries.len();
         match which {
@@ -331,7 +332,7 @@ impl Quarantine {
         before - self.entries.len()
     }
 
-    /// Those that are refused, then the suspects; in each, whoever is forgotten last comes first.
+    /// Lists refused requests, then suspects; in each group the longest remembered comes first.
     pub fn list(&self, now: Duration) -> Vec<Known> {
         let known = self
             .entries
@@ -350,7 +351,7 @@ impl Quarantine {
         all
     }
 
-    /// Requests that were ever put under refusal, and refusals so far.
+    /// Returns the number of requests ever refused, and of refusals so far.
     pub fn counts(&self) -> (u64, u64) {
         (self.refused, self.refusals)
     }
@@ -369,7 +370,7 @@ impl Quarantine {
     fn entry(&mut self, request: Fingerprint, until: Duration, now: Duration) -> &mut Entry {
         if !self.entries.contains_key(&request) && self.entries.len() >= self.policy.known {
             self.forget_old(now);
-            // A suspect makes room before a request that is known to kill, the oldest first.
+            // Suspects are dropped before requests known to kill, the oldest first.
             let least =
                 self.entries.iter().min_by_key(|(_, entry)| (entry.refused_until.is_some(), entry.until));
             if let Some(request) = least.map(|(request, _)| *request)

@@ -1,10 +1,10 @@
-//! What is said of requests that may kill their server: by what they are known, by which numbers, and how they stand.
+//! Terms of the quarantine: fingerprints, settings and standings of requests.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A keyed hash of a request: it tells whether two are equal, and without the key nothing else.
+/// A keyed hash of a request: allows comparison, and reveals nothing else without the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint(pub u128);
 
@@ -27,54 +27,54 @@ impl<'de> Deserialize<'de> for Fingerprint {
     }
 }
 
-/// The numbers. Reasons: `defaults.toml`, section `[quarantine]`.
+/// Settings of the quarantine. `defaults.toml`, section `[quarantine]`, gives the reasons.
 pub type QuarantinePolicy = crate::defaults::Quarantine;
 
-/// What is to be done with a request.
+/// Treatment of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Nothing is known against it.
+    /// The request is unknown.
     Clear,
-    /// A server died with it in flight: it is to be tried alone.
+    /// A server died with it in flight: it must be tried alone.
     Suspect,
     /// A server died of it alone.
     Refused {
-        /// For this long.
+        /// Remaining time of the refusal.
         left: Duration,
     },
 }
 
-/// A death, as far as it is not known otherwise.
+/// Circumstances of an unexplained death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Death {
-    /// Requests in flight beside the one on trial, or in all.
+    /// Requests in flight besides the one on trial, or in total.
     pub others: u32,
-    /// For so long the server had been at work on nothing but what it died of: zero, but for one that hung.
+    /// Time that the server had worked only on the cause of its death; zero unless it hung.
     pub hung: Duration,
-    /// Whether it says something about a request that was alone.
+    /// The death is evidence against a request that was alone.
     pub proves: bool,
 }
 
-/// What a death led to.
+/// Result of a death.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Requests that are suspects now.
     pub suspects: Vec<Fingerprint>,
-    /// The request that is refused from now on.
+    /// Request that is refused from now on.
     pub refused: Option<Fingerprint>,
 }
 
-/// One request of a list.
+/// A listed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known {
-    /// Which.
+    /// Fingerprint of the request.
     pub fingerprint: Fingerprint,
-    /// Whether it is refused; else it is a suspect.
+    /// True if refused, false if a suspect.
     pub refused: bool,
     /// Seconds until it is forgotten.
     pub left_s: u64,
-    /// Servers that died with it in flight.
+    /// Deaths of servers with it in flight.
     pub deaths: u32,
-    /// How often it was sent and refused.
+    /// Number of refusals.
     pub refusals: u64,
 }

@@ -1,4 +1,4 @@
-//! Suspects, lone trials, refusals: what is held against whom, and for how long.
+//! Suspects, trials and refusals, and their durations.
 
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ fn policy() -> QuarantinePolicy {
     }
 }
 
-/// A death beside so many others.
+/// A death with this many other requests in flight.
 fn among(others: u32) -> Death {
     Death { others, hung: Duration::ZERO, proves: true }
 }
@@ -30,7 +30,7 @@ fn at(minutes: u32) -> Duration {
     MINUTE * minutes
 }
 
-/// A server died with `A` in flight.
+/// A quarantine after a server died with `A` in flight.
 fn suspected() -> Quarantine {
     let mut known = Quarantine::new(policy());
     known.broke(G, A, at(0));
@@ -49,7 +49,7 @@ fn a_death_makes_suspects_of_all_in_flight_and_refuses_nobody() {
     assert!(known.is_settled(G) && !known.was_felled(G));
     assert_eq!(known.standing(A, at(1)), Standing::Suspect);
     assert_eq!(known.standing(Fingerprint(9), at(1)), Standing::Clear);
-    // Whose break is noticed late is one, too.
+    // A request whose broken connection is noticed late is a suspect, too.
     assert!(known.broke(G, Fingerprint(3), at(1)));
     assert_eq!(known.standing(Fingerprint(3), at(1)), Standing::Suspect);
     assert_eq!(known.standing(A, at(11)), Standing::Clear, "forgotten");
@@ -109,7 +109,7 @@ fn a_break_on_trial_is_judged_when_the_end_is_known() {
     let mut known = suspected();
     known.begin_trial(H, A);
     known.broke(H, A, at(0));
-    // Its lease is back before the process is known to be gone.
+    // Its lease is returned before the process is known to be gone.
     known.end_trial(H);
     assert_eq!(known.died(H, among(0), at(0)).refused, Some(A));
     assert!(!known.broke(H, B, at(0)), "who felled it is known");
@@ -124,7 +124,7 @@ fn whose_client_left_a_moment_ago_is_in_flight_at_a_death() {
     assert_eq!((found.suspects, found.refused), (vec![A], None), "of this server, and nobody is on trial");
     assert_eq!(known.died(H, among(0), at(2)), Found::default(), "that was long ago");
     assert!(known.left(G, B, at(2)), "the death is known sooner than that its client left");
-    // A server that hung was at work on nothing else for as long.
+    // A server that hung had worked on nothing else for as long.
     let hangs = GenerationId(3);
     known.left(hangs, Fingerprint(3), at(0));
     let found = known.died(hangs, Death { hung: MINUTE * 2, ..among(0) }, at(3));
@@ -237,8 +237,8 @@ fn a_fingerprint_is_written_and_read_as_hexadecimal() {
 }
 
 proptest! {
-    /// However deaths, breaks, trials and answers meet: it stays bounded, and refused is only who was on trial
-    /// at a death without company.
+    /// For any order of deaths, breaks, trials and answers, the state stays bounded, and a request is
+    /// refused only if it was on trial at a death without company.
     #[test]
     fn nobody_is_refused_without_a_death_alone(steps in prop::collection::vec((0..8_u8, 0..4_u64, 0..12_u128), 1..200)) {
         let mut known = Quarantine::new(policy());

@@ -1,26 +1,26 @@
-//! What a process can be asked for, and what it said that it gave back. Values that are printed, stored and sent.
+//! Reclaimable parts of a process, and its report on reclaimed bytes. Plain values to print, store and send.
 
 use serde::{Deserialize, Serialize};
 
 use crate::sample::MemoryKind;
 use crate::units::ByteSize;
 
-/// Who in a process can be asked.
+/// Parts of a process that support reclaim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parts {
-    /// llama-server itself: its heap.
+    /// The heap of llama-server.
     pub heap: bool,
-    /// The CUDA part: graphs, pools, cuBLAS.
+    /// CUDA memory: graphs, pools, cuBLAS.
     pub cuda: bool,
 }
 
 impl Parts {
-    /// Anybody at all.
+    /// Returns true if any part supports it.
     pub const fn any(self) -> bool {
         self.heap || self.cuda
     }
 
-    /// Somebody who holds this memory. Graphs are on the host and on the GPU.
+    /// Returns true if a part holds this memory. Graphs are on the host and on the GPU.
     pub const fn have(self, series: MemoryKind) -> bool {
         match series {
             MemoryKind::Host => self.any(),
@@ -28,7 +28,7 @@ impl Parts {
         }
     }
 
-    /// What it can be asked for, in words.
+    /// Returns the reclaimable memory in words.
     pub const fn words(self) -> &'static str {
         match (self.cuda, self.heap) {
             (true, true) => "graphs, pools, cuBLAS and the heap",
@@ -39,30 +39,30 @@ impl Parts {
     }
 }
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// All that was asked for and is there was given back.
+    /// Everything requested was given back, as far as it existed.
     Done,
-    /// A part of it.
+    /// A part was given back.
     Partly,
-    /// Nothing: it was in use all the time.
+    /// Nothing was given back: the memory was in use all the time.
     Refused,
-    /// Nothing: calls of CUDA failed.
+    /// Nothing was given back: CUDA calls failed.
     Failed,
-    /// Nothing: the last time was a moment ago.
+    /// Nothing was given back: the last request was too recent.
     TooSoon,
-    /// Nothing: its allocator has no means to.
+    /// Nothing was given back: the allocator does not support it.
     OtherAllocator,
-    /// There was no answer in time.
+    /// No answer came in time.
     NoAnswer,
-    /// Nobody in it can be asked.
+    /// No part of the process supports reclaim.
     Nobody,
 }
 
 impl Outcome {
-    /// All of them.
+    /// All outcomes.
     pub const ALL: [Self; 8] = [
         Self::Done,
         Self::Partly,
@@ -74,7 +74,7 @@ impl Outcome {
         Self::Nobody,
     ];
 
-    /// The name in JSON and metrics.
+    /// Returns the name used in JSON and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -88,7 +88,7 @@ impl Outcome {
         }
     }
 
-    /// The same for people.
+    /// Returns a phrase for people.
     pub const fn phrase(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -102,12 +102,12 @@ impl Outcome {
         }
     }
 
-    /// Whether anything was given back.
+    /// Returns true if any memory was given back.
     pub const fn gave(self) -> bool {
         matches!(self, Self::Done | Self::Partly)
     }
 
-    /// Of two answers to one request: both are done, or a part of it is, or the graver one stands for both.
+    /// Combines two answers to one request: done, partly, or the more serious failure.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self.gave(), other.gave()) {
@@ -121,24 +121,24 @@ impl Outcome {
     }
 }
 
-/// Bytes that were given back, by the process's own count. Graphs and cuBLAS are estimates.
+/// Reclaimed bytes by the process's own count. Graphs and cuBLAS are estimates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Given {
-    /// Graphs, of host memory.
+    /// Host memory of graphs.
     pub graphs_host: u64,
-    /// Graphs, of VRAM.
+    /// VRAM of graphs.
     pub graphs_device: u64,
-    /// Pools, of VRAM.
+    /// VRAM of pools.
     pub pools: u64,
-    /// Workspaces of cuBLAS, of VRAM, where they are known.
+    /// VRAM of cuBLAS workspaces, where known.
     pub cublas: u64,
-    /// The heap, of host memory.
+    /// Host memory of the heap.
     pub heap: u64,
 }
 
 impl Given {
-    /// Each with its name in JSON and metrics.
+    /// Returns all parts with their names in JSON and metrics.
     pub const fn parts(self) -> [(&'static str, u64); 5] {
         [
             ("graphs_host", self.graphs_host),
@@ -149,7 +149,7 @@ impl Given {
         ]
     }
 
-    /// Both together.
+    /// Adds both.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self {

@@ -1,18 +1,18 @@
-//! The first rung: what a running process is asked to give back before it is replaced for its memory.
+//! Reclaim: asks a running process to give back memory before it is replaced for it.
 //!
 //! ```text
-//!   memory speaks for a replacement ── can it be asked? ── ask ── answer and a reading ── enough? ── nothing is replaced
+//!   memory calls for a replacement ── reclaim supported? ── ask ── answer and a reading ── enough? ── not replaced
 //!                                          │ no                                             │ no
 //!                                          └──────────────── replaced as without it ────────┘ and not asked again
 //! ```
 //!
-//! | wanted because of | after a reclaim that helped |
+//! | cause | after a successful reclaim |
 //! |---|---|
-//! | a budget | asked again when the budget is passed again; where that is sooner than `reclaim_again`, replaced |
-//! | growth | nothing until it holds as much as before, and that was not a moment ago; then asked again. Budgets hold meanwhile |
-//! | a budget of all backends together | replaced if it is still the one that is chosen |
+//! | a budget | asked again when the budget is exceeded again; if that is sooner than `reclaim_again`, replaced |
+//! | growth | nothing until it holds as much as before, and not at once; then asked again. Budgets apply meanwhile |
+//! | a shared budget | replaced if it is still the chosen one |
 //!
-//! Nothing here knows a clock or a process: it is told when something was asked and what was read.
+//! No clock and no processes: the caller reports requests, answers and readings.
 
 mod given;
 #[cfg(test)]
@@ -29,44 +29,44 @@ use crate::recycle::{Action, Decision, Reason, SeriesFacts};
 use crate::sample::MemoryKind;
 use crate::units::{ByteSize, scale, span};
 
-/// What comes first for a decision that speaks for a replacement.
+/// First step for a decision that calls for a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rung {
-    /// Ask the process to give back what it hoards.
+    /// Ask the process to reclaim memory.
     Reclaim,
-    /// It was asked: its answer, or the first reading after it, is still to come.
+    /// Wait for the answer, or for the first reading after it.
     Wait,
-    /// What it gave back has not come back: nothing is replaced.
+    /// Do nothing: the reclaimed memory has not grown back.
     Rest {
-        /// Since the answer, in whole seconds.
+        /// Whole seconds since the answer.
         seconds: u64,
-        /// By so much it fell then.
+        /// Bytes reclaimed then.
         bytes: u64,
     },
-    /// Replace it.
+    /// Replace the process.
     Replace(NoReclaim),
 }
 
-/// Why a process is replaced without being asked.
+/// Reason for a replacement without a reclaim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum NoReclaim {
-    /// It is not for its memory that it is to be replaced, or memory is almost gone.
+    /// The replacement is not for memory, or memory is almost exhausted.
     NotMemory,
     /// `policy.reclaim` is off.
     Off,
-    /// Nobody in the process reads what is asked, or none of those who do has this memory.
+    /// The process does not support reclaim, or not for this memory.
     CannotAsk,
-    /// It was asked in vain: it did not fall far enough.
+    /// A reclaim freed too little.
     NoHelp {
-        /// By so much it fell.
+        /// Bytes freed.
         bytes: u64,
     },
-    /// It was asked and did not answer in time.
+    /// The process did not answer in time.
     NoAnswer,
-    /// It is as far again so soon after it gave back.
+    /// Memory grew back too soon after a reclaim.
     TooOften {
-        /// After so many seconds.
+        /// Seconds after the reclaim.
         seconds: u64,
     },
 }
@@ -93,67 +93,68 @@ impl std::fmt::Display for NoReclaim {
     }
 }
 
-/// What a request was worth, by a reading after its answer.
+/// Result of a request, by a reading after its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Worth {
-    /// The memory that was the reason fell far enough.
+    /// The memory in question fell far enough.
     Enough,
-    /// It did not.
+    /// The memory in question did not fall far enough.
     NotEnough,
-    /// An operator asked, or that memory could not be read.
+    /// The request came from an operator, or the memory could not be read.
     Unknown,
 }
 
-/// A request under way.
+/// A request in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked {
     at: Duration,
-    /// What it is for; `None` for an operator's.
+    /// Cause of the request; `None` for an operator's.
     cause: Option<Cause>,
-    /// When the answer came.
+    /// Time of the answer.
     answered: Option<Duration>,
 }
 
-/// The memory for which it is asked.
+/// Memory that caused the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cause {
     series: MemoryKind,
-    /// Bytes when it was asked.
+    /// Bytes at the request.
     before: u64,
-    /// Bytes at which it would have helped.
+    /// Bytes at which the request has helped.
     most: u64,
 }
 
-/// Memory that fell far enough when it was asked for.
+/// Memory that fell far enough after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Fell {
     series: MemoryKind,
     at: Duration,
-    /// From where.
+    /// Bytes before.
     before: u64,
-    /// By how much.
+    /// Bytes freed.
     bytes: u64,
 }
 
-/// What is remembered of the requests to one generation. All times are since one moment of the caller's choice.
+/// History of the requests to one generation. All times are since one epoch of the caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reclaims {
     asked: Option<Asked>,
-    /// When the last one was complete.
+    /// Completion of the last request.
     last: Option<Duration>,
-    /// What came of the last one for each memory. One for another memory, or by an operator, changes nothing about it.
+    /// Result of the last request by memory; requests for other memories or by operators do not change it.
     fell: Vec<Fell>,
-    /// Memories for which it is not asked again.
+    /// Memories for which no further request is made.
     in_vain: Vec<(MemoryKind, NoReclaim)>,
-    /// The last request was for other limits: that it was a moment ago says nothing about the next one, which is waited for.
+    /// The last request was for other limits, so its recency is no argument against the next one, which
+    /// waits.
     forgiven: bool,
-    /// The last request came too soon, though we knew of none before.
+    /// The process refused the last request as too soon, although no earlier one is known.
     refused: bool,
 }
 
 impl Reclaims {
-    /// What comes first for this decision. `facts`: of the memory that is its reason; `parts`: who in the process can be
-    /// asked, `None` as long as that is not known.
+    /// Returns the first step for this decision. `facts` describe the memory in question; `parts` are the
+    /// reclaimable parts, `None` while unknown.
     pub fn rung(
         &self,
         policy: &Recycle,
@@ -193,7 +194,8 @@ impl Reclaims {
                 return Rung::Rest { seconds: now.saturating_sub(*at).as_secs(), bytes: *bytes };
             }
             if since < policy.reclaim_again {
-                // For another memory, or by an operator: it is asked for this one when it is time.
+                // The running request is for another memory or by an operator; this memory's request
+                // follows later.
                 return Rung::Wait;
             }
         }
@@ -206,7 +208,7 @@ impl Reclaims {
         Rung::Reclaim
     }
 
-    /// It is asked now, for this decision or by an operator.
+    /// Records a request, for this decision or by an operator.
     pub fn asked(
         &mut self,
         policy: &Recycle,
@@ -219,7 +221,7 @@ impl Reclaims {
                 decision.reason,
                 Some(Reason::HostSoft | Reason::HostHard | Reason::VramSoft | Reason::VramHard)
             );
-            // The other limits are about more than this process, or far away.
+            // Other limits concern more than this process, or are far away.
             let reach = decision.limit_bytes.filter(|_| own).map_or(before, |limit| limit.min(before));
             let fresh = facts.and_then(SeriesFacts::fresh).filter(|fresh| *fresh < reach);
             let most = match fresh {
@@ -231,15 +233,15 @@ impl Reclaims {
         self.asked = Some(Asked { at: now, cause, answered: None });
     }
 
-    /// Limits have changed: what was in vain for the old ones may help for the new ones. When it was asked last stays known: a
-    /// process that is asked again too soon refuses.
+    /// Handles changed limits: requests that failed for the old limits may help for the new ones. The time
+    /// of the last request stays, because a process refuses requests that come too soon.
     pub fn forgive(&mut self) {
         self.in_vain.clear();
         self.fell.clear();
         self.forgiven = true;
     }
 
-    /// The answer is there, or will not come. True if a reading that begins from now on says what it was worth.
+    /// Records the answer, or its absence. Returns true if the next reading shows the result.
     pub fn answered(&mut self, outcome: Outcome, now: Duration) -> bool {
         let Some(asked) = &mut self.asked else { return false };
         if matches!(outcome, Outcome::NoAnswer | Outcome::Nobody) {
@@ -250,7 +252,7 @@ impl Reclaims {
             return false;
         }
         if outcome == Outcome::TooSoon && !self.refused {
-            // It knows of a request that we do not know of. Once more, when that is long ago.
+            // The process knows of a request that we do not. Retry once that is long ago.
             (self.asked, self.last, self.refused) = (None, Some(now), true);
             return false;
         }
@@ -258,7 +260,8 @@ impl Reclaims {
         true
     }
 
-    /// A reading that was begun at this time, with what the process holds of a memory; `None` if it completes no request.
+    /// Adds a reading started at this time, with the process's bytes by memory; `None` if it completes no
+    /// request.
     pub fn read(&mut self, begun: Duration, charged: impl Fn(MemoryKind) -> Option<u64>) -> Option<Worth> {
         let Some(Asked { cause, answered: Some(at), .. }) = self.asked else { return None };
         if begun < at {
@@ -266,7 +269,7 @@ impl Reclaims {
         }
         self.asked = None;
         let mut worth = Worth::Unknown;
-        // What could not be read is no sign that it did not help; the next decision tells.
+        // A missing reading does not prove a failure; the next decision shows the result.
         if let Some(cause) = cause
             && let Some(after) = charged(cause.series)
         {
@@ -287,7 +290,7 @@ impl Reclaims {
     }
 }
 
-/// The memory that a decision is about and that a process could give back, and how much it holds of it.
+/// Returns the reclaimable memory that a decision is about, and its bytes.
 fn memory_of(decision: &Decision, facts: Option<&SeriesFacts>) -> Option<(MemoryKind, u64)> {
     let wanted = matches!(decision.action, Action::RecycleWhenQuiet | Action::DrainNow);
     let memory = matches!(

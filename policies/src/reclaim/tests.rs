@@ -1,4 +1,4 @@
-//! Which rung comes first, and that asking never makes a replacement late by more than its limit.
+//! Tests the first step of decisions, and that a reclaim delays a replacement by no more than its limit.
 
 use proptest::prelude::*;
 
@@ -27,7 +27,7 @@ fn decision(reason: Reason, limit: Option<u64>) -> Decision {
     Decision { action, reason: Some(reason), series: Some(series), limit_bytes: limit, ..Decision::OBSERVE }
 }
 
-/// A process that held 1,000 MiB when it was fresh.
+/// A process that had 1,000 MiB when fresh.
 fn facts(series: MemoryKind, charged: u64) -> SeriesFacts {
     let growth = Growth { baseline: Some(1000 * MIB), ..Growth::of(series) };
     SeriesFacts { growth: Some(growth), ..SeriesFacts::of(series, Some(charged * MIB)) }
@@ -37,7 +37,7 @@ fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A process whose budget is 2,000 MiB, asked at `at` when it held 2,010 and read two seconds later.
+/// A process with a budget of 2,000 MiB, asked at `at` when it held 2,010 and read two seconds later.
 fn after(reason: Reason, at: u64, left: u64) -> Reclaims {
     let decision = decision(reason, Some(2000 * MIB));
     let series = decision.series.unwrap();
@@ -86,7 +86,7 @@ fn memory_is_asked_for_first_where_somebody_has_it_and_nothing_else_ever_is() {
     }
     let off = Recycle { reclaim: false, ..policy() };
     assert_eq!(of(&off, Some(BOTH), Reason::HostSoft), Rung::Replace(NoReclaim::Off));
-    // What is only told, or not known, leads to nothing.
+    // Decisions that are only reported, and unknown memory, have no effect.
     let told = Decision { action: Action::Observe, ..decision(Reason::Growth, None) };
     let known = facts(MemoryKind::Host, 2010);
     let unknown = SeriesFacts::of(MemoryKind::Host, None);
@@ -104,19 +104,19 @@ fn what_helped_is_asked_for_again_when_the_budget_is_passed_again_and_not_too_of
     assert_eq!(rung(&helped, Reason::HostSoft, 2001, 101 + again), Rung::Reclaim);
     let soon = Rung::Replace(NoReclaim::TooOften { seconds: again - 1 });
     assert_eq!(rung(&helped, Reason::HostSoft, 2001, 100 + again), soon);
-    // Three quarters of the way to the budget are the most that helps.
+    // A reclaim helps up to three quarters of the way to the budget.
     assert_eq!(rung(&after(Reason::HostSoft, 100, 1750), Reason::HostSoft, 2001, 500), Rung::Reclaim);
     let vain = Rung::Replace(NoReclaim::NoHelp { bytes: 259 * MIB });
     assert_eq!(rung(&after(Reason::HostSoft, 100, 1751), Reason::HostSoft, 2001, 102), vain);
     assert_eq!(rung(&after(Reason::HostSoft, 100, 1751), Reason::HostSoft, 2001, 99_999), vain);
     let mut forgiven = after(Reason::HostSoft, 100, 1751);
     forgiven.forgive();
-    // A process refuses what comes too soon: it is waited for, but not in front of a hard budget.
+    // A process refuses a request that comes too soon: wait, but not at a hard budget.
     assert_eq!(rung(&forgiven, Reason::HostSoft, 2001, 102), Rung::Wait);
     let hard = Rung::Replace(NoReclaim::TooOften { seconds: 1 });
     assert_eq!(rung(&forgiven, Reason::HostHard, 2001, 102), hard);
     assert_eq!(rung(&forgiven, Reason::HostSoft, 2001, 101 + again), Rung::Reclaim);
-    // Another memory is another matter.
+    // Another memory is judged separately.
     assert_eq!(rung(&after(Reason::HostSoft, 100, 1900), Reason::VramSoft, 2001, 500), Rung::Reclaim);
 }
 
@@ -127,7 +127,8 @@ fn growth_rests_until_as_much_is_held_as_before_and_a_shared_budget_does_not_res
     assert_eq!(rung(&helped, Reason::Growth, 1500, 110), rest);
     assert_eq!(rung(&helped, Reason::Growth, 2009, 50_000), Rung::Rest { seconds: 49_899, bytes: 610 * MIB });
     assert_eq!(rung(&helped, Reason::Growth, 2010, 50_000), Rung::Reclaim);
-    // A fast leak far below its budget is no reason to replace what gives everything back; the budget itself is one.
+    // A fast leak far below its budget does not justify a replacement if a reclaim returns everything; the
+    // budget does.
     assert_eq!(rung(&helped, Reason::Growth, 2500, 110), rest);
     assert_eq!(rung(&helped, Reason::HostSoft, 2500, 110), Rung::Replace(NoReclaim::TooOften { seconds: 9 }));
     let shared = after(Reason::SharedHost, 100, 1400);
@@ -149,13 +150,13 @@ fn an_answer_is_waited_for_within_its_limit_and_one_that_does_not_come_is_the_la
     let late = 100 + policy.reclaim_limit.as_secs();
     assert_eq!(rung(&asked, Reason::HostSoft, 2050, late - 1), Rung::Wait);
     assert_eq!(rung(&asked, Reason::HostSoft, 2050, late), Rung::Replace(NoReclaim::NoAnswer));
-    // At the hard budget less is waited for.
+    // At the hard budget the wait is shorter.
     let hard = 100 + policy.reclaim_limit_hard.as_secs();
     assert_eq!(rung(&asked, Reason::HostHard, 2300, hard), Rung::Replace(NoReclaim::NoAnswer));
     assert!(!asked.answered(Outcome::NoAnswer, s(110)));
     assert_eq!(rung(&asked, Reason::HostSoft, 2050, 111), Rung::Replace(NoReclaim::NoAnswer));
     assert!(!asked.answered(Outcome::Done, s(112)), "nobody asked");
-    // An operator's question proves nothing against the process, and one that is not read leaves it open.
+    // An operator's request is no evidence against the process, and without a reading the result is open.
     let mut by_hand = Reclaims::default();
     by_hand.asked(&policy, None, s(100));
     assert!(!by_hand.answered(Outcome::NoAnswer, s(110)));
@@ -216,7 +217,7 @@ fn what_is_said_of_it() {
     insta::assert_snapshot!(text);
 }
 
-/// What came of a leak under a budget: when it was asked, and when it was replaced.
+/// History of a leak under a budget: times of requests and of the replacement.
 #[derive(Debug, Default)]
 struct Story {
     asked: Vec<u64>,
@@ -224,7 +225,8 @@ struct Story {
     most: u64,
 }
 
-/// A second at a time: `gone` is the share of what grew that a reclaim brings back, `answers` whether it answers at all.
+/// Simulates one second at a time: a reclaim returns the share `gone` of the growth; `answers` is false if
+/// the process never answers.
 fn live(leak_kib: u64, gone: f64, answers: bool, seconds: u64) -> Story {
     let policy = policy();
     let soft = decision(Reason::HostSoft, Some(2000 * MIB));
@@ -278,15 +280,16 @@ proptest! {
             prop_assert!(two[1] - two[0] >= policy.reclaim_again.as_secs(), "{story:?}");
         }
         let without = (1000 * 1024_u64).div_ceil(leak_kib).saturating_sub(1);
-        // Whoever does not answer, or does not give back enough, is replaced as without it, but for one question.
+        // A process that does not answer, or returns too little, is replaced as without reclaim, after one
+        // request.
         if !answers || gone < policy.reclaim_room {
             prop_assert_eq!(story.asked.len(), usize::from(without < 40_000), "{:?}", story);
-            // What did come back has to grow again.
+            // Returned memory has to grow again.
             let back = if answers { scale(1100 * 1024, gone) / leak_kib + 1 } else { 0 };
             let latest = without + policy.reclaim_limit.as_secs() + back;
             prop_assert!(story.replaced.map_or(latest >= 40_000, |at| at <= latest), "{story:?} {latest}");
         }
-        // However it ends, it was never above the budget for longer than one question takes.
+        // In all cases the process was above the budget no longer than one request takes.
         let worst = 2000 * MIB + (policy.reclaim_limit.as_secs() + 1) * leak_kib * 1024;
         prop_assert!(story.most <= worst, "{story:?}");
     }
@@ -320,12 +323,12 @@ fn a_request_for_something_else_ends_no_rest_and_makes_none_too_often() {
         let rung = rung(&rests, Reason::Growth, 1300, at);
         assert_eq!(rung, Rung::Rest { seconds: at - 101, bytes: 810 * MIB });
     }
-    // One who was never asked for its growth is asked when it is time, and not replaced meanwhile.
+    // A process never asked because of its growth is asked in time, and not replaced meanwhile.
     let mut new = Reclaims::default();
     asked_by_hand(&mut new, 200);
     assert_eq!(rung(&new, Reason::Growth, 1900, 201), Rung::Wait);
     assert_eq!(rung(&new, Reason::Growth, 1900, 200 + again), Rung::Reclaim);
-    // A budget that is passed in spite of it does not wait.
+    // Exceeding the budget anyway does not wait.
     assert_eq!(rung(&new, Reason::HostSoft, 2001, 201), Rung::Replace(NoReclaim::TooOften { seconds: 1 }));
 }
 

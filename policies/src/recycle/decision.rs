@@ -1,5 +1,5 @@
-//! What a policy says: an action, its reason, and what keeps it from happening. Values that are printed, stored and sent;
-//! nothing is decided here.
+//! Decisions of the policy: action, reason and hindrance. Plain values to print, store and send; no logic
+//! here.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use crate::cooldown::Held;
 use crate::sample::MemoryKind;
 use crate::units::{ByteSize, span};
 
-/// What to do about a backend, in rising urgency.
+/// Action on a backend, in rising urgency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// Nothing.
+    /// No action.
     Observe,
-    /// Replace it at the next quiet moment, or when its time is up.
+    /// Replace it at the next quiet moment, or at the end of the wait.
     RecycleWhenQuiet,
     /// Drain and replace it now.
     DrainNow,
-    /// End it without draining.
+    /// Kill it without draining.
     KillNow,
 }
 
 impl Action {
-    /// The name in JSON and metrics.
+    /// Returns the name used in JSON and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Observe => "observe",
@@ -34,7 +34,7 @@ impl Action {
         }
     }
 
-    /// The same for people.
+    /// Returns a phrase for people.
     pub const fn phrase(self) -> &'static str {
         match self {
             Self::Observe => "nothing",
@@ -47,21 +47,21 @@ impl Action {
 
 macro_rules! reasons {
     ($($name:ident = $text:literal, $phrase:literal,)*) => {
-        /// Why a backend is replaced. The name is the `reason` label of metrics and the ledger.
+        /// Reason of a replacement. The name is the `reason` label of metrics and the ledger.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum Reason { $(#[doc = $phrase] $name,)* }
 
         impl Reason {
-            /// All of them.
+            /// All reasons.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
-            /// The name used in the ledger, events and metrics.
+            /// Returns the name used in the ledger, events and metrics.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// The same for people.
+            /// Returns a phrase for people.
             pub const fn phrase(self) -> &'static str {
                 match self { $(Self::$name => $phrase,)* }
             }
@@ -94,7 +94,7 @@ reasons! {
 }
 
 impl Reason {
-    /// Whether a policy decided it, so that [`crate::cooldown`] applies.
+    /// Returns true if a policy decided it, so that [`crate::cooldown`] applies.
     pub const fn is_policy(self) -> bool {
         !matches!(
             self,
@@ -107,7 +107,7 @@ impl Reason {
         )
     }
 
-    /// Whether memory is the reason, so that the replacement has to bring it down to have helped.
+    /// Returns true for memory reasons, where a replacement must reduce memory to count as helpful.
     pub const fn is_memory(self) -> bool {
         matches!(
             self,
@@ -130,48 +130,48 @@ impl std::fmt::Display for Reason {
     }
 }
 
-/// What keeps a wanted replacement from happening now.
+/// Hindrance of a wanted replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum WhyNot {
-    /// Requests are in flight, or were a moment ago.
+    /// Requests are in flight, or were until recently.
     NotQuiet {
-        /// It waits no longer than this, in whole seconds, rounded up.
+        /// Rest of the wait, in whole seconds, rounded up.
         seconds_left: u64,
     },
-    /// The time of the day is outside of the windows.
+    /// The time of day is outside the windows.
     OutsideWindow {
-        /// Until the next one opens.
+        /// Minutes until the next window opens.
         minutes_left: u16,
     },
-    /// The mode is to observe.
+    /// The mode is `observe`.
     Observing {
-        /// What would be done otherwise.
+        /// Action in another mode.
         would: Action,
     },
-    /// It leaks, and the limit that it will reach is not near enough.
+    /// Memory leaks, but the limit is not near enough.
     NotYet {
-        /// Until the limit is reached, in whole seconds.
+        /// Whole seconds until the limit is reached.
         seconds_to_limit: u64,
-        /// It is wanted when less than this is left, in whole seconds.
+        /// Whole seconds to the limit below which a replacement is wanted.
         seconds_before: u64,
     },
-    /// The exact reading of host memory does not show the growth that the counters show.
+    /// The exact reading of host memory does not confirm the growth of the counters.
     NotConfirmed,
     /// Another replacement goes first: of the same model, or on the same GPU.
     InTurn,
-    /// It was asked to give memory back, and what that brings is not known yet.
+    /// A reclaim is in progress.
     Reclaiming,
-    /// It gave memory back, which has not come back.
+    /// Reclaimed memory has not grown back.
     Reclaimed {
-        /// Since then, in whole seconds.
+        /// Whole seconds since the reclaim.
         seconds: u64,
-        /// How much it was, in bytes.
+        /// Bytes reclaimed.
         bytes: u64,
     },
     /// The cooldown holds it back.
     Held {
-        /// Why.
+        /// Reason of the cooldown.
         by: Held,
     },
 }
@@ -216,32 +216,33 @@ impl std::fmt::Display for WhyNot {
     }
 }
 
-/// What the policy says.
+/// Decision of the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// What to do.
+    /// Action to take.
     pub action: Action,
-    /// Why. `None` with [`Action::Observe`], unless [`WhyNot::Observing`] says what would be done otherwise, or
-    /// [`WhyNot::NotYet`] what will be.
+    /// Reason. `None` with [`Action::Observe`], unless [`WhyNot::Observing`] names another mode's action, or
+    /// [`WhyNot::NotYet`] a future one.
     pub reason: Option<Reason>,
-    /// Whether the moment has come: always true above [`Action::RecycleWhenQuiet`], never for [`Action::Observe`].
+    /// True if the action is due now: always above [`Action::RecycleWhenQuiet`], never for
+    /// [`Action::Observe`].
     pub due: bool,
-    /// Which memory is the reason, if one is.
+    /// Memory that is the reason, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<MemoryKind>,
-    /// The limit that it passed or will reach, in bytes.
+    /// Limit that is or will be exceeded, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
-    /// What keeps it from happening now.
+    /// Hindrance, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why_not: Option<WhyNot>,
-    /// The machine or the device itself is short of that memory, so that no pause between replacements holds this one.
+    /// The machine or the device is short of that memory, so no cooldown pause applies.
     #[serde(default)]
     pub threat: bool,
 }
 
 impl Decision {
-    /// Nothing is wanted.
+    /// No action.
     pub const OBSERVE: Self = Self {
         action: Action::Observe,
         reason: None,
@@ -252,7 +253,7 @@ impl Decision {
         threat: false,
     };
 
-    /// The same decision, held back: it is not due, and says why.
+    /// Returns the same decision, held back: not due, with a hindrance.
     #[must_use]
     pub fn but(self, why_not: WhyNot) -> Self {
         Self { due: false, why_not: Some(why_not), ..self }

@@ -1,4 +1,4 @@
-//! What a decision is made of.
+//! Input of a decision.
 
 use std::time::Duration;
 
@@ -11,66 +11,67 @@ use crate::replacement_cost::Load;
 use crate::sample::{MemoryKind, Work};
 use crate::share::Chosen;
 
-/// One memory of a generation, as it was read last.
+/// Latest reading of one memory of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// Which memory.
+    /// Memory that was read.
     pub series: MemoryKind,
-    /// Bytes charged to the process group; `None` if not known, which switches the rules of this series off.
+    /// Bytes charged to the process group; `None` if unknown, which disables the rules of this series.
     pub charged: Option<u64>,
-    /// Bytes at the reading before, some seconds ago; `None` if not known.
+    /// Bytes at the previous reading, some seconds ago; `None` if unknown.
     pub before: Option<u64>,
-    /// Bytes when it had become ready; `None` if not known.
+    /// Bytes when ready; `None` if unknown.
     pub at_ready: Option<u64>,
-    /// Whether `charged` is an estimate.
+    /// True if `charged` is an estimate.
     pub estimated: bool,
-    /// Bytes of the machine or the device.
+    /// Total bytes of the machine or the device.
     pub total: Option<u64>,
-    /// Bytes that the machine has available, or the device free.
+    /// Available bytes of the machine, or free bytes of the device.
     pub free: Option<u64>,
-    /// Bytes that the server is told to keep here, beyond what was measured.
+    /// Declared caches in bytes, beyond the measured pools.
     pub allowance: u64,
-    /// The most bytes that a process like this held in an experiment with its largest prompts; `None` without one.
+    /// Most bytes of such a process in an experiment with its largest prompts; `None` without one.
     pub worst: Option<u64>,
 }
 
-/// All that is known about one memory of a generation.
+/// Facts about one memory of a generation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SeriesFacts {
-    /// Which memory.
+    /// Memory in question.
     pub series: MemoryKind,
-    /// Bytes charged to the process group; `None` if not known, which switches the rules of this series off.
+    /// Bytes charged to the process group; `None` if unknown, which disables the rules of this series.
     pub charged: Option<u64>,
-    /// Whether it grew since the reading before; false if that is not known.
+    /// True if it grew since the previous reading; false if unknown.
     pub rising: bool,
-    /// Bytes when it had become ready; `None` if not known.
+    /// Bytes when ready; `None` if unknown.
     pub at_ready: Option<u64>,
-    /// Whether `charged` is an estimate. Budgets hold for estimates, too; nobody is ended on the word of one.
+    /// True if `charged` is an estimate. Budgets apply to estimates, too, but no process is killed because
+    /// of one.
     pub estimated: bool,
-    /// Bytes of the machine or the device.
+    /// Total bytes of the machine or the device.
     pub total: Option<u64>,
-    /// Bytes that the machine has available, or the device free.
+    /// Available bytes of the machine, or free bytes of the device.
     pub free: Option<u64>,
-    /// Bytes that the server is told to keep here.
+    /// Declared caches in bytes.
     pub allowance: u64,
-    /// The most bytes that a process like this held in an experiment with its largest prompts; `None` without one.
+    /// Most bytes of such a process in an experiment with its largest prompts; `None` without one.
     #[serde(default)]
     pub worst: Option<u64>,
-    /// What the detector says.
+    /// State of the series by the detector.
     pub growth: Option<Growth>,
-    /// Until the soft budget.
+    /// Forecast to the soft budget.
     pub to_soft: Option<Forecast>,
-    /// Until the hard budget.
+    /// Forecast to the hard budget.
     pub to_hard: Option<Forecast>,
-    /// Until the memory is at its end.
+    /// Forecast to the exhaustion of the memory.
     pub to_end: Option<Forecast>,
-    /// The budgets in bytes.
+    /// Budgets in bytes.
     #[serde(default)]
     pub budget: Budget,
 }
 
 impl SeriesFacts {
-    /// A series of which only a figure is known.
+    /// Creates a series with only a reading.
     pub const fn of(series: MemoryKind, charged: Option<u64>) -> Self {
         Self {
             series,
@@ -90,8 +91,8 @@ impl SeriesFacts {
         }
     }
 
-    /// Puts a reading and the detector's picture of it together: the one way from readings to facts, for the supervisor,
-    /// `policy replay` and the simulation alike.
+    /// Combines a reading with the detector's state. The supervisor, `policy replay` and the simulation all
+    /// use this function.
     pub fn gather(policy: &RecyclePolicy, monitor: &Monitor, reading: &Reading) -> Self {
         let Reading { series, charged, before, at_ready, estimated, total, free, allowance, worst } =
             *reading;
@@ -115,50 +116,50 @@ impl SeriesFacts {
         facts
     }
 
-    /// The size of a fresh, settled process in bytes: the detector's baseline, before that its size when it was ready.
+    /// Returns the bytes of a fresh, settled process: the detector's baseline, or its size when ready.
     pub fn fresh(&self) -> Option<u64> {
         self.growth.as_ref().and_then(|growth| growth.baseline).or(self.at_ready)
     }
 
-    /// Bytes that a recycle would bring back; `None` if that cannot be told.
+    /// Returns the bytes that a recycle would free; `None` if unknown.
     pub fn gain(&self) -> Option<u64> {
         Some(self.charged?.saturating_sub(self.fresh()?))
     }
 }
 
-/// What is known about a generation at the moment of the decision.
+/// Facts about a generation at the moment of the decision.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Facts {
-    /// Its memories. One that is not in the list is not known, and its rules are off.
+    /// Known memories; the rules of others are disabled.
     pub series: Vec<SeriesFacts>,
-    /// Signs of illness ([`crate::health::Health`]).
+    /// Symptoms of illness ([`crate::health::Health`]).
     pub symptoms: Vec<Symptom>,
-    /// A shared budget chose it ([`crate::share`]).
+    /// Choice of this generation by a shared budget ([`crate::share`]).
     pub shared: Option<Chosen>,
-    /// A prompt waits for a fresh process, because it would not fit into this memory of the present one
+    /// Memory for which a prompt waits for a fresh process, because it would not fit into the present one
     /// ([`crate::admission`]).
     pub admission: Option<MemoryKind>,
-    /// Time since it became ready.
+    /// Time since ready.
     pub age: Duration,
     /// Work done.
     pub work: Work,
-    /// For how long no request has been in flight; `None` while one is.
+    /// Time without a request in flight; `None` while one is.
     pub idle_for: Option<Duration>,
-    /// For how long a replacement has been wanted; `None` if it is wanted only now.
+    /// Time for which a replacement has been wanted; `None` if only now.
     pub wanted_for: Option<Duration>,
-    /// For how long it has drained while [`super::Action::DrainNow`] or more was wanted; `None` if only since now, or if it
-    /// does not drain. A unit that drains is to be judged, too: this is how a drain that lasts too long becomes a kill.
+    /// Time for which it has drained with [`super::Action::DrainNow`] or more; `None` if only now, or if it
+    /// does not drain. A draining process is judged, too: so a drain that lasts too long becomes a kill.
     pub urgent_for: Option<Duration>,
-    /// Local time, in minutes of the day; `None` if it is not known, which closes no window.
+    /// Local time, in minutes of the day; `None` if unknown, which closes no window.
     pub minute: Option<u16>,
-    /// What a replacement would cost now.
+    /// Cost of a replacement now.
     pub load: Load,
-    /// This generation's own random number in `[0, 1)`, drawn once.
+    /// Random number of this generation in `[0, 1)`, drawn once.
     pub unit: f64,
 }
 
 impl Facts {
-    /// Bytes that it holds of one memory; `None` if that is not known.
+    /// Returns the bytes of one memory; `None` if unknown.
     pub fn charged(&self, series: Option<MemoryKind>) -> Option<u64> {
         self.series.iter().find(|facts| Some(facts.series) == series)?.charged
     }

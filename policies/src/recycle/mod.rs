@@ -1,4 +1,4 @@
-//! Whether a backend should be replaced: budgets on memory, growth, illness, requests and age.
+//! Decides if a backend should be replaced: memory budgets, growth, illness, requests and age.
 //!
 //! ```text
 //!  policy ─┐                                              ┌─ when quiet ── window? quiet? cheapest moment? ── due
@@ -6,8 +6,8 @@
 //!  Facts ──┘                                              └─ end it ──────────────────────────────────────── due
 //! ```
 //!
-//! The function sees one [`Facts`] and returns one [`Decision`]; it remembers nothing. Whether a decision may be
-//! carried out now is [`crate::cooldown`]'s business.
+//! The function maps one [`Facts`] to one [`Decision`] and keeps no state. [`crate::cooldown`] decides if
+//! the action may be carried out now.
 
 mod decision;
 mod facts;
@@ -30,7 +30,7 @@ use crate::sample::MemoryKind;
 use crate::share::Level;
 use crate::units::{self, exact, whole};
 
-/// One thing that speaks for a replacement.
+/// An argument for a replacement.
 #[derive(Clone, Copy)]
 struct Wish {
     action: Action,
@@ -38,7 +38,7 @@ struct Wish {
     series: Option<MemoryKind>,
     limit: Option<u64>,
     observing: bool,
-    /// The machine or the device itself is short.
+    /// The machine or the device is short.
     threat: bool,
 }
 
@@ -47,9 +47,9 @@ pub fn decide(policy: &RecyclePolicy, facts: &Facts) -> Decision {
     decide_unless(policy, facts, |_, _| false)
 }
 
-/// Judges one generation where some reasons are barred for good ([`crate::cooldown::Cooldown::bars`]): a barred one
-/// does not stand before one that is not, however urgent. If nothing else is wanted it is returned all the same, for the
-/// cooldown to hold it back and say why.
+/// Judges one generation with barred reasons ([`crate::cooldown::Cooldown::bars`]). A barred reason never
+/// precedes another one, however urgent. If nothing else is wanted it is returned anyway, so that the
+/// cooldown holds it back and says why.
 pub fn decide_unless(
     policy: &RecyclePolicy,
     facts: &Facts,
@@ -83,7 +83,7 @@ pub fn decide_unless(
     if wish.action > Action::RecycleWhenQuiet { decision } else { when_quiet(policy, facts, decision) }
 }
 
-/// Whether the moment for a replacement that can wait has come.
+/// Decides if the moment for a deferrable replacement has come.
 fn when_quiet(policy: &RecyclePolicy, facts: &Facts, decision: Decision) -> Decision {
     if let Some(minute) = facts.minute
         && !policy.only.open(minute)
@@ -91,7 +91,8 @@ fn when_quiet(policy: &RecyclePolicy, facts: &Facts, decision: Decision) -> Deci
         return decision.but(WhyNot::OutsideWindow { minutes_left: policy.only.opens_in(minute) });
     }
     let quiet = facts.idle_for.is_some_and(|idle| idle >= policy.common.quiet_for);
-    // Closed hours are no waiting for quiet: else everything that waits for a window would be due when it opens.
+    // Closed hours do not count as waiting; otherwise every waiting replacement would be due when a window
+    // opens.
     let opened = facts.minute.and_then(|minute| policy.only.open_for(minute)).unwrap_or(Duration::MAX);
     let waited = facts.wanted_for.unwrap_or_default().min(opened);
     let last = facts.minute.is_some_and(|minute| policy.only.closes(minute));
@@ -107,7 +108,7 @@ fn when_quiet(policy: &RecyclePolicy, facts: &Facts, decision: Decision) -> Deci
     decision.but(WhyNot::NotQuiet { seconds_left })
 }
 
-/// The soonest end of a memory that leaks.
+/// Returns the earliest exhaustion of a leaking memory.
 fn end(facts: &Facts) -> Option<&Forecast> {
     let leaking = |series: &&SeriesFacts| series.growth.as_ref().is_some_and(|growth| growth.verdict.leaks());
     let ends = facts
@@ -121,7 +122,7 @@ fn end(facts: &Facts) -> Option<&Forecast> {
     })
 }
 
-/// Everything that speaks for a replacement, the weightiest first.
+/// Returns all arguments for a replacement, the weightiest first.
 fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
     let mut wishes = Vec::new();
     for series in &facts.series {
@@ -183,8 +184,8 @@ fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
     wishes
 }
 
-/// What a symptom calls for. A drain waits for requests that a wedged server will not finish: what was as long again silent
-/// while it drained is ended.
+/// Returns the action for a symptom. A drain waits for requests that a wedged server will not finish: a
+/// server that stays silent as long again while draining is killed.
 fn weight(symptom: &Symptom, urgent_for: Option<Duration>) -> Action {
     match symptom {
         Symptom::Wedged { limit, .. }
@@ -196,12 +197,12 @@ fn weight(symptom: &Symptom, urgent_for: Option<Duration>) -> Action {
     }
 }
 
-/// The last defence: the memory is almost gone. A backend is ended only if that brings enough back: ending one that holds
-/// little, because of somebody else's hunger, would cost its requests and help nobody.
+/// Last defence for almost exhausted memory. A backend is killed only if that frees enough: killing a small
+/// one for another program's memory use would cost its requests and help no one.
 fn exhausted(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<Wish> {
     let (free, gain) = (facts.free?, facts.gain()?);
     let limit = policy.end(facts);
-    // Free VRAM is constant on a device that is full by design; only a process that still takes more is in danger.
+    // Free VRAM is constant on a device filled by design; only a process that still grows is in danger.
     let still = facts.series == MemoryKind::Host || facts.rising;
     (free < limit && still && gain >= limit && !facts.estimated).then_some(Wish {
         action: Action::KillNow,
@@ -228,7 +229,7 @@ fn over_budget(policy: &RecyclePolicy, facts: &SeriesFacts, urgent_for: Option<D
         let lost = charged > units::scale(limit, policy.levels.kill_over)
             && urgent_for.is_some_and(|wanted| wanted >= policy.levels.kill_after)
             && !facts.estimated;
-        // As long as the machine has memory, the drain goes on: its requests are worth more than the budget.
+        // While the machine has memory, the drain continues: its requests are worth more than the budget.
         let action = if lost && policy.is_short(facts) { Action::KillNow } else { Action::DrainNow };
         return wish(action, hard, limit)
             .map(|wish| Wish { threat: facts.free.is_some() && policy.is_short(facts), ..wish });
@@ -239,7 +240,7 @@ fn over_budget(policy: &RecyclePolicy, facts: &SeriesFacts, urgent_for: Option<D
         .and_then(|limit| wish(Action::RecycleWhenQuiet, soft, limit))
 }
 
-/// Memory that grows without bound, and how long that may go on.
+/// Memory that grows without bound, with the time that this may continue.
 fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Option<Wish> {
     let leaks = series.growth.as_ref().is_some_and(|growth| growth.verdict.leaks());
     if policy.common.growth == GrowthMode::Off || !leaks {
@@ -271,7 +272,8 @@ fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Optio
     })
 }
 
-/// A leak that will be acted on, but not now: the first limit that it reaches, and when that is near enough.
+/// A leak that will be handled later: the first limit that it reaches, and the time at which that is near
+/// enough.
 fn not_yet(policy: &RecyclePolicy, facts: &Facts) -> Option<Decision> {
     if policy.common.growth != GrowthMode::Recycle {
         return None;
@@ -296,10 +298,11 @@ fn not_yet(policy: &RecyclePolicy, facts: &Facts) -> Option<Decision> {
     })
 }
 
-/// How long before a budget a growing backend is to be replaced at a quiet moment.
+/// Returns the time before a budget at which a growing backend is replaced at a quiet moment.
 ///
-/// With windows of the day: half a day, and what misses this window has to last until the next one opens. Without: as
-/// long as it takes to find a lull for certain, half a day at most, and at least twice what calls for a drain.
+/// With daily windows: half a day, or the time until the window after the present one opens, if that is
+/// longer. Without: as long as finding a lull certainly takes, at most half a day, and at least twice the
+/// horizon of a drain.
 fn quiet_horizon(policy: &RecyclePolicy, facts: &Facts) -> Duration {
     if !policy.only.is_always() {
         let next = facts.minute.map_or(Duration::ZERO, |minute| policy.only.next_after_this(minute));
@@ -312,7 +315,8 @@ fn quiet_horizon(policy: &RecyclePolicy, facts: &Facts) -> Duration {
         .map_or(policy.common.growth_quiet, |time| time.clamp(least, policy.common.growth_quiet))
 }
 
-/// Between `1 - jitter` and `1`: jitter only ever brings a limit forward, so that the configured one is never passed.
+/// Returns a factor between `1 - jitter` and `1`: jitter only lowers a limit, so the configured one is
+/// never exceeded.
 fn factor(jitter: f64, unit: f64) -> f64 {
     1.0 - jitter.clamp(0.0, 1.0) * unit.clamp(0.0, 1.0)
 }

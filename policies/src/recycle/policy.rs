@@ -1,15 +1,15 @@
-//! What an operator wants for one model, and what that is in bytes on this machine.
+//! Recycle policy of one model, and its conversion to bytes on this machine.
 //!
 //! ```text
 //!   0 ..... baseline ..... soft ........ hard ..... hard × 1.05 ..... end of the memory
-//!           settled size    |  when       |  drain    |  end it, where draining did not do
-//!                           |  quiet      |  now      |  and the machine itself is short
+//!           settled size    |  when       |  drain    |  kill, if draining did not suffice
+//!                           |  quiet      |  now      |  and the machine is short
 //! ```
 //!
-//! A budget is an operator's wish, and no request is cut for it as long as the machine has memory.
+//! A budget cuts no request while the machine has memory.
 //!
-//! `auto` needs the settled size, which the detector tells: until then such a budget is not known, and its rules are
-//! off. Only the last defence, memory that is almost gone, holds from the start.
+//! `auto` needs the settled size from the detector: until then such a budget is unknown, and its rules are
+//! disabled. Only the last defence, for almost exhausted memory, applies from the start.
 
 use std::time::Duration;
 
@@ -22,13 +22,13 @@ use crate::sample::MemoryKind;
 use crate::schedule::Windows;
 use crate::units::{ByteSize, MemoryLimit, scale};
 
-/// What is done about memory that grows without bound, long before it reaches a budget.
+/// Action on memory that grows without bound, long before it reaches a budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GrowthMode {
-    /// Nothing; the verdicts are shown all the same.
+    /// No action; verdicts are still shown.
     Off,
-    /// It is told what would be done.
+    /// The action is only reported.
     #[default]
     Observe,
     /// The backend is replaced in time.
@@ -36,10 +36,10 @@ pub enum GrowthMode {
 }
 
 impl GrowthMode {
-    /// All of them, for schemas and messages.
+    /// All modes, for schemas and messages.
     pub const ALL: [Self; 3] = [Self::Off, Self::Observe, Self::Recycle];
 
-    /// The name in the configuration.
+    /// Returns the name used in the configuration.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -49,46 +49,46 @@ impl GrowthMode {
     }
 }
 
-/// Budgets and limits of one model. `None` switches a rule off.
+/// Budgets and limits of one model. `None` disables a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecyclePolicy {
     /// Host memory above which the backend is replaced when quiet.
     pub host_soft: Option<MemoryLimit>,
-    /// Host memory above which it is drained now.
+    /// Host memory above which the backend is drained now.
     pub host_hard: Option<MemoryLimit>,
     /// VRAM, on each GPU, above which the backend is replaced when quiet.
     pub vram_soft: Option<MemoryLimit>,
-    /// VRAM, on each GPU, above which it is drained now.
+    /// VRAM, on each GPU, above which the backend is drained now.
     pub vram_hard: Option<MemoryLimit>,
-    /// Requests after which it is replaced when quiet.
+    /// Requests after which the backend is replaced when quiet.
     pub max_requests: Option<u64>,
-    /// Age after which it is replaced when quiet.
+    /// Age after which the backend is replaced when quiet.
     pub max_age: Option<Duration>,
-    /// Times of the day for replacements that can wait.
+    /// Times of the day for deferrable replacements.
     pub only: Windows,
-    /// The numbers and modes that have defaults. Replicas that were started together must not be replaced together, so
-    /// `max_requests` and `max_age` vary by `jitter` from generation to generation.
+    /// Numbers and modes with defaults. `max_requests` and `max_age` vary by `jitter` between generations,
+    /// because replicas that were started together must not be replaced together.
     pub common: Recycle,
-    /// What `auto` means, and when a backend is ended.
+    /// Meaning of `auto`, and limits for killing a backend.
     pub levels: LevelsPolicy,
-    /// The cheapest moment.
+    /// Settings of the cheapest moment.
     pub replacement_cost: ReplacementCostPolicy,
 }
 
-/// The numbers behind `auto` and the last defence. Reasons: `defaults.toml`, section `[levels]`.
+/// Numbers of `auto` and of the last defence. `defaults.toml`, section `[levels]`, gives the reasons.
 pub type LevelsPolicy = crate::defaults::Levels;
 
 /// A budget in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Budget {
-    /// When quiet; `None` if there is none, or it is not known yet.
+    /// Soft budget; `None` without one, or while unknown.
     pub soft: Option<u64>,
-    /// Now; likewise.
+    /// Hard budget; `None` without one, or while unknown.
     pub hard: Option<u64>,
 }
 
 impl RecyclePolicy {
-    /// No budgets: the numbers that have defaults, from one section of the configuration for the model and the
+    /// Creates a policy without budgets: numbers from one section of the model's configuration, and
     /// fleet-wide ones from the compiled-in defaults.
     pub fn new(common: &Recycle) -> Self {
         let defaults = crate::defaults();
@@ -106,7 +106,7 @@ impl RecyclePolicy {
         }
     }
 
-    /// Free memory below which the machine or the device itself is at its end, in bytes.
+    /// Returns the free memory in bytes below which the machine or the device is exhausted.
     pub fn end(&self, facts: &SeriesFacts) -> u64 {
         let levels = &self.levels;
         match facts.series {
@@ -118,22 +118,22 @@ impl RecyclePolicy {
         }
     }
 
-    /// Whether the machine or the device itself is short of this memory. What is not known counts as short: then a budget
-    /// is all that protects it.
+    /// Returns true if the machine or the device is short of this memory. Unknown memory counts as short,
+    /// because then only the budget protects it.
     pub fn is_short(&self, facts: &SeriesFacts) -> bool {
         facts.free.is_none_or(|free| free < scale(self.end(facts), self.levels.short))
     }
 
-    /// The budgets of one series in bytes.
+    /// Returns the budgets of one series in bytes.
     ///
-    /// A percentage is of the machine's memory or of the device's, and unknown without it. `auto`:
-    /// - host: (baseline + allowance) × 1.25, at least baseline + 1 GiB, at most 85 % of the machine; hard is soft × 1.15,
-    ///   at most 95 %;
-    /// - VRAM: 95 % and 98 % of what the device can give to the process (what it holds and what is free), but at least
-    ///   half and four fifths of the way from the baseline to there.
+    /// A percentage refers to the machine's or the device's memory, and is unknown without it. `auto`:
+    /// - host: (baseline + allowance) × 1.25, at least baseline + 1 GiB, at most 85 % of the machine; hard is
+    ///   soft × 1.15, at most 95 %;
+    /// - VRAM: 95 % and 98 % of the device memory available to the process (its own and free memory), but at
+    ///   least half and four fifths of the range from the baseline to there.
     ///
-    /// What an experiment saw the largest prompts take is no growth: on the host it counts like the baseline, on a device
-    /// the soft budget is not below it.
+    /// The experiment's result for the largest prompts is no growth: on the host it counts like the
+    /// baseline, on a device it is a lower limit of the soft budget.
     pub fn budget(&self, facts: &SeriesFacts) -> Budget {
         let (soft, hard) = match facts.series {
             MemoryKind::Host => (self.host_soft, self.host_hard),
@@ -146,7 +146,7 @@ impl RecyclePolicy {
             percent @ MemoryLimit::Percent(_) => percent.resolve(ByteSize(facts.total?)).map(|bytes| bytes.0),
         };
         let soft = resolve(soft, auto.soft);
-        // An automatic hard budget belongs to the soft one that is in force, not to the automatic one beside it.
+        // An automatic hard budget follows the effective soft one, not the automatic one.
         let auto_hard = match (facts.series, soft) {
             (MemoryKind::Host, Some(soft)) => Some(self.host_hard_above(soft, facts.total)),
             _ => auto.hard,

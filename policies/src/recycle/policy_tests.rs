@@ -1,4 +1,4 @@
-//! What automatic budgets are in bytes.
+//! Automatic budgets in bytes.
 
 use super::tests::{GIB, MIB, VRAM, growth, mib, policy};
 use super::*;

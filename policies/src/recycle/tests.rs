@@ -1,6 +1,4 @@
-//! What is decided at which level, and when.
-
-//! Which level of memory, growth or health calls for which action.
+//! Actions for each level of memory, growth and health.
 
 use proptest::prelude::*;
 
@@ -95,7 +93,7 @@ fn forecast(limit: u64, hours: f64) -> Option<Forecast> {
     Some(Forecast { limit, requests: at(hours * 1000.0), seconds: Some(at(hours * 3600.0)) })
 }
 
-/// A leak on VRAM that reaches the soft budget in so many hours, and the hard one in twice as many.
+/// A VRAM leak that reaches the soft budget in this many hours, and the hard one in twice as many.
 fn leak(hours: f64) -> SeriesFacts {
     SeriesFacts {
         growth: Some(growth(VRAM, Verdict::Leaking, 10 * GIB)),
@@ -147,7 +145,7 @@ fn growth_is_only_told_unless_the_mode_says_recycle() {
     assert_eq!((told.series, told.limit_bytes), (Some(VRAM), Some(20 * GIB)));
     let off = with_growth(GrowthMode::Off, policy());
     assert_eq!(decide(&off, &only(leak(0.01))), Decision::OBSERVE);
-    // A budget is no slope: it holds in every mode, and comes before what is only observed.
+    // Budgets apply in every mode, and precede what is only observed.
     let both = Facts {
         series: vec![leak(1.0), SeriesFacts::of(MemoryKind::Host, Some(100 * MIB))],
         ..Facts::default()
@@ -248,7 +246,7 @@ fn a_budget_that_draining_does_not_save_ends_the_process() {
         (Action::KillNow, Some(Reason::HostHard), true)
     );
     assert_eq!(decide(&policy(), &over(205, seconds(99))).action, Action::DrainNow, "within five percent");
-    // The machine has plenty: the drain goes on for as long as its requests do.
+    // The machine has enough memory, so the drain lasts as long as its requests.
     let mut rich = over(300, seconds(99));
     rich.series[0].free = Some(20 * GIB);
     let patient = decide(&policy(), &rich);
@@ -314,7 +312,7 @@ fn illness_drains_and_slowness_is_a_matter_of_the_mode() {
     let limit = Limit { seconds: 20.0, basis: Basis::Tokens { usual_ms: 40.0 } };
     let wedged = ill(Symptom::Wedged { seconds: 900, limit });
     assert_eq!(brief(decide(&policy(), &wedged)), (Action::DrainNow, Some(Reason::Wedged), true));
-    // Its requests do not end: the drain is not waited for to its deadline.
+    // Its requests do not end, so the drain is cut before its deadline.
     let drains = |seconds| Facts { urgent_for: Some(Duration::from_secs(seconds)), ..wedged.clone() };
     assert_eq!(decide(&policy(), &drains(19)).action, Action::DrainNow);
     assert_eq!(decide(&policy(), &drains(20)).action, Action::KillNow);

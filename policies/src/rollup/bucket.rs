@@ -1,4 +1,4 @@
-//! What is kept of the readings of a stretch of time.
+//! Buckets: summaries of the readings in a stretch of time.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,71 +6,72 @@ use super::Tier;
 use crate::growth::{Law, Verdict};
 use crate::units::{exact, whole};
 
-/// One reading, with what was known when it was made.
+/// A reading with its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// When, in milliseconds since 1970 (UTC).
+    /// Time in milliseconds since 1970 (UTC).
     pub at: u64,
-    /// Bytes that the process held.
+    /// Bytes of the process.
     pub bytes: u64,
-    /// What is drawn beside it.
+    /// Context drawn next to the reading.
     pub lines: Lines,
 }
 
-/// What is drawn beside readings: it changes seldom, so of a stretch of time the last is kept.
+/// Context of readings. It changes seldom, so a bucket keeps only the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Lines {
-    /// The number of the process; 0 if it has none.
+    /// Generation number; 0 without one.
     pub generation: u64,
-    /// What the detector says.
+    /// Verdict of the detector.
     pub verdict: Verdict,
-    /// The line that it sees, with its band.
+    /// Growth line of the detector, with its band.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub law: Option<Law>,
-    /// What the server is told to keep: from its settled size in bytes to that and all that is declared.
+    /// Range of the declared caches in bytes: from the settled size to that plus all declared memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept: Option<(u64, u64)>,
-    /// The soft budget in bytes.
+    /// Soft budget in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub soft: Option<u64>,
-    /// The hard budget in bytes.
+    /// Hard budget in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hard: Option<u64>,
 }
 
-/// The readings of a stretch of time: at least one.
+/// Summary of at least one reading in a stretch of time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket {
-    /// When it begins, in seconds since 1970 (UTC): a multiple of `seconds`.
+    /// Start in seconds since 1970 (UTC); a multiple of `seconds`.
     pub start: u64,
-    /// Its length in seconds.
+    /// Length in seconds.
     pub seconds: u64,
-    /// Readings in it.
+    /// Number of readings.
     pub count: u64,
-    /// The least of them in bytes.
+    /// Smallest reading in bytes.
     pub min: u64,
-    /// The largest.
+    /// Largest reading in bytes.
     pub max: u64,
-    /// The last one.
+    /// Last reading in bytes.
     pub last: u64,
-    /// Their mean, each counted once.
+    /// Mean of all readings.
     pub mean: f64,
-    /// When the first was made, in milliseconds since 1970.
+    /// Time of the first reading, in milliseconds since 1970.
     pub first_at: u64,
-    /// When the last was made.
+    /// Time of the last reading, in milliseconds since 1970.
     pub last_at: u64,
-    /// For how many milliseconds of it a reading says what memory was.
+    /// Milliseconds covered by fresh readings.
     pub covered: u64,
-    /// What was known at the last reading.
+    /// Context of the last reading.
     pub lines: Lines,
 }
 
-/// A bucket is whole if readings cover this much of it, in percent: what begins in its last seconds does not count.
+/// Percent of a bucket that readings must cover to make it whole: a process started in its last seconds
+/// does not count.
 const WHOLE: u64 = 90;
 
 impl Bucket {
-    /// Of its first reading.
+    /// Creates a bucket from its first reading.
     pub fn of(reading: &Reading, tier: Tier) -> Self {
         Self {
             start: tier.start(reading.at / 1000),
@@ -87,47 +88,47 @@ impl Bucket {
         }
     }
 
-    /// One more reading of the same stretch.
+    /// Adds a reading of the same stretch.
     pub fn add(&mut self, reading: &Reading) {
         let tier = Tier { seconds: self.seconds, slots: 1 };
         self.merge(&Self::of(reading, tier));
     }
 
-    /// Other readings of the same stretch, or of one beside it. The latest one's figure is the last.
+    /// Merges a bucket of the same or a neighbouring stretch. The latest reading becomes the last one.
     pub fn merge(&mut self, other: &Self) {
         let (own, others) = (exact(self.count), exact(other.count));
         let mean = (self.mean * own + other.mean * others) / (own + others).max(1.0);
         self.min = self.min.min(other.min);
         self.max = self.max.max(other.max);
-        // What rounding does must not lead out of what was read.
+        // Rounding must not leave the range of the readings.
         self.mean = mean.clamp(exact(self.min), exact(self.max));
         self.count = self.count.saturating_add(other.count);
         self.first_at = self.first_at.min(other.first_at);
-        // Of two that were made in the same moment, the one that came later.
+        // Among readings at the same time, the last added wins.
         if other.last_at >= self.last_at {
             (self.last_at, self.last, self.lines) = (other.last_at, other.last, other.lines);
         }
         self.covered = self.covered.saturating_add(other.covered).min(self.seconds.saturating_mul(1000));
     }
 
-    /// Memory is known from one moment to another, both in milliseconds since 1970: what of that is in this stretch counts.
+    /// Adds the part of a time span, in milliseconds since 1970, in which memory is known.
     pub(super) fn cover(&mut self, from: u64, to: u64) {
         let (start, end) = (self.start.saturating_mul(1000), self.end().saturating_mul(1000));
         let inside = to.min(end).saturating_sub(from.max(start));
         self.covered = self.covered.saturating_add(inside).min(end - start);
     }
 
-    /// When it ends, in seconds since 1970.
+    /// Returns its end in seconds since 1970.
     pub const fn end(&self) -> u64 {
         self.start.saturating_add(self.seconds)
     }
 
-    /// Whether readings cover it from its start to its end.
+    /// Returns true if readings cover the whole stretch.
     pub const fn is_whole(&self) -> bool {
         self.covered >= self.seconds.saturating_mul(1000) / 100 * WHOLE
     }
 
-    /// The mean in whole bytes.
+    /// Returns the mean in whole bytes.
     pub const fn middle(&self) -> u64 {
         whole(self.mean)
     }

@@ -1,7 +1,7 @@
-//! What memory did, kept small: readings of one memory go in, buckets of several widths come out.
+//! Compact history of memory: readings of one memory go in, buckets of several widths come out.
 //!
 //! ```text
-//!  readings   . .. .  .   . .  ..  .      any time, as they come
+//!  readings   . .. .  .   . .  ..  .      at any time
 //!  tier 0    |----|----|----|----|----|   seconds, for hours
 //!  tier 1    |---------|---------|----    minutes, for a day
 //!  …                                      hours, for a month
@@ -9,11 +9,12 @@
 //!
 //! | file | part |
 //! |---|---|
-//! | `bucket` | what is kept of the readings of a stretch of time, and how two of them become one |
-//! | `pick` | which tier answers a question, and how it becomes no more points than were asked for |
+//! | `bucket` | summary of the readings in a stretch of time, and merging of two |
+//! | `pick` | choice of the tier for a range, and reduction to the requested number of points |
 //!
-//! **What comes out is what was added since it came out last**, to be merged with what is kept of the same stretch. So a clock that is set
-//! back, a restart and a second look at the same stretch all end in the same bucket, whatever the order.
+//! **Output contains only what was added since the last output**, to be merged with the stored bucket of
+//! the same stretch. So a clock that is set back, a restart and a repeated stretch all end in the same
+//! bucket, in any order.
 
 mod bucket;
 mod pick;
@@ -25,52 +26,53 @@ use std::time::Duration;
 pub use bucket::{Bucket, Lines, Reading};
 pub use pick::{Range, in_range, thin, tier_for};
 
-/// The longest month, and the day before it.
+/// Covers the longest month and the day before it.
 const FOURTH_KEPT_TIME: Duration = Duration::from_secs(32 * 24 * 3600);
-/// The same day of the week before.
+/// Covers the same weekday of the previous week.
 const THIRD_KEPT_TIME: Duration = Duration::from_secs(8 * 24 * 3600);
-/// Yesterday at this time, and some.
+/// Covers the same time yesterday, with a margin.
 const SECOND_KEPT_TIME: Duration = Duration::from_secs(26 * 3600);
-/// An hour is what one looks at while something happens, and the one before it to compare with.
+/// Covers the hour of a live look, and the previous hour for comparison.
 const FIRST_KEPT_TIME: Duration = Duration::from_secs(2 * 3600);
 
-/// The numbers of what is kept. Reasons: `defaults.toml`, section `[series]`.
+/// Settings of the history. `defaults.toml`, section `[series]`, gives the reasons.
 pub type SeriesPolicy = crate::defaults::Series;
 
-/// One width of buckets, and how many of them are kept.
+/// A bucket width and the number of kept buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tier {
-    /// Seconds of a bucket, 1 or more.
+    /// Seconds per bucket, 1 or more.
     pub seconds: u64,
-    /// How many are kept, 1 or more.
+    /// Number of kept buckets, 1 or more.
     pub slots: u64,
 }
 
 impl Tier {
-    /// Buckets of this width for this long; less than a second counts as one, and one bucket is always kept.
+    /// Creates a tier of this width for this time; widths below a second count as one, and at least one
+    /// bucket is kept.
     pub fn new(width: Duration, time: Duration) -> Self {
         let seconds = width.as_secs().max(1);
         Self { seconds, slots: (time.as_secs() / seconds).max(1) }
     }
 
-    /// Seconds back from now that are kept.
+    /// Returns the kept time in seconds.
     pub const fn span(self) -> u64 {
         self.seconds * self.slots
     }
 
-    /// When the bucket begins in which this second is.
+    /// Returns the start of the bucket that contains this second.
     pub const fn start(self, second: u64) -> u64 {
         second - second % self.seconds
     }
 
-    /// The place of a bucket among those that are kept: the one that was there is older by the whole span, or from a time in which the
-    /// clock was wrong.
+    /// Returns the ring position of a bucket. Its previous content is older by the whole span, or from a
+    /// time with a wrong clock.
     pub const fn slot(self, start: u64) -> u64 {
         (start / self.seconds) % self.slots
     }
 }
 
-/// The tiers of a policy, the finest first.
+/// Returns the tiers of a policy, finest first.
 pub fn tiers(policy: &SeriesPolicy) -> [Tier; 4] {
     [
         Tier::new(policy.first, FIRST_KEPT_TIME),
@@ -80,25 +82,25 @@ pub fn tiers(policy: &SeriesPolicy) -> [Tier; 4] {
     ]
 }
 
-/// Readings of one memory on their way into buckets.
+/// Collects readings of one memory into buckets.
 #[derive(Clone, Debug)]
 pub struct Rollup {
     tiers: Vec<Tier>,
-    /// A reading says what memory was for so many milliseconds after it.
+    /// Milliseconds for which a reading counts as the present value.
     fresh: u64,
     open: Vec<Option<Bucket>>,
     before: Option<u64>,
 }
 
 impl Rollup {
-    /// Nothing was read yet. `fresh`: for how long a reading says what memory is.
+    /// Creates an empty collector. `fresh`: time for which a reading counts as the present value.
     pub fn new(tiers: &[Tier], fresh: Duration) -> Self {
         let fresh = u64::try_from(fresh.as_millis()).unwrap_or(u64::MAX);
         Self { tiers: tiers.to_vec(), fresh, open: vec![None; tiers.len()], before: None }
     }
 
-    /// Takes a reading in. Returns what is complete by it, each with the number of its tier. A reading of an earlier time than the one
-    /// before is of a clock that was set back: it counts where it says that it belongs.
+    /// Adds a reading. Returns the completed buckets, each with its tier's index. A reading older than the
+    /// previous one comes from a clock that was set back; it counts at its own time.
     pub fn add(&mut self, reading: &Reading) -> Vec<(usize, Bucket)> {
         let since = self
             .before
@@ -123,19 +125,20 @@ impl Rollup {
         done
     }
 
-    /// All that is not complete, which begins anew.
+    /// Returns all incomplete buckets, and starts new ones.
     pub fn close(&mut self) -> Vec<(usize, Bucket)> {
         self.open.iter_mut().enumerate().filter_map(|(number, open)| Some((number, open.take()?))).collect()
     }
 
-    /// What is not complete of a tier.
+    /// Returns the incomplete bucket of a tier.
     pub fn open(&self, tier: usize) -> Option<&Bucket> {
         self.open.get(tier)?.as_ref()
     }
 }
 
-/// What a coarse tier lacks because whoever wrote it was killed: `fine` are the buckets of the finest tier, `newest` is when the last reading
-/// was made that is in the coarse one, in milliseconds since 1970. To be merged with what is there.
+/// Rebuilds the buckets that a coarse tier lacks because its writer was killed. `fine` are the buckets of
+/// the finest tier, `newest` is the time of the last reading in the coarse one, in milliseconds since 1970.
+/// The result is to be merged.
 pub fn missing(tier: Tier, newest: u64, fine: &[Bucket]) -> Vec<Bucket> {
     let mut all: Vec<Bucket> = Vec::new();
     for bucket in fine.iter().filter(|bucket| bucket.first_at > newest) {

@@ -1,40 +1,40 @@
-//! Which tier answers a question, and how its buckets become no more points than were asked for.
+//! Chooses the tier for a range, and reduces its buckets to the requested number of points.
 
 use super::{Bucket, Tier};
 
-/// What is asked for.
+/// A requested range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// From this second on, since 1970.
+    /// First second, since 1970.
     pub from: u64,
-    /// Up to this one.
+    /// End in seconds since 1970, exclusive.
     pub to: u64,
-    /// Points at most, 2 or more.
+    /// Most points, 2 or more.
     pub points: usize,
 }
 
 impl Range {
-    /// Seconds of it, at least one.
+    /// Returns its length in seconds, at least one.
     pub fn seconds(self) -> u64 {
         self.to.saturating_sub(self.from).max(1)
     }
 }
 
-/// The number of the tier that answers: the finest that goes back as far, else the one that goes back farthest.
+/// Returns the index of the tier to use: the finest that goes back far enough, else the longest.
 pub fn tier_for(tiers: &[Tier], range: Range, now: u64) -> usize {
     let back = now.saturating_sub(range.from);
-    // The first bucket of a range may have begun before it, and the last slot is about to be written anew.
+    // The first bucket may begin before the range, and the last slot is about to be overwritten.
     let reaches = |tier: &Tier| tier.span() >= back.saturating_add(tier.seconds);
     tiers.iter().position(reaches).unwrap_or(tiers.len().saturating_sub(1))
 }
 
-/// Whether a bucket has a part in the range.
+/// Returns true if a bucket overlaps the range.
 pub const fn in_range(bucket: &Bucket, range: Range) -> bool {
     bucket.start < range.to && bucket.end() > range.from
 }
 
-/// Puts buckets of one width, in the order of time, together until there are no more of them than points were asked for. Two are the
-/// least: groups begin at round times, and any stretch may have one in its middle.
+/// Merges sorted buckets of one width until there are at most `points` of them. The minimum is two: groups
+/// begin at round times, and any range may contain such a time.
 pub fn thin(buckets: &[Bucket], points: usize) -> Vec<Bucket> {
     let points = points.max(2);
     let Some(width) = buckets.first().map(|bucket| bucket.seconds.max(1)) else { return Vec::new() };
@@ -43,7 +43,7 @@ pub fn thin(buckets: &[Bucket], points: usize) -> Vec<Bucket> {
     }
     let span = buckets.iter().map(|bucket| bucket.start / width);
     let (first, last) = (span.clone().min().unwrap_or(0), span.max().unwrap_or(0));
-    // One less, because groups begin at round times and so the first and the last may be parts.
+    // Reduced by one, because the first and the last group may be partial.
     let groups_most = u64::try_from(points).unwrap_or(u64::MAX).saturating_sub(1).max(1);
     let mut step = (last - first + 1).div_ceil(groups_most).max(1);
     loop {

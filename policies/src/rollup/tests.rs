@@ -1,4 +1,4 @@
-//! What comes out is within what went in, whatever the clock does and however it comes.
+//! Output stays within the input for any clock and any order.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::growth::Verdict;
 
-/// Some day.
+/// An arbitrary day.
 const NOON: u64 = 1_790_000_000;
 
 fn small() -> Vec<Tier> {
@@ -20,7 +20,7 @@ fn reading(at: u64, bytes: u64) -> Reading {
     Reading { at, bytes, lines: Lines { generation: at / 60_000, ..Lines::default() } }
 }
 
-/// What is kept of a tier: what came out, merged by where it belongs.
+/// Stored buckets of the tiers: outputs, merged by position.
 type Kept = BTreeMap<(usize, u64), Bucket>;
 
 fn keep(kept: &mut Kept, all: Vec<(usize, Bucket)>) {
@@ -58,7 +58,7 @@ fn a_bucket_says_what_was_read_in_it_and_whether_that_is_all_of_it() {
     assert!(!fine.last().unwrap().is_whole(), "it has only begun: {fine:?}");
     let coarse = of_tier(&kept, 1);
     assert_eq!(coarse.iter().map(|bucket| bucket.count).sum::<u64>(), 14);
-    // 20 s of a minute lie before the first reading.
+    // 20 s of a minute are before the first reading.
     let first = &coarse[0];
     assert!(
         first.start < NOON && !first.is_whole() && first.covered == (first.end() - NOON) * 1000,
@@ -121,7 +121,7 @@ fn what_a_killed_writer_did_not_write_comes_from_the_finest_tier() {
     assert_eq!(missing.iter().map(|bucket| bucket.start).collect::<Vec<_>>(), [whole[1].start]);
     assert_eq!((missing[0].count, missing[0].last), (whole[1].count, whole[1].last));
     assert_eq!(super::missing(tier, whole[1].last_at, &fine), [], "nothing is counted twice");
-    // Nothing was written at all.
+    // No bucket was written.
     let counts: u64 = super::missing(tier, 0, &fine).iter().map(|bucket| bucket.count).sum();
     assert_eq!(counts, 700);
 }
@@ -151,7 +151,7 @@ proptest! {
                 prop_assert!(bucket.last >= bucket.min && bucket.last <= bucket.max);
                 prop_assert!(bucket.covered <= tier.seconds * 1000);
                 prop_assert!(bucket.first_at <= bucket.last_at);
-                // What does not depend on the order is the same in any.
+                // Values that do not depend on the order are equal.
                 let other = &again[&(number, bucket.start)];
                 prop_assert_eq!(
                     (bucket.count, bucket.min, bucket.max, bucket.first_at, bucket.last_at),
@@ -177,10 +177,10 @@ proptest! {
         prop_assert_eq!(count(&thinned), count(&asked));
         let least = |all: &[Bucket]| all.iter().map(|bucket| bucket.min).min();
         let most = |all: &[Bucket]| all.iter().map(|bucket| bucket.max).max();
-        // Extremes stay.
+        // Extremes are kept.
         prop_assert_eq!((least(&thinned), most(&thinned)), (least(&asked), most(&asked)));
         prop_assert!(thinned.windows(2).all(|two| two[0].end() <= two[1].start), "in order, side by side");
-        // All that was read within the range is in it.
+        // The result contains all readings within the range.
         let inside: Vec<u64> = all.iter().filter(|reading| (range.from..range.to).contains(&(reading.at / 1000)))
             .map(|reading| reading.bytes).collect();
         if let Some(largest) = inside.iter().max() {

@@ -1,13 +1,13 @@
-//! Secrets that a process was given, known by themselves: whatever it says, they are not in it.
+//! Secrets given to a process, redacted in all of its output.
 
 use super::{HIDDEN, is_flag, is_random, is_secret};
 
-/// Letters of a flag's value, at least: what is shorter stands in other words, too.
+/// Least length of a flag's value; shorter ones occur within other words.
 const LEAST: usize = 6;
-/// Letters of a variable's value without both letters and digits, at least: `enabled` is a word of every log.
+/// Least length of a variable's value without both letters and digits: `enabled` is a common word in logs.
 const LEAST_PLAIN: usize = 16;
 
-/// The secrets of one process. Its `Debug` has none of them.
+/// Secrets of one process. `Debug` shows none of them.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Known(Vec<String>);
 
@@ -18,7 +18,7 @@ impl std::fmt::Debug for Known {
 }
 
 impl Known {
-    /// Those in the arguments and variables of a process.
+    /// Collects the secrets in a process's arguments and variables.
     pub fn of<'a>(args: &[String], variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let mut all: Vec<String> = Vec::new();
         for (at, word) in args.iter().enumerate() {
@@ -27,7 +27,7 @@ impl Known {
                 _ if is_flag(word) => args.get(at + 1).map(String::as_str),
                 _ => None,
             };
-            // llama-server takes several keys, with commas between them.
+            // llama-server accepts several keys, separated by commas.
             let keys = value.into_iter().flat_map(|value| value.split(','));
             all.extend(keys.filter(|key| key.len() >= LEAST).map(str::to_owned));
         }
@@ -38,13 +38,13 @@ impl Known {
                 all.push(value.to_owned());
             }
         }
-        // One may be the beginning of another.
+        // A secret may be the prefix of another.
         all.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
         all.dedup();
         Self(all)
     }
 
-    /// A text without them.
+    /// Redacts the secrets in a text.
     #[must_use]
     pub fn hide(&self, text: String) -> String {
         self.0.iter().fold(text, |text, secret| {

@@ -1,6 +1,7 @@
-//! Flags that a llama-server knows, read from its `--help`, and the other spelling of those that were renamed.
+//! Parses the flags of a llama-server from its `--help`, and translates renamed flags.
 //!
-//! Pure: the text of a help in, words out. Builds and forks differ, so nothing is taken for known that the binary itself does not list.
+//! Pure: the help text in, words out. Builds and forks differ, so only flags listed by the binary count as
+//! known.
 
 mod renamed;
 
@@ -8,28 +9,28 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::renamed::{FlagSpelling, RENAMED_FLAGS, RenamedFlag};
 
-/// Flags of a help that is one of a llama-server, which has some two hundred.
+/// Least number of flags in a llama-server's help, which has some two hundred.
 const FEWEST_FLAGS: usize = 20;
-/// Columns in front of a flag, at most. Its description begins further right, and may begin with a flag, too.
+/// Largest indentation of a flag. Descriptions are further right, and may begin with a flag, too.
 const FLAG_INDENT: usize = 20;
-/// How variables begin that stand for flags.
+/// Prefix of variables that set flags.
 const VARIABLE: &str = "LLAMA_ARG_";
-/// Said of flags that are listed only to say what replaced them. Such a flag ends the process.
+/// Text about flags that are listed only to name their replacement. Such a flag ends the process.
 const REMOVED: &str = "the argument has been removed";
 
-/// All flags that a llama-server lists.
+/// All flags listed by a llama-server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FlagList {
-    /// Each with what stands for its value; empty if it takes none.
+    /// Placeholder of each flag's value; empty if it takes none.
     known: BTreeMap<String, String>,
-    /// Flags that are refused, with what the help says about them.
+    /// Refused flags, with the help's text about them.
     removed: BTreeMap<String, String>,
-    /// Variables of the environment that stand for a flag; empty if the help names none.
+    /// Environment variables that set a flag; empty if the help names none.
     variables: BTreeSet<String>,
 }
 
 impl FlagList {
-    /// Reads the text of `--help`; `None` if it lists too few flags for a llama-server.
+    /// Parses the text of `--help`; `None` if it lists too few flags for a llama-server.
     pub fn parse(help: &str) -> Option<Self> {
         let mut list = Self::default();
         let mut entry: Option<(Vec<String>, String, String)> = None;
@@ -48,7 +49,7 @@ impl FlagList {
         }
         list.take(entry);
         if list.known.len() < FEWEST_FLAGS {
-            // A fork with a help of another form: every flag that it mentions counts.
+            // A fork with another help format: every mentioned flag counts.
             list.known = mentioned(help).into_iter().map(|flag| (flag, String::new())).collect();
         }
         (list.known.len() >= FEWEST_FLAGS).then_some(list)
@@ -68,43 +69,44 @@ impl FlagList {
         }
     }
 
-    /// Whether it takes this flag, in the form that llama-server reads: `_` counts as `-` in long ones.
+    /// Returns true if the binary accepts this flag; `_` counts as `-` in long flags.
     pub fn knows(&self, flag: &str) -> bool {
         self.known.contains_key(flag) || self.known.contains_key(&normal_flag(flag))
     }
 
-    /// Whether a variable of the environment means something to it. Only those that stand for flags are listed; of others, and of a
-    /// help that names none, nothing is known, and they are believed.
+    /// Returns true if an environment variable may have an effect. Only variables for flags are listed;
+    /// others, and all variables if the help names none, count as known.
     pub fn knows_variable(&self, name: &str) -> bool {
         let Some(rest) = name.strip_prefix(VARIABLE) else { return true };
-        // One that switches a flag off is not listed beside the one that switches it on.
+        // Negating variables are not listed next to the positive ones.
         let positive = rest.strip_prefix("NO_").map(|rest| format!("{VARIABLE}{rest}"));
         self.variables.is_empty()
             || self.variables.contains(name)
             || positive.is_some_and(|name| self.variables.contains(&name))
     }
 
-    /// All variables that stand for flags, in order.
+    /// Returns all variables that set flags, in order.
     pub fn variables(&self) -> impl Iterator<Item = &str> {
         self.variables.iter().map(String::as_str)
     }
 
-    /// Whether a flag takes this word for a value. A help that does not list the values is believed.
+    /// Returns true if a flag accepts this value. All values count as accepted if the help does not list
+    /// them.
     pub fn takes(&self, flag: &str, word: &str) -> bool {
         let Some(value) = self.known.get(&normal_flag(flag)) else { return false };
-        // `N`, `MODE`, `FNAME` stand for any word; `[on|off|auto]` and `{none,layer,row}` list them.
+        // `N`, `MODE`, `FNAME` are placeholders; `[on|off|auto]` and `{none,layer,row}` list values.
         let is_list = value.contains('|') || value.starts_with('{');
         let listed = || value.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '+')));
         if is_list { listed().any(|one| one == word) } else { !value.is_empty() }
     }
 
-    /// All flags that it takes, in order.
+    /// Returns all accepted flags, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.known.keys().map(String::as_str)
     }
 
-    /// The same words with each renamed flag in the spelling that this binary knows, and the pairs that were exchanged. Unknown words
-    /// stay as they are.
+    /// Translates renamed flags to the spelling of this binary, and returns the exchanged pairs. Unknown
+    /// words stay unchanged.
     pub fn translate(&self, words: &[String]) -> Translated {
         let mut done = Translated::default();
         let mut at = 0;
@@ -123,7 +125,8 @@ impl FlagList {
         done
     }
 
-    /// The spelling that this binary knows for an unknown flag, and how many words of the command line it replaces.
+    /// Returns this binary's spelling of an unknown flag, and the number of command-line words that it
+    /// replaces.
     fn counterpart(&self, word: &str, next: Option<&str>) -> Option<(Vec<String>, usize)> {
         if !is_flag(word) || self.knows(word) {
             return None;
@@ -144,7 +147,8 @@ impl FlagList {
         })
     }
 
-    /// What is said of an unknown flag that has another name here: how it is written, and since which build. `next`: the word after it.
+    /// Returns a hint for an unknown flag with another name in this binary: its spelling and first build.
+    /// `next` is the word after it.
     pub fn renamed_hint(&self, word: &str, next: Option<&str>) -> Option<String> {
         if let Some(instead) = self.removed.get(&normal_flag(word)).filter(|instead| !instead.is_empty()) {
             return Some(format!("llama.cpp has removed it: {instead}"));
@@ -164,21 +168,21 @@ impl FlagList {
     }
 }
 
-/// A command line in another spelling.
+/// A command line translated for another build.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Translated {
-    /// The words.
+    /// Words of the command line.
     pub words: Vec<String>,
-    /// What was exchanged: before, after.
+    /// Exchanged words: before, after.
     pub exchanged: Vec<(String, String)>,
 }
 
-/// A long flag as llama-server reads it: `_` counts as `-`.
+/// Normalises a long flag as llama-server does: `_` counts as `-`.
 pub fn normal_flag(word: &str) -> String {
     if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }
 
-/// `-c`, `--ctx-size`; not `-1`, `--` or a hyphen in a text.
+/// Returns true for `-c`, `--ctx-size`; not for `-1`, `--` or a hyphen in a text.
 pub fn is_flag(word: &str) -> bool {
     let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'));
     name.is_some_and(|name| {
@@ -187,13 +191,14 @@ pub fn is_flag(word: &str) -> bool {
     })
 }
 
-/// The line of a help that begins an entry: its flags, what stands for the value, and the beginning of its description.
+/// Parses the first line of a help entry: its flags, the value's placeholder, and the start of its
+/// description.
 fn header(line: &str) -> Option<(Vec<String>, String, String)> {
     let text = line.trim_start();
     if line.len() - text.len() >= FLAG_INDENT || !is_flag(first_word(text)) {
         return None;
     }
-    // `-c,    --ctx-size N        size of ...`: blanks after a comma are no gap.
+    // In `-c,    --ctx-size N        size of ...`, blanks after a comma are no gap.
     let gap = text.match_indices("  ").map(|(at, _)| at).find(|at| !text[..*at].trim_end().ends_with(','));
     let (names, about) = text.split_at(gap.unwrap_or(text.len()));
     let (mut flags, mut value) = (Vec::new(), String::new());
@@ -207,7 +212,7 @@ fn header(line: &str) -> Option<(Vec<String>, String, String)> {
     Some((flags, value, about.trim().to_owned()))
 }
 
-/// The variables that an entry names: `(env: LLAMA_ARG_MLOCK)`.
+/// Returns the variables named by an entry: `(env: LLAMA_ARG_MLOCK)`.
 fn variables_in(text: &str) -> impl Iterator<Item = String> {
     let named = text.split("(env: ").skip(1).filter_map(|rest| rest.split_once(')'));
     named.map(|(name, _)| name.trim().to_owned())
@@ -217,7 +222,7 @@ fn first_word(text: &str) -> &str {
     text.split(|c: char| c.is_whitespace() || c == ',').next().unwrap_or_default()
 }
 
-/// All flags that a text mentions, wherever they stand.
+/// Returns all flags mentioned anywhere in a text.
 fn mentioned(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| {
         c.is_whitespace() || matches!(c, ',' | '|' | '`' | '(' | ')' | '[' | ']' | '=' | '\'' | '"')

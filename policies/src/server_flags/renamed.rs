@@ -1,25 +1,25 @@
-//! Flags of llama-server that have another name in other builds, with the build in which that changed. Read in llama.cpp's history; a
-//! flag whose old name is still an alias is here too, because old builds do not know the new one.
+//! Renamed flags of llama-server, with the build of each change, from llama.cpp's history. Flags whose old
+//! name is still an alias are included, because old builds do not know the new one.
 
 /// A flag under one of its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlagSpelling {
-    /// Its spellings. The first that a binary knows is written.
+    /// Spellings; the first known to the binary is used.
     pub names: &'static [&'static str],
-    /// The word after it that belongs to the name; none: what is written after it is its value, or it takes none.
+    /// Following word that belongs to the name; `None` if the next word is a value, or there is none.
     pub value: Option<&'static str>,
 }
 
 /// A flag with two names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RenamedFlag {
-    /// What older builds call it.
+    /// Name in older builds.
     pub old: FlagSpelling,
-    /// What newer builds call it.
+    /// Name in newer builds.
     pub new: FlagSpelling,
     /// Number of the first build with the new name.
     pub since: u32,
-    /// Number of a build without the old name, if it is gone.
+    /// Number of a build without the old name, if it was removed.
     pub gone: Option<u32>,
 }
 
@@ -27,18 +27,18 @@ const fn plain(names: &'static [&'static str]) -> FlagSpelling {
     FlagSpelling { names, value: None }
 }
 
-/// `--load-mode VALUE` in place of flags of its own.
+/// `--load-mode VALUE`, which replaced separate flags.
 const fn load_mode(old: &'static [&'static str], value: &'static str) -> RenamedFlag {
     let new = FlagSpelling { names: &["--load-mode", "-lm"], value: Some(value) };
     RenamedFlag { old: plain(old), new, since: 10_105, gone: Some(10_884) }
 }
 
-/// A flag of the draft model, whose old name goes on as an alias.
+/// A flag of the draft model, whose old name remains an alias.
 const fn draft(old: &'static [&'static str], new: &'static [&'static str]) -> RenamedFlag {
     RenamedFlag { old: plain(old), new: plain(new), since: 8955, gone: None }
 }
 
-/// All of them.
+/// All renamed flags.
 pub const RENAMED_FLAGS: &[RenamedFlag] = &[
     load_mode(&["--no-mmap"], "none"),
     load_mode(&["--mmap"], "mmap"),

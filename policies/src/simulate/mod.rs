@@ -1,14 +1,14 @@
-//! What a policy would do to a backend that leaks, before it does it to a real one.
+//! Simulates the effect of a policy on a leaking backend.
 //!
 //! ```text
-//!  Scenario ──> made-up world ──> readings ──> detector ──> decide ──> cooldown ──> restart
-//!                     └──────────────< memory begins anew <─────────────────────────────┘
+//!  Scenario ──> simulated world ──> readings ──> detector ──> decide ──> cooldown ──> restart
+//!                     └──────────────< fresh memory <──────────────────────────────────────┘
 //! ```
 //!
-//! The detector, the decisions and the cooldown are those of the product. The world is [`crate::world`]'s: memory, load
-//! and time are made up, the same for each run with the same seed. What is simplified: answers all take the same time, a
-//! process that ran out of memory is made anew by itself, requests that come meanwhile wait, and after a restart in a
-//! pause the next request comes a pause later.
+//! Detector, decisions and cooldown are the product's own. [`crate::world`] simulates memory, load and
+//! time; equal seeds give equal runs. Simplifications: all answers take the same time, a process without
+//! memory restarts on its own, requests meanwhile wait, and after a restart in a pause the next request
+//! comes one pause later.
 
 mod run;
 #[cfg(test)]
@@ -23,98 +23,98 @@ use crate::recycle::RecyclePolicy;
 use crate::schedule::Windows;
 use crate::world::World;
 
-/// A backend, its machine and its load.
+/// A simulated backend, machine and load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
-    /// How memory and requests behave. Its seed decides every random number.
+    /// Behaviour of memory and requests; its seed determines all random numbers.
     pub world: World,
-    /// Requests in all.
+    /// Total number of requests.
     pub requests: u64,
-    /// Host memory in bytes that the backend can have before it fails.
+    /// Host memory in bytes beyond which the backend fails.
     pub memory: u64,
-    /// VRAM in bytes that it can have before it fails.
+    /// VRAM in bytes beyond which the backend fails.
     pub device: u64,
-    /// From spawn to ready.
+    /// Time from spawn to ready.
     pub load_time: Duration,
-    /// From the beginning of an answer to its end.
+    /// Duration of an answer.
     pub service: Duration,
-    /// The next process is started before the old one drains. Needs memory for both.
+    /// The next process starts before the old one drains. Needs memory for both.
     pub overlap: bool,
-    /// Times of the day at which nobody asks; [`Windows::ALWAYS`] for none.
+    /// Times of the day without requests; [`Windows::ALWAYS`] for none.
     pub asleep: Windows,
-    /// Bytes of host memory that the server is told to keep.
+    /// Declared caches in host memory, in bytes.
     pub allowance: u64,
 }
 
-/// Who decides about restarts.
+/// Rule for restarts.
 #[derive(Clone, Debug)]
 pub enum Strategy<'a> {
-    /// Nobody: the process lives until it runs out of memory.
+    /// No restarts: the process lives until memory is exhausted.
     Nothing,
-    /// A counter, as `max_requests` elsewhere: drain and restart.
+    /// A request counter, like `max_requests` in other servers: drain and restart.
     Every(u64),
-    /// The product.
+    /// The product's policy.
     Policy(&'a Policy),
 }
 
-/// All numbers of a policy.
+/// All settings of a policy.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    /// Budgets and rules, and what holds recycles back.
+    /// Budgets, rules and cooldowns.
     pub recycle: RecyclePolicy,
-    /// The detector's.
+    /// Settings of the detector.
     pub growth: GrowthPolicy,
 }
 
-/// What a strategy came to.
+/// Result of a strategy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Who decided, in words: `no policy`, `every 500 requests`, `policy`.
+    /// Name of the strategy: `no policy`, `every 500 requests`, `policy`.
     pub strategy: String,
-    /// Requests that came.
+    /// Number of requests.
     pub requests: u64,
-    /// Hours that they took.
+    /// Simulated hours.
     pub hours: f64,
     /// Planned restarts.
     pub restarts: u64,
-    /// The same by reason, in the order in which the reasons came first.
+    /// Planned restarts by reason, in order of first occurrence.
     pub reasons: Vec<(String, u64)>,
-    /// Times that memory ran out.
+    /// Number of times that memory was exhausted.
     pub out_of_memory: u64,
-    /// Of these, the ones that a restart brought about: memory did not do for the old and the new process.
+    /// Exhaustions caused by a restart: memory did not suffice for the old and the new process.
     pub out_of_memory_caused: u64,
-    /// Requests that failed because of that, or were cut by a kill.
+    /// Requests that failed by exhaustion, or were cut by a kill.
     pub failed: u64,
-    /// Minutes that requests waited for a process, all together.
+    /// Total minutes that requests waited for a process.
     pub waited_minutes: f64,
-    /// Requests that waited.
+    /// Number of requests that waited.
     pub waited: u64,
-    /// What held recycles back for good, in words; empty if nothing did.
+    /// Permanent cooldown reasons, in words; empty without any.
     pub held: Vec<String>,
 }
 
-/// Strategies side by side.
+/// Comparison of strategies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Nobody decides.
+    /// Result without restarts.
     pub nothing: Outcome,
-    /// A counter that somebody who knew the future would set: half of the requests that the shortest life lasted without
-    /// a policy. `None` if memory never ran out, so that there is nothing to tune by.
+    /// Result of a counter tuned with knowledge of the future: half of the requests of the shortest life
+    /// without a policy. `None` if memory was never exhausted, so that there is nothing to tune by.
     pub counter: Option<Outcome>,
-    /// The policy.
+    /// Result of the policy.
     pub policy: Outcome,
-    /// Times that memory ran out without the policy and did not with it.
+    /// Exhaustions without the policy that did not happen with it.
     pub avoided: u64,
-    /// Times that the policy itself made memory run out.
+    /// Exhaustions caused by the policy.
     pub caused: u64,
 }
 
-/// Runs one strategy. The same scenario and strategy give the same outcome, on every machine.
+/// Runs one strategy. Equal scenarios and strategies give equal outcomes on every machine.
 pub fn run(scenario: &Scenario, strategy: &Strategy<'_>) -> Outcome {
     run::Simulation::new(scenario, strategy).run().0
 }
 
-/// Runs the policy against no policy and against a tuned counter. `every` sets the counter by hand.
+/// Runs the policy, no policy and a tuned counter. `every` overrides the counter.
 pub fn compare(scenario: &Scenario, policy: &Policy, every: Option<u64>) -> Report {
     let (nothing, shortest) = run::Simulation::new(scenario, &Strategy::Nothing).run();
     let every = every.or_else(|| shortest.map(|requests| (requests / 2).max(1)));

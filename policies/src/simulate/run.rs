@@ -1,4 +1,4 @@
-//! One strategy in one world: a small supervisor on made-up time.
+//! Runs one strategy in one world: a small supervisor on simulated time.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::sample::{MemoryKind, Sample};
 use crate::schedule::{DAY, Windows};
 use crate::world::Run;
 
-/// A restart that waits for the verdict on whether it helped: the memory, what it held, and the limit.
+/// A restart whose success is not yet known: the memory, its bytes before and when fresh, and the limit.
 type Waiting = (MemoryKind, u64, Option<u64>, Option<u64>);
 
 pub(super) struct Simulation<'a> {
@@ -20,18 +20,18 @@ pub(super) struct Simulation<'a> {
     strategy: &'a Strategy<'a>,
     world: Run,
     outcome: Outcome,
-    /// Until when no process serves, on the world's clock in seconds.
+    /// End of the present gap without a process, in seconds of the world's clock.
     down_until: f64,
-    /// Requests of the present process, and the fewest after which one ran out of memory.
+    /// Requests of the present process, and the fewest after which one exhausted memory.
     lived: u64,
     shortest: Option<u64>,
     ready_at: f64,
     mind: Option<Mind>,
-    /// What has not begun for want of a quiet moment.
+    /// Decision that waits for a quiet moment.
     pending: Option<Decision>,
 }
 
-/// What the product keeps in mind about a backend.
+/// The product's state for the simulated backend.
 struct Mind {
     monitor: Monitor,
     cooldown: Cooldown,
@@ -39,11 +39,11 @@ struct Mind {
     wanted: Option<f64>,
     urgent: Option<f64>,
     last: Option<Sample>,
-    /// The one before.
+    /// The previous sample.
     previous: Option<Sample>,
     at_ready: Option<Sample>,
     waiting: Option<Waiting>,
-    /// Budgets that the present process has passed.
+    /// Budgets that the present process has exceeded.
     passed: Passed,
 }
 
@@ -72,7 +72,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Returns the fewest requests after which memory ran out, too.
+    /// Also returns the fewest requests after which memory was exhausted.
     pub(super) fn run(mut self) -> (Outcome, Option<u64>) {
         for _ in 0..self.scenario.requests {
             self.sleep();
@@ -88,7 +88,7 @@ impl<'a> Simulation<'a> {
         (self.outcome, self.shortest)
     }
 
-    /// Nobody asks while the clients are asleep: the best moment of all.
+    /// Handles times without requests, the best moments for a restart.
     fn sleep(&mut self) {
         let asleep = &self.scenario.asleep;
         let minute = minute(self.world.clock());
@@ -97,14 +97,14 @@ impl<'a> Simulation<'a> {
         }
         let left = (1..DAY).find(|ahead| !asleep.open((minute + ahead) % DAY)).unwrap_or(0);
         let begun = self.world.clock();
-        // A window of the policy opens at a full minute, so the policy is asked once a minute.
+        // Policy windows open at full minutes, so the policy is asked once a minute.
         for _ in 0..left {
             self.world.wait(60.0);
             self.quiet(begun, self.world.clock());
         }
     }
 
-    /// The next request, and what happens in the pause before it.
+    /// Simulates the next request, and the pause before it.
     fn request(&mut self) {
         let begun = self.world.clock();
         let before = self.pending.is_some().then(|| self.world.clone());
@@ -114,7 +114,8 @@ impl<'a> Simulation<'a> {
         if self.world.clock() >= quiet_at {
             match (before, &mut self.mind) {
                 (Some(before), _) => {
-                    // Back to the quiet moment; with a restart in it the request comes later, to a fresh process.
+                    // Returns to the quiet moment; after a restart the request comes later, to a fresh
+                    // process.
                     let after = std::mem::replace(&mut self.world, before);
                     self.world.wait(quiet_at - begun);
                     if self.quiet(idle_since, quiet_at) { self.world.request() } else { self.world = after }
@@ -139,7 +140,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Requests in flight at a time, on average; at least the one that is looked at.
+    /// Returns the mean number of requests in flight; at least the present one.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive number")]
     fn in_flight(&self) -> u32 {
         (self.scenario.world.load.per_second * self.scenario.service.as_secs_f64()).round().max(1.0) as u32
@@ -151,7 +152,7 @@ impl<'a> Simulation<'a> {
             || sample.vram.iter().any(|vram| over(MemoryKind::Vram(vram.gpu), self.scenario.device))
     }
 
-    /// Memory ran out: what runs fails, and the process is made anew.
+    /// Handles exhausted memory: running requests fail, and the process restarts.
     fn ran_out(&mut self, caused: bool) {
         self.outcome.out_of_memory += 1;
         self.outcome.out_of_memory_caused += u64::from(caused);
@@ -162,7 +163,7 @@ impl<'a> Simulation<'a> {
         self.renew(self.scenario.load_time.as_secs_f64());
     }
 
-    /// A fresh process, after a gap in seconds.
+    /// Starts a fresh process after a gap in seconds.
     fn renew(&mut self, gap: f64) {
         self.world.restart();
         self.lived = 0;
@@ -174,7 +175,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// A planned restart. `idle` tells whether nothing is in flight.
+    /// Carries out a planned restart. `idle`: nothing is in flight.
     fn restart(&mut self, reason: &str, idle: bool, kill: bool) {
         self.outcome.restarts += 1;
         match self.outcome.reasons.iter_mut().find(|(known, _)| known == reason) {
@@ -208,7 +209,7 @@ impl<'a> Simulation<'a> {
         if full { self.ran_out(true) } else { self.renew(0.0) }
     }
 
-    /// Nothing is in flight since `since`. Returns whether a restart took place.
+    /// Handles an idle moment since `since`. Returns true if a restart took place.
     fn quiet(&mut self, since: f64, now: f64) -> bool {
         let Strategy::Policy(policy) = self.strategy else { return false };
         let idle = duration(now - since);
@@ -224,7 +225,7 @@ impl<'a> Simulation<'a> {
         self.act(policy, &facts, true)
     }
 
-    /// A reading was taken after a request.
+    /// Handles the reading after a request.
     fn judge(&mut self, sample: Sample) {
         if let Strategy::Every(requests) = self.strategy
             && self.lived >= *requests
@@ -293,7 +294,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Decides and acts. Returns whether a restart took place.
+    /// Decides and acts. Returns true if a restart took place.
     fn act(&mut self, policy: &Policy, facts: &Facts, idle: bool) -> bool {
         let now = self.world.clock();
         let Some(mind) = &mut self.mind else { return false };
@@ -367,7 +368,7 @@ fn monitor(scenario: &Scenario, policy: &Policy, priors: Vec<crate::growth::Prio
     monitor
 }
 
-/// What ends recycling for good is told once.
+/// Records a permanent cooldown reason once.
 fn note(outcome: &mut Outcome, held: Held) {
     if !matches!(held, Held::TooSoon { .. }) {
         let text = held.to_string();

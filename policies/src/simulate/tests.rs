@@ -1,4 +1,4 @@
-//! Policies against made-up leaks.
+//! Tests policies against simulated leaks.
 
 use super::*;
 use crate::defaults::Recycle;
@@ -10,7 +10,7 @@ use crate::world::{Background, Leak, Load};
 const MIB: u64 = 1024 * 1024;
 const GIB: u64 = 1024 * MIB;
 
-/// A server that fills 8 GiB, two requests in three seconds of which a quarter bring an image.
+/// A server with 8 GiB, two requests in three seconds, a quarter of them with an image.
 fn scenario(leak: Option<Leak>) -> Scenario {
     let mut world = World::quiet(7);
     world.leaks.extend(leak);

@@ -1,57 +1,57 @@
-//! The finding of a search, and its words.
+//! Finding of a search, and its description.
 
 use serde::{Deserialize, Serialize};
 
 use super::StartSwitch;
 
-/// How a search ended.
+/// Outcome of a search.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum StartOutcome {
-    /// With this switch it starts, and without it, it died before and after.
+    /// The server starts with this switch, and died without it before and after.
     Found {
-        /// The switch.
+        /// Switch that helps.
         switch: Box<StartSwitch>,
     },
-    /// With none of the switches it starts.
+    /// The server starts with none of the switches.
     NoSwitch,
-    /// As configured it started, too: the death does not come every time.
+    /// The configured command started, too: the death does not recur every time.
     NotEveryTime,
-    /// As configured it failed for another reason.
+    /// The configured command failed for another reason.
     Otherwise {
-        /// Which, for people.
+        /// Reason, for people.
         why: String,
     },
-    /// Time or starts were used up, or the search was stopped.
+    /// The time or the starts were used up, or the search was stopped.
     GivenUp,
 }
 
-/// One switch of a search.
+/// A tried switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TriedSwitch {
-    /// What was added to the command.
+    /// Words added to the command.
     pub words: String,
-    /// Whether the server was ready with it.
+    /// True if the server became ready.
     pub started: bool,
-    /// What became of that start, for people.
+    /// Result of the start, for people.
     pub how: String,
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartFinding {
-    /// How it ended.
+    /// Outcome of the search.
     pub outcome: StartOutcome,
-    /// Deaths as configured.
+    /// Deaths of the configured command.
     pub deaths: u32,
-    /// How it died the last time, for people.
+    /// Description of the last death, for people.
     pub death: String,
-    /// All switches that were tried, in order.
+    /// Tried switches in order.
     pub tried: Vec<TriedSwitch>,
 }
 
 impl StartFinding {
-    /// The switch with which it starts.
+    /// Returns the switch that helps.
     pub fn switch(&self) -> Option<&StartSwitch> {
         match &self.outcome {
             StartOutcome::Found { switch } => Some(switch),
@@ -59,12 +59,12 @@ impl StartFinding {
         }
     }
 
-    /// Whether another search of the same command would find the same.
+    /// Returns true if another search of the same command would find the same.
     pub const fn is_lasting(&self) -> bool {
         matches!(self.outcome, StartOutcome::Found { .. } | StartOutcome::NoSwitch)
     }
 
-    /// What follows, in one sentence without a full stop.
+    /// Returns the advice as one sentence without a full stop.
     pub fn advice(&self) -> String {
         match &self.outcome {
             StartOutcome::Found { switch } => {
@@ -85,7 +85,7 @@ impl StartFinding {
         }
     }
 
-    /// All of it, line by line: what was seen as configured, each switch, what follows.
+    /// Returns all lines of the description: configured command, each switch, advice.
     pub fn lines(&self) -> Vec<String> {
         let times = if self.deaths == 1 { "once".to_owned() } else { format!("{} times", self.deaths) };
         let first = format!("the server died {times} while it loaded: {}", self.death);
@@ -96,9 +96,9 @@ impl StartFinding {
     }
 }
 
-/// What to write into the configuration of `model` for a mitigation: `configured` are those that it has. `overruled`: words of its
-/// `args` that say otherwise, and would win. `words`: what is added to the command; `typed`: the model is no entry of a file but
-/// llama-server's own command line.
+/// Returns the configuration line for a mitigation of `model`. `configured` lists its present mitigations,
+/// `overruled` words of its `args` that would override it, `words` the words added to the command. `typed`:
+/// the model comes from llama-server's command line instead of a file.
 pub fn configuration_line(
     model: &str,
     item: &str,
@@ -120,7 +120,7 @@ pub fn configuration_line(
     }
 }
 
-/// A name as a key of TOML.
+/// Formats a name as a TOML key.
 fn toml_key(name: &str) -> String {
     let bare = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'));
     if bare { name.to_owned() } else { format!("\"{}\"", name.escape_default()) }

@@ -1,14 +1,15 @@
-//! What starts a server that dies while it loads: which switch is tried next, when the search is over, and how its finding is worded.
+//! Search for a switch that starts a server which dies while it loads.
 //!
 //! ```text
-//!  as configured, until it has died often enough ──> each switch alone ── one starts ──> as configured once more
+//!  configured command, until it died often enough ──> each switch alone ── one starts ──> configured command again
 //!         │ starts                                      │ none                              │ dies        │ starts
 //!         v                                             v                                   v             v
 //!  not every time                                   no switch                             found     not every time
 //! ```
 //!
-//! A start fails for other reasons, too (memory, a file, a flag): such a start says nothing of a switch, and as configured it ends the
-//! search. Pure: the owner starts processes and reports what became of them.
+//! Starts also fail for other reasons (memory, a file, a flag): such a failure says nothing about a switch,
+//! and for the configured command it ends the search. Pure: the owner starts processes and reports the
+//! results.
 
 mod finding;
 
@@ -18,60 +19,60 @@ use serde::{Deserialize, Serialize};
 
 pub use self::finding::{StartFinding, StartOutcome, TriedSwitch, configuration_line};
 
-/// Deaths as configured, and bounds of the search. Reasons: `defaults.toml`, section `[start_search]`.
+/// Limits of the search. `defaults.toml`, section `[start_search]`, gives the reasons.
 pub type StartSearchPolicy = crate::defaults::StartSearch;
 
-/// Something to add to a command line with which the server may start.
+/// An addition to the command line that may help.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartSwitch {
-    /// As `mitigations` writes it, such as `no-repack`. Empty: the arguments of `fallback`.
+    /// Mitigation name as in `mitigations`, such as `no-repack`. Empty: the arguments of `fallback`.
     pub item: String,
-    /// Words at the end of the command line, so that they count.
+    /// Words appended to the command line, so that they take precedence.
     pub args: Vec<String>,
     /// Variables to set.
     pub env: Vec<(String, String)>,
-    /// Only where the machine has a GPU: for which backend the binary was built is not known.
+    /// Only for machines with a GPU, because the binary's backend is unknown.
     pub needs_gpu: bool,
-    /// What to write into the configuration, for people.
+    /// Configuration line to add, for people.
     pub line: String,
-    /// What it costs, for people; may be empty.
+    /// Cost of the switch, for people; may be empty.
     pub cost: String,
 }
 
 impl StartSwitch {
-    /// The words that are added, as typed in a shell.
+    /// Returns the added words as typed in a shell.
     pub fn words(&self) -> String {
         let env = self.env.iter().map(|(name, value)| format!("{name}={value}"));
         env.chain(self.args.iter().cloned()).collect::<Vec<_>>().join(" ")
     }
 
-    /// Whether the configuration allows its use without being asked: the arguments of `fallback`.
+    /// Returns true if the configuration already allows its use: the arguments of `fallback`.
     pub fn is_fallback(&self) -> bool {
         self.item.is_empty()
     }
 }
 
-/// What became of a start.
+/// Result of a start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StartAttempt {
-    /// It answered that it is ready.
+    /// The server reported ready.
     Ready,
-    /// It died of a signal or a failed assertion; how, for people.
+    /// The server died of a signal or a failed assertion; description for people.
     Died(String),
-    /// It failed for a reason that has a name of its own; which, for people.
+    /// The server failed for a known reason; description for people.
     Failed(String),
 }
 
-/// What to do next.
+/// Next step of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SearchStep {
-    /// Start it: as configured, or with this switch.
+    /// Start the configured command, or the command with this switch.
     Start(Option<usize>),
-    /// Nothing more.
+    /// The search is over.
     Done(StartFinding),
 }
 
-/// The state of a search.
+/// State of a search.
 #[derive(Clone, Debug)]
 pub struct StartSearch {
     policy: StartSearchPolicy,
@@ -79,20 +80,21 @@ pub struct StartSearch {
     deaths: u32,
     death: String,
     tried: Vec<TriedSwitch>,
-    /// The switch with which it started, until that is confirmed.
+    /// Switch that started the server, until it is confirmed.
     hit: Option<usize>,
     starts: u32,
     outcome: Option<StartOutcome>,
 }
 
 impl StartSearch {
-    /// For these switches, the cheapest and likeliest first. `deaths`: how often it has died as configured in a row, the last time so.
+    /// Creates a search for switches ordered by cost and likelihood, best first. `deaths`: consecutive
+    /// deaths of the configured command; `death` describes the last one.
     pub fn new(policy: StartSearchPolicy, switches: Vec<StartSwitch>, deaths: u32, death: String) -> Self {
         let tried = Vec::new();
         Self { policy, switches, deaths, death, tried, hit: None, starts: 0, outcome: None }
     }
 
-    /// What to do, `elapsed` after the search began. Two calls in a row return the same.
+    /// Returns the next step, `elapsed` after the start of the search. Repeated calls return the same.
     pub fn step(&self, elapsed: Duration) -> SearchStep {
         if let Some(outcome) = &self.outcome {
             return SearchStep::Done(self.finding(outcome.clone()));
@@ -100,7 +102,7 @@ impl StartSearch {
         if self.starts >= self.policy.starts || elapsed >= self.policy.time {
             return SearchStep::Done(self.finding(StartOutcome::GivenUp));
         }
-        // A switch counts only against a death that comes again, before it and after it.
+        // A switch counts only if the death recurs before and after it.
         if self.deaths < self.policy.deaths || self.hit.is_some() {
             return SearchStep::Start(None);
         }
@@ -110,12 +112,12 @@ impl StartSearch {
         }
     }
 
-    /// A switch of this search.
+    /// Returns a switch of this search.
     pub fn switch(&self, index: usize) -> Option<&StartSwitch> {
         self.switches.get(index)
     }
 
-    /// Takes in what became of the start that [`StartSearch::step`] asked for.
+    /// Adds the result of the start requested by [`StartSearch::step`].
     pub fn observe(&mut self, which: Option<usize>, attempt: StartAttempt) {
         self.starts += 1;
         match (which, attempt) {
@@ -140,7 +142,7 @@ impl StartSearch {
         }
     }
 
-    /// What is known if nothing more is started.
+    /// Returns the finding so far.
     pub fn give_up(&self) -> StartFinding {
         self.finding(self.outcome.clone().unwrap_or(StartOutcome::GivenUp))
     }

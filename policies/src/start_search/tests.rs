@@ -1,4 +1,4 @@
-//! Searches against servers that die, start, or fail otherwise.
+//! Searches on servers that die, start, or fail for other reasons.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn policy() -> StartSearchPolicy {
     crate::defaults().start_search
 }
 
-/// Runs a search against a server; `server` says what becomes of a start with this switch. Returns the starts, too.
+/// Runs a search; `server` returns the result of a start with this switch. Also returns the starts.
 fn search(
     policy: StartSearchPolicy,
     deaths: u32,

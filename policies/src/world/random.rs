@@ -1,16 +1,16 @@
-//! Random numbers that are the same on every machine. Never for secrets.
+//! Reproducible random numbers, equal on every machine. Never for secrets.
 
-/// The generator `SplitMix64` (Steele, Lea, Flood 2014): small, fast, and good enough for made-up worlds.
+/// The generator `SplitMix64` (Steele, Lea, Flood 2014): small, fast, and sufficient for simulated worlds.
 #[derive(Clone, Debug)]
 pub struct SplitMix(u64);
 
 impl SplitMix {
-    /// The same seed gives the same numbers.
+    /// Creates a generator; equal seeds give equal numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
+    /// Returns 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
@@ -19,34 +19,34 @@ impl SplitMix {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 to below 1.
+    /// Returns a number from 0 to below 1.
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// From `low` to below `high`.
+    /// Returns a number from `low` to below `high`.
     pub fn between(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.unit()
     }
 
-    /// From 0 to below `end`; 0 when `end` is 0.
+    /// Returns a number from 0 to below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
         // The bias is below end / 2^64.
         self.bits().checked_rem(end).unwrap_or(0)
     }
 
-    /// True in this share of the cases.
+    /// Returns true with this probability.
     pub fn chance(&mut self, share: f64) -> bool {
         self.unit() < share
     }
 
-    /// Exponentially distributed.
+    /// Returns an exponentially distributed number.
     pub(crate) fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }
 
-    /// Normally distributed with mean 0 and deviation 1 (Box and Muller).
+    /// Returns a normally distributed number with mean 0 and deviation 1 (Box and Muller).
     pub fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.unit()).cos()

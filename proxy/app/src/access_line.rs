@@ -1,4 +1,4 @@
-//! How a line of the access log is spelled. Each request has one, so nothing here goes through a formatter that can do
+//! Formats a line of the access log. Each request has one, so nothing here uses a formatter that can do
 //! more than is needed.
 
 use std::io::Write as _;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::Version;
 use warden_gateway::Record;
 
-/// A line for our log.
+/// Writes a line to our log.
 pub(crate) fn trace(record: &Record) {
     tracing::info!(
         target: "access",
@@ -81,7 +81,7 @@ pub(crate) fn spell(record: &Record, now: &[u8], json: bool) -> Vec<u8> {
     line.end()
 }
 
-/// Milliseconds. Whole microseconds: more digits are noise.
+/// Milliseconds, rounded to whole microseconds: more digits are noise.
 fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
@@ -124,7 +124,7 @@ impl Line {
         }
     }
 
-    /// A word of ours, or a method, of bounded length: none has anything that would need a mask.
+    /// A word of ours, or a method, of bounded length: contains nothing to escape.
     fn word(&mut self, name: &str, word: &str) {
         self.name(name);
         self.mark();
@@ -132,7 +132,7 @@ impl Line {
         self.mark();
     }
 
-    /// Around what is a text in JSON and needs no quotes in a line.
+    /// A quote in JSON, nothing in text.
     fn mark(&mut self) {
         if self.json {
             self.out.push(b'"');
@@ -142,7 +142,7 @@ impl Line {
     fn quoted(&mut self, name: &str, text: &str) {
         self.name(name);
         let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
-        // Writing to memory does not fail, and a text always has a spelling.
+        // Writing to memory does not fail, and a text can always be serialized.
         if text.bytes().all(is_plain) {
             self.out.push(b'"');
             self.out.extend_from_slice(text.as_bytes());

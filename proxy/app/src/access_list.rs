@@ -1,4 +1,4 @@
-//! The access list of a file beside its mode (POSIX.1e).
+//! Reads the access list of a file, which extends its mode (POSIX.1e).
 
 use std::io;
 use std::path::Path;
@@ -6,13 +6,13 @@ use std::path::Path;
 use rustix::fs::getxattr;
 use rustix::io::Errno;
 
-/// The extended attribute that holds it.
+/// The extended attribute with the access list.
 pub(crate) const ATTRIBUTE: &str = "system.posix_acl_access";
 
 /// The access list of a file, if it has one.
 ///
 /// # Errors
-/// The file cannot be asked.
+/// The file cannot be read.
 pub(crate) fn access_list(path: &Path) -> io::Result<Option<Vec<u8>>> {
     // The kernel's limit for any such attribute.
     let mut list = vec![0; 64 << 10];

@@ -1,13 +1,14 @@
-//! One line for each request: as a part of our log, or in a file of its own. It has names, numbers and addresses; never a
-//! prompt, an answer or a key.
+//! The access log, one line for each request: part of our log, or a file of its own. The lines have names,
+//! numbers and addresses; never a prompt, an answer or a key.
 //!
 //! ```text
-//!   log.access = ""       record -> tracing, target `access` -> standard error     (`log.level` decides, `access=off`)
-//!   log.access = "FILE"   record -> line -> [bounded queue] -> thread -> FILE      (whatever `log.level` says)
+//!   log.access = ""       record -> tracing, target `access` -> standard error   (filtered by `log.level`)
+//!   log.access = "FILE"   record -> line -> [bounded queue] -> thread -> FILE    (independent of
+//!   `log.level`)
 //! ```
 //!
-//! SIGHUP opens the file anew, for whoever has renamed it. What cannot be written there (a full disk) is counted, told once
-//! in our log, and shown in `status` and metrics.
+//! SIGHUP reopens the file, which may have been renamed. Lines that cannot be written (a full disk) are
+//! counted, reported once in our log, and shown in `status` and metrics.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -26,12 +27,12 @@ use crate::exit::Failure;
 use crate::log_writer::{LogWriter, Trouble};
 use crate::sync::lock;
 
-/// The lines hold addresses of clients: not for everybody.
+/// The lines have addresses of clients, so they are not readable by everybody.
 const MODE: u32 = 0o640;
-/// At the end of the process: longer than any disk needs.
+/// Limit of the last writes of the process, longer than any working disk needs.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// Where the lines go. Cheap to clone.
+/// Writes the access log. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct AccessLog(Option<Arc<OwnFile>>);
 
@@ -59,18 +60,18 @@ fn open(path: &Path) -> io::Result<File> {
     append::open(path, MODE)
 }
 
-/// What is shown of it.
+/// State of the log for `status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AccessLogView {
     pub(crate) path: PathBuf,
-    /// Lines that are missing in it.
+    /// Lines that are missing in the file.
     pub(crate) lost: u64,
     /// Why it cannot be written now.
     pub(crate) failing: Option<String>,
 }
 
 impl AccessLog {
-    /// A file of its own, or none.
+    /// Opens the log's own file, if it has one.
     pub(crate) fn start(path: Option<&Path>, log: &Log) -> Result<Self, Failure> {
         let Some(path) = path else { return Ok(Self(None)) };
         let failed = |error: io::Error| {
@@ -98,7 +99,7 @@ impl AccessLog {
         Ok(Self(Some(Arc::new(OwnFile { path: path.to_owned(), json: log.format == "json", file, writer }))))
     }
 
-    /// One that has no file of its own.
+    /// A log without its own file.
     #[cfg(test)]
     pub(crate) fn none() -> Self {
         Self(None)
@@ -109,13 +110,13 @@ impl AccessLog {
         self.0.as_ref().map_or(0, |own| own.writer.lost())
     }
 
-    /// How it is; nothing if it has no file of its own.
+    /// State of the log; `None` if it has no file of its own.
     pub(crate) fn view(&self) -> Option<AccessLogView> {
         let own = self.0.as_ref()?;
         Some(AccessLogView { path: own.path.clone(), lost: own.writer.lost(), failing: own.writer.failing() })
     }
 
-    /// Opens the file anew. If that fails, the old one goes on.
+    /// Reopens the file. If that fails, the old one stays in use.
     pub(crate) fn reopen(&self) {
         let Some(own) = &self.0 else { return };
         own.writer.flush(FLUSH);
@@ -134,13 +135,13 @@ impl AccessLog {
         }
     }
 
-    /// A request has ended.
+    /// Writes the line of an ended request.
     pub(crate) fn write(&self, record: &Record) {
         match &self.0 {
             None => access_line::trace(record),
             Some(own) => {
                 let line = access_line::spell(record, &clock::now_exact(), own.json);
-                // It cannot fail: the queue takes it, or counts it as lost.
+                // Cannot fail: the queue takes the line, or counts it as lost.
                 drop(own.writer.clone().write_all(&line));
             }
         }
@@ -170,7 +171,7 @@ mod tests {
         access.flush();
         let lines = |path: &Path| std::fs::read_to_string(path).unwrap().lines().count();
         assert_eq!((lines(&renamed), lines(&path)), (1, 2));
-        // What a killed instance has left of a line is a line of its own.
+        // The half line of a killed instance becomes a line of its own.
         std::fs::write(&path, "whole\nha").unwrap();
         let access = AccessLog::start(Some(&path), &log).unwrap();
         access.write(&record());

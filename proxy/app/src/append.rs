@@ -1,7 +1,7 @@
-//! Files of lines that several instances append to, one after the other.
+//! Opens files of lines that several instances append to, one after the other.
 //!
-//! A process that is killed in the middle of a write leaves half a line. It stays, because it is somebody's data; whoever opens the
-//! file next ends it, so that no later line becomes a part of it.
+//! A process that is killed in the middle of a write leaves half a line. The half line is kept, because it
+//! may be useful. The next program that opens the file ends it, so that no later line becomes a part of it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -11,7 +11,7 @@ use std::path::Path;
 /// Opens a file to append whole lines to; a new one gets this mode.
 ///
 /// # Errors
-/// It cannot be opened, or what is torn in it cannot be ended.
+/// The file cannot be opened, or its torn line cannot be ended.
 pub(crate) fn open(path: &Path, mode: u32) -> io::Result<File> {
     let mut file = OpenOptions::new().create(true).append(true).mode(mode).open(path)?;
     if ends_torn(path, &file)? {
@@ -20,7 +20,8 @@ pub(crate) fn open(path: &Path, mode: u32) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether the last line has no end. A device or a pipe has no last line, and what we may not read is left as it is.
+/// Returns true if the last line has no end. A device or a pipe has no last line, and an unreadable file is
+/// left as it is.
 fn ends_torn(path: &Path, file: &File) -> io::Result<bool> {
     let facts = file.metadata()?;
     if !facts.is_file() || facts.len() == 0 {

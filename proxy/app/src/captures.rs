@@ -1,5 +1,5 @@
-//! The last requests of models whose requests are recorded (`record_requests`), as they were recorded: without what they say. For an operator who
-//! looks at one request; in memory alone, and gone with the instance.
+//! The latest requests of models with `record_requests`, as recorded, that is without their texts. For an
+//! operator who inspects one request; in memory only, and lost when the instance ends.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -8,25 +8,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::sync::lock;
 
-/// Requests that are kept, of all models together.
+/// Limit of kept requests of all models together.
 const MOST: usize = 100;
-/// Bytes of one that are kept; what is longer is cut.
+/// Limit in bytes of one request; the rest is cut.
 const LONGEST: usize = 64 << 10;
-/// Bytes that all of them have together.
+/// Limit in bytes of all requests together.
 const ALL: usize = 2 << 20;
 
-/// A request as it was recorded.
+/// A recorded request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Capture {
     /// Its `X-Request-Id`.
     pub(crate) id: String,
-    /// A line of JSON with method, path and redacted body, or the beginning of it.
+    /// A line of JSON with method, path and redacted body, possibly cut.
     pub(crate) line: String,
-    /// Bytes of the line in all.
+    /// Length of the uncut line in bytes.
     pub(crate) bytes: usize,
 }
 
-/// The last ones. Cheap to clone.
+/// The latest recorded requests. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Captures(Arc<Mutex<Kept>>);
 
@@ -37,7 +37,7 @@ struct Kept {
 }
 
 impl Captures {
-    /// Keeps one more, in the place of the oldest where that is needed.
+    /// Adds a request; beyond the limits the oldest ones are dropped.
     pub(crate) fn keep(&self, id: &str, line: &str) {
         let mut end = line.len().min(LONGEST);
         while !line.is_char_boundary(end) {
@@ -53,18 +53,18 @@ impl Captures {
         }
     }
 
-    /// The last one of this request, if it is still there.
+    /// The latest request with this id, if it is still kept.
     pub(crate) fn of(&self, id: &str) -> Option<Capture> {
         lock(&self.0).all.iter().rev().find(|one| one.id == id).cloned()
     }
 
-    /// Of which requests there are some.
+    /// Ids of the kept requests.
     pub(crate) fn ids(&self) -> Vec<String> {
         lock(&self.0).all.iter().map(|one| one.id.clone()).collect()
     }
 }
 
-/// Bytes that one holds. An id is a client's own, and bounded where it was read.
+/// Bytes counted for one request. The gateway bounds the id, which a client chooses.
 fn cost(one: &Capture) -> usize {
     one.line.len() + one.id.len()
 }

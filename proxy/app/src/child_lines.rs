@@ -1,5 +1,5 @@
-//! The lines of a llama-server in whose place we stand, as it wrote them: what reads the log of the one must be able to
-//! read that of the other. Everything else is written as always.
+//! Logs the lines of a llama-server that we stand in for exactly as it wrote them, so that programs that
+//! read its log can read ours. All other lines are formatted as usual.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Writes the children's lines bare, and leaves the others to `F`.
+/// Writes the children's lines unchanged, and formats the others with `F`.
 pub(crate) struct Bare<F>(pub(crate) F);
 
 impl<S, N, F> FormatEvent<S, N> for Bare<F>
@@ -34,7 +34,7 @@ where
     }
 }
 
-/// Writes the message and nothing else of an event.
+/// Writes only the message of an event.
 struct Message<'a>(fmt::Result, Writer<'a>);
 
 impl Visit for Message<'_> {

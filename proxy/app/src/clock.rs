@@ -1,4 +1,4 @@
-//! Wall-clock time, for people: it is printed, and compared only with what was printed before.
+//! Wall-clock time, for people: it is printed, and compared only with printed times.
 
 use std::cell::Cell;
 
@@ -10,7 +10,7 @@ pub(crate) fn now_text() -> String {
     now.round(jiff::Unit::Second).unwrap_or(now).to_string()
 }
 
-/// That many milliseconds after 1970, RFC 3339 in UTC with seconds.
+/// Milliseconds since 1970 as RFC 3339 in UTC with seconds.
 pub(crate) fn text_of_unix_ms(ms: u64) -> String {
     let time = i64::try_from(ms / 1000).ok().and_then(|second| Timestamp::from_second(second).ok());
     time.unwrap_or(Timestamp::MAX).to_string()
@@ -22,12 +22,12 @@ pub(crate) fn minute() -> u16 {
     u16::try_from(i32::from(now.hour()) * 60 + i32::from(now.minute())).unwrap_or(0)
 }
 
-/// Now, for comparing with times that were written.
+/// Now, to compare with printed times.
 pub(crate) fn now() -> Timestamp {
     Timestamp::now()
 }
 
-/// Now, RFC 3339 in UTC with microseconds, as ASCII. Cheap: each thread spells a second only once.
+/// Now, RFC 3339 in UTC with microseconds, as ASCII. Cheap: each thread formats a second only once.
 pub(crate) fn now_exact() -> [u8; 27] {
     thread_local! {
         static LAST: Cell<(i64, [u8; 27])> = const { Cell::new((i64::MIN, *b"0000-00-00T00:00:00.000000Z")) };
@@ -40,7 +40,7 @@ pub(crate) fn now_exact() -> [u8; 27] {
 }
 
 fn spelled(now: Timestamp) -> [u8; 27] {
-    // Until the year 9999 it has 27 characters.
+    // 27 characters until the year 9999.
     format!("{now:.6}").into_bytes().try_into().unwrap_or(*b"9999-12-31T23:59:59.999999Z")
 }
 

@@ -1,8 +1,8 @@
-//! The events of this and former instances, a line of JSON each, in `events.jsonl` of the state directory: for
-//! `llama-warden history`. Replacements are in the ledger, and so not here.
+//! The file `events.jsonl` of the state directory: events of this and former instances, a line of JSON
+//! each, for `llama-warden history`. Replacements are in the ledger, and so not here.
 //!
-//! Bounded: when the file is full it becomes `events.jsonl.1`, in the place of the one before. Secrets are not written. What
-//! cannot be written is told once and missing; nothing else depends on it.
+//! Bounded: a full file becomes `events.jsonl.1` and replaces the previous one. Secrets are not written. A
+//! failure to write is logged once, and its events are missing; nothing else depends on it.
 
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -14,13 +14,14 @@ use warden_supervisor::{Event, EventKind, StateKind, StateWriter};
 
 use crate::append;
 
-/// Its name in the state directory.
+/// Name of the file in the state directory.
 const NAME: &str = "events.jsonl";
-/// The name of the one before.
+/// Name of the previous file.
 const BEFORE: &str = "events.jsonl.1";
-/// Some 50,000 events, twice: years of a healthy fleet, days of one that crashes all the time.
+/// Limit of each file in bytes: some 50,000 events, years of a healthy fleet, days of one that crashes all
+/// the time.
 const MOST: u64 = 16 << 20;
-/// They have names of models and words of llama-server: not for everybody.
+/// The file has names of models and output of llama-server, so it is not readable by everybody.
 const MODE: u32 = 0o640;
 
 /// The files in a state directory, oldest first.
@@ -28,7 +29,7 @@ pub(crate) fn files(state: &Path) -> [PathBuf; 2] {
     [state.join(BEFORE), state.join(NAME)]
 }
 
-/// The file that events of this instance are appended to.
+/// Appends the events of this instance.
 #[derive(Debug)]
 pub(crate) struct EventsFile {
     state: PathBuf,
@@ -37,12 +38,12 @@ pub(crate) struct EventsFile {
 }
 
 impl EventsFile {
-    /// In a state directory, for the process `pid`.
+    /// The file in a state directory, for the process `pid`.
     pub(crate) fn new(state: &Path, pid: u32) -> Self {
         Self { state: state.to_owned(), pid, most: MOST }
     }
 
-    /// Has an event written. What cannot be written is missing, and counted by the writer.
+    /// Queues an event for writing. The writer counts events that cannot be written.
     pub(crate) fn keep(self: &Arc<Self>, event: &Event, writer: &StateWriter) {
         if let Some(line) = self.line(event) {
             let own = Arc::clone(self);
@@ -50,7 +51,7 @@ impl EventsFile {
         }
     }
 
-    /// An event as it is written; `None` for those that are in the ledger.
+    /// The line of an event; `None` for those that are in the ledger.
     fn line(&self, event: &Event) -> Option<String> {
         let is_there = matches!(
             event.kind,
@@ -72,13 +73,13 @@ impl EventsFile {
         if full {
             self.put_aside(&path)?;
         }
-        // Opened each time: another instance of this directory may have put it aside.
+        // Opened each time: another instance with this directory may have renamed it.
         let mut file = append::open(&path, MODE)?;
-        // One write, so that lines of two instances do not mix.
+        // A single write, so that lines of two instances do not mix.
         file.write_all(line.as_bytes())
     }
 
-    /// Replaces the file before, if that is one of ours.
+    /// Renames the full file over the previous one, if that is one of ours.
     fn put_aside(&self, path: &Path) -> io::Result<()> {
         let before = self.state.join(BEFORE);
         if before.exists() && !begins_with_an_event(&before) {

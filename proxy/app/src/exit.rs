@@ -1,14 +1,14 @@
-//! Why a command failed, and with which exit code: the one place that maps errors to codes.
+//! Errors of commands, and their exit codes: the one place that maps errors to codes.
 //!
 //! | code | meaning |
 //! |---|---|
-//! | 0 | it did what was asked |
-//! | 1 | it could not: a build failed, a port is taken, no instance runs |
-//! | 2 | it was asked wrongly: configuration or usage |
-//! | 3 | a patch set is refused for a source, or not verified there; `diagnose` found a leak; `--against`: the new build is worse; a canary that was watched was worse |
-//! | 4 | `diagnose` saw the server crash under a workload, whether or not memory leaks besides |
-//! | 5 | `diagnose` had too few readings to say whether anything leaks, or a memory may leak; `--between` found no single commit; `--against` cannot tell; nor was it known of a canary |
-//! | 130 | it was interrupted; `diagnose` has shown what it knew by then |
+//! | 0 | success |
+//! | 1 | failure: a build failed, a port is taken, no instance runs |
+//! | 2 | invalid configuration or usage |
+//! | 3 | a patch set is refused for a source, or not verified there; `diagnose` found a leak; `--against`: the new build is worse; a watched canary was worse |
+//! | 4 | `diagnose` saw the server crash under a workload, whether or not memory leaks as well |
+//! | 5 | `diagnose` had too few readings for a verdict, or a memory may leak; `--between` found no single commit; `--against` or a watched canary gave no verdict |
+//! | 130 | interrupted; `diagnose` has shown its results until then |
 
 use std::process::ExitCode;
 
@@ -26,9 +26,9 @@ pub(crate) const REFUSED: u8 = 3;
 pub(crate) const LEAKS: u8 = 3;
 /// Exit code for a server that crashed under a workload.
 pub(crate) const CRASHES: u8 = 4;
-/// Exit code for an experiment that was too short to say anything, or left open whether a memory leaks.
+/// Exit code for an experiment that was too short for a verdict, or left open whether a memory leaks.
 pub(crate) const TOO_FEW: u8 = 5;
-/// Exit code after an interrupt, as shells have it: 128 and the number of SIGINT.
+/// Exit code after an interrupt, as in shells: 128 plus the number of SIGINT.
 pub(crate) const INTERRUPTED: u8 = 130;
 /// Exit code for everything else.
 pub(crate) const FAILURE: u8 = 1;
@@ -36,49 +36,49 @@ pub(crate) const FAILURE: u8 = 1;
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// The configuration is wrong.
+    /// Invalid configuration.
     #[error(transparent)]
     Config(#[from] Problems),
-    /// The command was used wrongly.
+    /// Invalid usage.
     #[error("{message}")]
     Usage { message: String, hint: String },
-    /// It was asked rightly and could not be done.
+    /// A valid command that could not be carried out.
     #[error("{message}")]
     Failed {
-        /// What could not be done to which thing.
+        /// The failed action and its object.
         message: String,
-        /// The cure, if there is one to tell.
+        /// The remedy, if there is one.
         hint: Option<String>,
     },
-    /// A patch set does not fit a source, or nobody has looked whether it does.
+    /// A patch set does not fit a source, or is not verified there.
     #[error("{message}")]
     Refused { message: String, hint: String },
-    /// Somebody wanted it to end.
+    /// The user interrupted the command.
     #[error("{message}")]
     Interrupted { message: String },
-    /// The output says it all; only the exit code is left to give.
+    /// The output says everything; only the exit code is left.
     #[error("exit code {code}")]
     Told { code: u8 },
-    /// Whoever read our output has left; there is nobody to tell.
+    /// The reader of our output has closed it, so nothing can be reported.
     #[error("the output was closed")]
     Pipe,
 }
 
 impl Failure {
-    /// It was ended, and has told what there was to tell.
+    /// Interrupted, after all results were shown.
     pub(crate) const INTERRUPTED: Self = Self::Told { code: INTERRUPTED };
 
-    /// A wrong use, with its cure.
+    /// Invalid usage, with its remedy.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Usage { message: message.into(), hint: hint.into() }
     }
 
-    /// A failure without a cure to tell.
+    /// A failure without a remedy.
     pub(crate) fn failed(message: impl Into<String>) -> Self {
         Self::Failed { message: message.into(), hint: None }
     }
 
-    /// A failure with its cure.
+    /// A failure with its remedy.
     pub(crate) fn hinted(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Failed { message: message.into(), hint: Some(hint.into()) }
     }
@@ -93,7 +93,7 @@ impl Failure {
         }
     }
 
-    /// The lines that tell it: `error:` and, where there is a cure, `hint:`.
+    /// The lines of the report: `error:` and, where there is a remedy, `hint:`.
     pub(crate) fn lines(&self) -> Vec<String> {
         match self {
             Self::Config(problems) => problems.lines(),
@@ -106,10 +106,10 @@ impl Failure {
         }
     }
 
-    /// Tells it on standard error and returns the exit code.
+    /// Reports on standard error and returns the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         for line in self.lines() {
-            // It may quote what a server said, or a part of the configuration.
+            // The text may quote the output of a server, or a part of the configuration.
             out::error_line(&secrets::text(&line));
         }
         ExitCode::from(self.code())
@@ -128,7 +128,7 @@ impl From<FleetError> for Failure {
             FleetError::DuplicateName { .. } | FleetError::NoReplicas(_) | FleetError::SocketPath { .. } => {
                 Self::usage(error.to_string(), "")
             }
-            // The state directory is the operator's choice: unwritable is a matter of configuration.
+            // The operator chooses the state directory, so an unwritable one counts as configuration.
             FleetError::StateDir { .. } | FleetError::RuntimeDir { .. } => Self::usage(error.to_string(), ""),
             FleetError::ShuttingDown | FleetError::NoThread(_) => Self::failed(error.to_string()),
         }
@@ -159,7 +159,7 @@ impl From<warden_patches::Error> for Failure {
     }
 }
 
-/// A panic is a bug of ours: one line and how to report it, instead of a stack trace.
+/// A panic is a bug of ours: prints one line and how to report it, instead of a stack trace.
 pub(crate) fn install_panic_hook() {
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));

@@ -1,5 +1,5 @@
-//! Our log where it goes to the journal: each event is an entry with its fields (`MODEL=`, `GENERATION=`, …), so that
-//! `journalctl MODEL=chat` and `journalctl -p warning` find what they are asked for.
+//! Writes our log to the systemd journal: each event is an entry with its fields (`MODEL=`, `GENERATION=`,
+//! …), so that `journalctl MODEL=chat` and `journalctl -p warning` find it.
 //!
 //! ```text
 //!   event --a line--> [bounded queue of `log_writer`] --> its thread: a datagram for each line --> journald
@@ -7,8 +7,9 @@
 //!                                                                       └─> standard error, `<PRIORITY>text`
 //! ```
 //!
-//! The thread of the log writes here, too: whoever logs never waits for journald. In the queue an entry is one line, its fields with a
-//! separator between them, the message last. The format of the datagrams: <https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>.
+//! The thread of the log writes here, so no other thread waits for journald. In the queue an entry is one
+//! line: its fields with separators between them, the message last. The format of the datagrams:
+//! <https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>.
 
 use std::ffi::OsStr;
 use std::fmt::{self, Write as _};
@@ -22,17 +23,17 @@ use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Where journald listens.
+/// Socket of journald.
 const SOCKET: &str = "/run/systemd/journal/socket";
-/// Between two fields of a line, and in the place of a line's end within a value.
+/// Separator of fields in a line. [`LINE`] replaces a line's end within a value.
 const FIELD: char = '\u{1f}';
 const LINE: char = '\u{1e}';
-/// Of one value. A datagram has to fit into the buffer of a socket, 208 KiB by default.
+/// Limit of one value in bytes. A datagram has to fit into the buffer of a socket, 208 KiB by default.
 const MOST: usize = 32 * 1024;
-/// Names that mean something to journald, or that we write ourselves.
+/// Names with a meaning to journald, or written by ourselves.
 const TAKEN: [&str; 6] = ["MESSAGE", "MESSAGE_ID", "PRIORITY", "TARGET", "ERRNO", "DOCUMENTATION"];
 
-/// The way to journald.
+/// Sends entries to journald.
 #[derive(Debug)]
 pub(crate) struct Journal {
     from: UnixDatagram,
@@ -40,8 +41,8 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// If our standard error is the journal and journald listens. `stream`: the variable by which a manager tells what it connected
-    /// standard error to, `JOURNAL_STREAM`.
+    /// Opens journald's socket, if our standard error is the journal. `stream`: the variable
+    /// `JOURNAL_STREAM`, in which a service manager names what it connected standard error to.
     pub(crate) fn here(stream: Option<&OsStr>) -> Option<Self> {
         let own = rustix::fs::fstat(io::stderr()).ok()?;
         let is_own = stream?.to_str()? == format!("{}:{}", own.st_dev, own.st_ino);
@@ -60,7 +61,7 @@ impl Write for Journal {
         let end = lines.iter().position(|&byte| byte == b'\n');
         let line = String::from_utf8_lossy(&lines[..end.unwrap_or(lines.len())]);
         if self.from.send_to(&datagram(&line), &self.to).is_err() {
-            // journald is not there at the moment, but who reads our standard error in its place may be.
+            // journald is unavailable now, but another program may read our standard error.
             let (priority, message) = plain(&line);
             writeln!(io::stderr().lock(), "<{priority}>{message}")?;
         }
@@ -72,12 +73,12 @@ impl Write for Journal {
     }
 }
 
-/// An entry as journald takes it.
+/// A datagram of journald's protocol.
 fn datagram(line: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(line.len() + 64);
     let fields = || line.split(FIELD).filter_map(|field| field.split_once('='));
     if !line.contains(FIELD) {
-        // What the queue says of itself.
+        // A line of the queue itself, without fields.
         put(&mut out, "PRIORITY", "4");
         put(&mut out, "MESSAGE", line);
         return out;
@@ -110,7 +111,7 @@ fn plain(line: &str) -> (&str, String) {
     (value("PRIORITY").unwrap_or("4"), value("MESSAGE").unwrap_or(line).replace(LINE, " "))
 }
 
-/// Writes events as lines of the queue.
+/// Formats events as lines of the queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entries;
 
@@ -140,7 +141,7 @@ where
             "PRIORITY={priority}{FIELD}SYSLOG_IDENTIFIER=llama-warden{FIELD}TARGET={target}{FIELD}"
         )?;
         writer.write_str(&fields.named)?;
-        // Somebody reads the message alone.
+        // The message alone must be understandable.
         write!(writer, "MESSAGE={target}:")?;
         if !fields.message.is_empty() {
             write!(writer, " {}", fields.message)?;
@@ -152,9 +153,9 @@ where
 #[derive(Default)]
 struct Fields {
     message: String,
-    /// As fields of the entry.
+    /// Fields of the entry.
     named: String,
-    /// As text behind the message.
+    /// The same as text after the message.
     beside: String,
 }
 
@@ -181,7 +182,7 @@ impl Fields {
             .map(|char| if char.is_ascii_alphanumeric() { char.to_ascii_uppercase() } else { '_' })
             .collect();
         if !name.starts_with('_') && !name.starts_with("SYSLOG_") && !TAKEN.contains(&name.as_str()) {
-            // Lines of children have it as it is shown, `g7`: as a field it is a number everywhere.
+            // Lines of children have the shown form, `g7`: as a field it is always a number.
             let value = if name == "GENERATION" { value.trim_start_matches('g') } else { &value };
             let _infallible = write!(self.named, "{name}={value}{FIELD}");
         }

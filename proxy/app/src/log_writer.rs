@@ -1,14 +1,14 @@
-//! The way of log lines to standard error or a file: through a thread of its own, so that a reader that stops reading stops no
-//! request.
+//! Writes log lines to standard error or a file on a thread of its own, so that a reader that stops reading
+//! delays no request.
 //!
 //! ```text
 //!   any task --push--> [bounded queue] --> thread: gathers for a moment --one write--> standard error
-//!               |  full: counted, and told when there is room again
+//!               |  full: counted, and reported when there is room again
 //! ```
 //!
-//! Only the first line after a rest wakes the thread. What comes while it gathers costs no system call, so that a line
-//! for each request does not show in what requests cost. What cannot be written (a full disk) is counted, and its owner is
-//! told when that begins and when it ends.
+//! Only the first line after a rest wakes the thread. Lines that come while it gathers cost no system call,
+//! so that a line for each request does not slow requests. Lines that cannot be written (a full disk) are
+//! counted, and the owner is notified of the first and of the last one.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,30 +19,31 @@ use crate::sync::lock;
 use tokio::time::Instant;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// How long lines are gathered: nobody who reads a log notices, and thousands of lines go out in one write.
+/// Time in which lines are gathered: too short for a reader to notice, and thousands of lines go out in one
+/// write.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// A disk that is full comes and goes with each file that somebody removes: one line about it in this time is enough.
+/// Least time between two reports of trouble: a full disk comes and goes with each removed file.
 const TELL_AGAIN: Duration = Duration::from_secs(60);
 
-/// A burst may need more; then the memory goes back.
+/// Bytes that the buffer keeps. A burst may need more, which is freed afterwards.
 const KEPT_BYTES: usize = 64 * 1024;
 
-/// Takes lines and never waits for their reader. Cheap to clone.
+/// Queues lines and never waits for their reader. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct LogWriter(Arc<Shared>);
 
-/// What its owner is told.
+/// Report to the owner.
 pub(crate) enum Trouble<'a> {
     /// Lines cannot be written any more.
     Began(&'a io::Error),
-    /// They can again; so many are missing in all.
+    /// Lines can be written again; the number of lines that are missing in all.
     Ended(u64),
 }
 
 struct Shared {
     capacity: usize,
-    /// Lines that are missing: not taken, or not written.
+    /// Lines that are missing: not queued, or not written.
     lost: AtomicU64,
     /// Why lines cannot be written now.
     failing: Mutex<Option<String>>,
@@ -56,11 +57,11 @@ struct Queue {
     lines: usize,
     bytes: Vec<u8>,
     lost: u64,
-    /// The thread waits for the first line.
+    /// True if the thread waits for the first line.
     rests: bool,
-    /// Somebody waits for all of it to be written.
+    /// True if a flush waits.
     hurry: bool,
-    /// The thread has taken lines that it has not written yet.
+    /// True if the thread has taken lines that it has not written yet.
     writing: bool,
 }
 
@@ -96,7 +97,7 @@ impl LogWriter {
         Ok(Self(shared))
     }
 
-    /// Lines that are missing so far: not read in time, or not written.
+    /// Lines that are missing so far: not queued, or not written.
     pub(crate) fn lost(&self) -> u64 {
         self.0.lost.load(Ordering::Relaxed)
     }
@@ -106,7 +107,7 @@ impl LogWriter {
         lock(&self.0.failing).clone()
     }
 
-    /// Waits until everything that was taken so far is written, or until `timeout`.
+    /// Waits until all lines queued so far are written, or until `timeout`.
     pub(crate) fn flush(&self, timeout: Duration) {
         let mut queue = self.0.lock();
         queue.hurry = true;
@@ -116,13 +117,13 @@ impl LogWriter {
     }
 }
 
-/// Where the lines go in the end.
+/// Output of the thread.
 struct End<W, T> {
     out: W,
     tell: T,
-    /// The last line was cut short.
+    /// True if the last line was cut short.
     torn: bool,
-    /// When trouble was told last.
+    /// Time of the last report of trouble.
     told: Option<Instant>,
 }
 
@@ -152,10 +153,10 @@ impl<W: Write, T: FnMut(Trouble<'_>)> End<W, T> {
         }
     }
 
-    /// Writes all of it; `done` is how much that was when it fails.
+    /// Writes all lines; `done` is the number of bytes written if that fails.
     fn pass(&mut self, lines: &[u8], done: &mut usize) -> io::Result<()> {
         if self.torn {
-            // Half a line stands there: what comes must not be joined to it.
+            // Ends the half line, so that the next one is not joined to it.
             self.out.write_all(b"\n")?;
             self.torn = false;
         }
@@ -171,7 +172,7 @@ impl<W: Write, T: FnMut(Trouble<'_>)> End<W, T> {
     }
 }
 
-/// Writes what is there, or what comes next. `spare` is the buffer that is filled meanwhile.
+/// Writes the queued lines, or waits for some. `spare` is the buffer that is filled meanwhile.
 fn write_next<W: Write, T: FnMut(Trouble<'_>)>(shared: &Shared, spare: &mut Vec<u8>, end: &mut End<W, T>) {
     let mut queue = shared.lock();
     while queue.lines == 0 {
@@ -202,13 +203,13 @@ fn write_next<W: Write, T: FnMut(Trouble<'_>)>(shared: &Shared, spare: &mut Vec<
 }
 
 impl Write for LogWriter {
-    /// One call is one line: the formatter hands over whole ones.
+    /// Each call has one line: the formatter writes whole lines.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut queue = self.0.lock();
         if queue.lines < self.0.capacity {
             queue.bytes.extend_from_slice(line);
             queue.lines += 1;
-            // Half of the room is used: it need not gather any longer.
+            // At half of the capacity the thread stops gathering.
             let wakes = std::mem::take(&mut queue.rests) || queue.lines == self.0.capacity / 2;
             drop(queue);
             if wakes {
@@ -261,7 +262,7 @@ mod tests {
         }
     }
 
-    /// Tells that it was asked to write, and writes when the gate is gone.
+    /// Reports each write, and blocks until the gate is dropped.
     struct Gated {
         kept: Kept,
         asked: Sender<()>,
@@ -313,7 +314,7 @@ mod tests {
         assert_eq!(writer.lost(), 2);
     }
 
-    /// A disk with so many bytes left.
+    /// A disk with this number of bytes left.
     #[derive(Clone)]
     struct Disk(Kept, Arc<Mutex<usize>>);
 

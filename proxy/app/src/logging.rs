@@ -1,7 +1,8 @@
-//! Our own log, on standard error: text for people, JSON for programs, or entries where that is the journal ([`crate::journal`]).
+//! Sets up our own log on standard error: text for people, JSON for programs, or entries of the journal
+//! ([`crate::journal`]).
 //!
-//! Targets: `access` has one line per request, `event` one per event of the fleet, `llama_server` the output of the
-//! children; everything else is under the name of its crate.
+//! Targets: `access` has one line per request, `event` one per event of the fleet, `llama_server` the
+//! output of the children; everything else is under the name of its crate.
 
 use std::io;
 use std::sync::OnceLock;
@@ -15,19 +16,19 @@ use crate::exit::Failure;
 use crate::journal::{Entries, Journal};
 use crate::log_writer::LogWriter;
 
-/// At the end of the process: longer than any reader that reads needs.
+/// Limit of the last flush, longer than any reader needs that still reads.
 const FLUSH: Duration = Duration::from_secs(1);
 
 static WRITER: OnceLock<LogWriter> = OnceLock::new();
 
-/// Waits until what was logged is written, but not for a reader that has stopped reading.
+/// Waits until the log is written, but not for a reader that has stopped reading.
 pub(crate) fn flush() {
     if let Some(writer) = WRITER.get() {
         writer.flush(FLUSH);
     }
 }
 
-/// Whether the lines of the children are in our log.
+/// Returns true if the lines of the children are in our log.
 pub(crate) fn shows_children() -> bool {
     tracing::enabled!(target: "llama_server", tracing::Level::INFO)
 }
@@ -37,12 +38,12 @@ pub(crate) fn lost() -> u64 {
     WRITER.get().map_or(0, LogWriter::lost)
 }
 
-/// Starts logging, with the lines of the child as they are if we stand in its place. Only the first call in a process
-/// counts.
+/// Starts logging. `bare`: the lines of the child unchanged, if we stand in for it. Only the first call in
+/// a process counts.
 pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
     let mut filter =
         log_filter(&log.level).map_err(|problem| Failure::usage(format!("log.level: {problem}"), ""))?;
-    // The supervisor tells its events as they are, we tell them in sentences: once is enough.
+    // The supervisor logs raw events, which we log as sentences: once is enough.
     let silent = ["warden_supervisor::view::event=off"]
         .into_iter()
         .chain((!log.children).then_some("llama_server=off"));
@@ -54,7 +55,7 @@ pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
     let is_journal = journal.is_some();
     let out: Box<dyn io::Write + Send> =
         journal.map_or_else(|| Box::new(io::stderr()) as _, |journal| Box::new(journal) as _);
-    // Where our own log cannot be written there is no other place to say so but the metrics.
+    // Nothing to report trouble to: if our log cannot be written, only the metrics show it.
     let writer = LogWriter::start(log.buffered_lines, out, |_| ())
         .map_err(|problem| Failure::failed(format!("cannot start the thread of the log: {problem}")))?;
     let builder =
@@ -72,13 +73,13 @@ pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
             builder.try_init()
         }
     };
-    // Somebody has started logging before: theirs stays.
+    // An error means that logging was started before: that setup stays.
     drop(started);
     Ok(())
 }
 
-/// Whether lines have colours: for somebody who looks at them and has not said no (<https://no-color.org>: the variable
-/// `NO_COLOR`, whatever is in it but nothing).
+/// Returns true if lines have colours: on a terminal, unless the variable `NO_COLOR` is set and not empty
+/// (<https://no-color.org>).
 fn colours(terminal: bool, no_color: Option<std::ffi::OsString>) -> bool {
     terminal && no_color.is_none_or(|value| value.is_empty())
 }

@@ -1,4 +1,4 @@
-//! The one binary: its arguments, its exit code, and the main thread.
+//! The program: arguments, exit code, and the main thread.
 
 use std::process::ExitCode;
 
@@ -32,7 +32,8 @@ mod series;
 mod serve;
 mod sync;
 
-/// The C library's keeps what is freed in pieces too small to give back; docs/performance.md has both side by side.
+/// The C library's allocator keeps freed memory in pieces too small to give back; docs/performance.md
+/// compares both.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

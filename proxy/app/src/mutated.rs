@@ -1,9 +1,10 @@
-//! For tests of whatever reads what strangers wrote: a text with some of its bytes replaced, doubled, dropped, or moved.
+//! For tests of parsers of foreign input: texts with some of their bytes replaced, doubled, dropped, or
+//! moved.
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-/// Bytes that mean something to somebody.
+/// Bytes with a meaning in some format.
 const ODD: &[u8] = b"\r\n\t \0:;,#%&=+$'\"\\{}[]<>|!*-~.0\x7f\xc3\xff";
 
 /// One of these texts, with at most eight changes.
@@ -30,7 +31,7 @@ pub(crate) fn mutated(from: &'static [&'static str]) -> impl Strategy<Value = Ve
     })
 }
 
-/// The same as text, as programs read it that take no other bytes.
+/// [`mutated`] as text, for parsers that take only text.
 pub(crate) fn mutated_text(from: &'static [&'static str]) -> impl Strategy<Value = String> {
     mutated(from).prop_map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -1,7 +1,9 @@
-//! What the command line writes: the only module that prints. Results go to standard output, all else to standard error.
+//! Output of the command line: the only module that prints. Results go to standard output, all else to
+//! standard error.
 //!
-//! A name, or a line of a log, may be anybody's: a model's file has texts that llama-server prints. A terminal gets nothing of them that
-//! it would obey instead of showing it; files and programs get all of it as it is.
+//! A name or a line of a log may come from anywhere: a model's file has texts that llama-server prints. On
+//! a terminal, characters that it would obey instead of showing are replaced; files and programs get the
+//! text unchanged.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
@@ -10,12 +12,12 @@ use warden_policies::secrets;
 
 use crate::exit::Failure;
 
-/// A line of a result. Flushed, because programs wait for it.
+/// Prints a line of a result. Flushed, because programs wait for it.
 pub(crate) fn line(text: &str) -> Result<(), Failure> {
     write(&format!("{text}\n"))
 }
 
-/// Text of a result.
+/// Prints text of a result.
 pub(crate) fn write(text: &str) -> Result<(), Failure> {
     write_raw(&shown(text, io::stdout().is_terminal()))
 }
@@ -25,7 +27,7 @@ fn write_raw(text: &str) -> Result<(), Failure> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|_| Failure::Pipe)
 }
 
-/// As a terminal is to show it, if it is for one.
+/// Replaces unsafe characters, if the text is for a terminal.
 fn shown(text: &str, on_terminal: bool) -> Cow<'_, str> {
     if on_terminal && text.contains(is_obeyed) {
         Cow::Owned(text.replace(is_obeyed, "?"))
@@ -34,21 +36,23 @@ fn shown(text: &str, on_terminal: bool) -> Cow<'_, str> {
     }
 }
 
-/// Control characters of both sets, and what turns the direction of a line so that it looks like another one.
+/// Control characters of both sets, and those that change the direction of a line so that it looks like
+/// another one.
 fn is_obeyed(letter: char) -> bool {
     let turns = matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     turns || (letter.is_control() && !matches!(letter, '\n' | '\t'))
 }
 
-/// One line of words for a terminal, whoever wrote it.
+/// Makes one line of foreign text safe for a terminal.
 pub(crate) fn tame(line: &str) -> Cow<'_, str> {
     shown(line, true)
 }
 
-/// A result in the place of the last one: on a terminal alone on the screen, else behind it and an empty line.
+/// Prints a result that replaces the last one: on a terminal alone on the screen, else after it and an
+/// empty line.
 pub(crate) fn picture(text: &str) -> Result<(), Failure> {
     if io::stdout().is_terminal() {
-        // From the top, each line to its end, and what is left of the last picture below: no flicker.
+        // Writes from the top, clears each line to its end, and then the rest of the screen: no flicker.
         let text = tame(text);
         let lines: String = text.lines().flat_map(|line| [line, "\x1b[K\n"]).collect();
         return write_raw(&format!("\x1b[H{lines}\x1b[J"));
@@ -56,27 +60,27 @@ pub(crate) fn picture(text: &str) -> Result<(), Failure> {
     write(&format!("{text}\n"))
 }
 
-/// A result for programs, without secrets: it is kept and shown to others as any other.
+/// Prints a result for programs, without secrets: it may be kept and shared like any other.
 pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Failure> {
     let shown = serde_json::to_value(value).map(secrets::json);
     let text = shown.and_then(|shown| serde_json::to_string_pretty(&shown));
     line(&text.map_err(|error| Failure::failed(format!("cannot write the result as JSON: {error}")))?)
 }
 
-/// A line for people. If nobody reads it, nothing is lost.
+/// Prints a line for people. Errors are ignored: without a reader nothing is lost.
 pub(crate) fn error_line(text: &str) {
     let mut out = io::stderr().lock();
     let text = shown(text, out.is_terminal());
     drop(writeln!(out, "{text}"));
 }
 
-/// Text for people, as it is: progress on one line. Whoever has words of others in it makes them [`tame`].
+/// Prints text for people unchanged: progress on one line. Callers apply [`tame`] to foreign text.
 pub(crate) fn error_text(text: &str) {
     let mut out = io::stderr().lock();
     drop(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
 }
 
-/// Whether a person watches standard error.
+/// Returns true if standard error is a terminal.
 pub(crate) fn stderr_is_terminal() -> bool {
     io::stderr().is_terminal()
 }
@@ -101,7 +105,7 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// `1 probe`, `2 probes`.
+/// Count and noun: `1 probe`, `2 probes`.
 pub(crate) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

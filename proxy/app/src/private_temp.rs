@@ -1,5 +1,5 @@
-//! Temporary folders that only our user can enter. The `tempfile` crate leaves the mode to the umask, with which all users can usually
-//! read: what a tool writes about a server's memory has prompts in it.
+//! Temporary folders that only our user can enter. The `tempfile` crate leaves the mode to the umask, with
+//! which other users can usually read: files of tools about a server's memory contain prompts.
 
 use std::fs::Permissions;
 use std::io;
@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use tempfile::TempDir;
 
-/// Makes a folder of mode 0700 whose name begins like this.
+/// Creates a folder of mode 0700 whose name has this prefix.
 ///
 /// # Errors
 /// The temporary directory cannot be written to.

@@ -1,8 +1,9 @@
-//! `record_requests = "FILE"`: requests of a model, without what they say, for `llama-warden diagnose --replay FILE`.
+//! `record_requests = "FILE"`: records requests of a model, without their texts, for `llama-warden diagnose
+//! --replay FILE`.
 //!
 //! ```text
 //!   gateway thread ── body ──> [bounded queue] ──> thread: redacts ── line ─┬─> FILE, until it is full
-//!                       full: not recorded                                  └─> the last ones, in memory
+//!                       full: not recorded                                  └─> the latest ones, in memory
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,14 +28,14 @@ use crate::captures::Captures;
 use crate::config::resolve::Resolved;
 use crate::exit::Failure;
 
-/// Lengths and times of day tell something, too: not for everybody.
+/// Lengths and times are private, too, so the file is not readable by everybody.
 const MODE: u32 = 0o600;
-/// Requests that may wait for the thread; more come only if the disk hangs.
+/// Limit of requests that wait for the thread; only a disk that hangs causes more.
 const WAITING: usize = 64;
-/// Bytes of bodies that may wait in all: they are beside the gateway's own budget. A larger one waits alone.
+/// Limit in bytes of waiting bodies, in addition to the gateway's own budget. A larger one waits alone.
 const WAITING_BYTES: usize = 32 << 20;
 
-/// All files that requests are recorded to, by their paths. One that was opened stays open: another model may come to it.
+/// All files that requests are recorded to, by path. An open file stays open: another model may use it later.
 #[derive(Debug, Default)]
 pub(crate) struct Recorders {
     files: BTreeMap<PathBuf, Arc<RequestRecorder>>,
@@ -42,14 +43,14 @@ pub(crate) struct Recorders {
 }
 
 impl Recorders {
-    /// Opens what a configuration names and is not open yet. Blocks.
+    /// Opens the files of a configuration that are not open yet. Blocks.
     pub(crate) fn open(&mut self, resolved: &Resolved) -> Result<(), Failure> {
         let opened = open_all(self.missing(resolved), &self.captures)?;
         self.files.extend(opened);
         Ok(())
     }
 
-    /// The same while we serve: a disk that hangs is waited for no longer than files take elsewhere.
+    /// [`Self::open`] while we serve: on another thread and with a limit, because a disk may hang.
     pub(crate) async fn open_beside(&mut self, resolved: &Resolved) -> Result<(), Failure> {
         const PATIENCE: Duration = Duration::from_secs(5);
         let (missing, captures) = (self.missing(resolved), self.captures.clone());
@@ -72,7 +73,7 @@ impl Recorders {
         named.filter(|path| !self.files.contains_key(*path)).cloned().collect()
     }
 
-    /// The last requests of all of them.
+    /// The latest requests of all files.
     pub(crate) fn captures(&self) -> Captures {
         self.captures.clone()
     }
@@ -105,10 +106,10 @@ fn open_all(
     Ok(opened)
 }
 
-/// A request that was taken: its id, method, path and body.
+/// A queued request: id, method, path and body.
 type Taken = (String, Method, String, Vec<Bytes>);
 
-/// Writes the requests of one model to a file.
+/// Writes requests to one file.
 #[derive(Debug)]
 pub(crate) struct RequestRecorder {
     path: PathBuf,
@@ -119,10 +120,10 @@ pub(crate) struct RequestRecorder {
 }
 
 impl RequestRecorder {
-    /// Appends to `path`, up to `most` bytes in all. `body`: bytes of a request at most.
+    /// Appends to `path`, up to `most` bytes in all. `body`: limit in bytes of a request.
     pub(crate) fn start(path: &Path, body: usize, most: u64, captures: Captures) -> io::Result<Arc<Self>> {
         let file = append::open(path, MODE)?;
-        // One that was there before may be for everybody.
+        // An existing file may be readable by everybody.
         file.set_permissions(Permissions::from_mode(MODE))?;
         let left = most.saturating_sub(file.metadata()?.len());
         let (queue, requests) = sync_channel::<Taken>(WAITING);
@@ -165,12 +166,12 @@ impl Recorder for RequestRecorder {
     }
 }
 
-/// The file's side.
+/// The state of the writing thread.
 struct Writer {
     file: File,
     left: u64,
     path: PathBuf,
-    /// Nothing more can be written.
+    /// True if nothing more can be written.
     is_over: bool,
 }
 

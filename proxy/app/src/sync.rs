@@ -1,5 +1,5 @@
-//! One way to take a lock. A poisoned one is used on: its data are counters, queues and what is kept to be shown, whose every step leaves
-//! them whole, and refusing them would end what has nothing to do with the panic.
+//! Locks a mutex even if it is poisoned. Each step on our counters, queues and displayed data leaves them
+//! consistent, and refusing the lock would end tasks that have nothing to do with the panic.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,5 +1,5 @@
-//! What is known about memory that grows like this: a detector's picture and a server's command, held against the list of
-//! leaks. Values in, advice out; what is already in place is never advised.
+//! Matches the growth of a server's memory and its command with the list of known leaks. Values in, advice
+//! out. Never advises a mitigation that is already in place.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,29 +12,29 @@ use warden_supervisor::{FleetView, ModelSpec};
 
 use crate::resolve::mitigations::{Mitigations, catalogue};
 
-/// More than this many leaks that it might be are no help.
+/// Maximum number of leaks to report. More candidates do not help an operator.
 const MOST: usize = 2;
-/// Less likely than this is not worth a line.
+/// Minimum likelihood of a reported leak.
 const LEAST: f64 = 0.2;
 
-/// How a model's server was started.
+/// Facts about a model's server that advice depends on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Server {
-    /// Words of its command line, without the binary.
+    /// Command line without the binary.
     pub args: Vec<String>,
-    /// The names of variables that are set for it.
+    /// Names of the variables in the model's configuration.
     pub variables: Vec<String>,
-    /// The names of our own variables that it gets, one list for all models that get the same.
+    /// Names of variables inherited from llama-warden; models share the list.
     pub inherited: Arc<[String]>,
-    /// The number of the llama.cpp build, if known.
+    /// Number of the llama.cpp build, if known.
     pub build: Option<u32>,
-    /// What it computes on, if known.
+    /// Backend, if known.
     pub backend: Option<String>,
-    /// Names of the mitigations that it has.
+    /// Names of active mitigations.
     pub mitigations: Vec<String>,
-    /// What its source shows of fixes: needed, superseded, harmful.
+    /// States of fixes in its source: needed, superseded, harmful.
     pub lives: Vec<(String, Standing)>,
-    /// The same as they are written, those of the user's own sets with their set.
+    /// Active mitigations as displayed, those of the user's own sets with their set.
     pub shown: Vec<String>,
 }
 
@@ -42,7 +42,7 @@ pub struct Server {
 pub type Servers = BTreeMap<String, Server>;
 
 impl Server {
-    /// From a resolved model. `inherited` are the names of our own variables.
+    /// Collects the facts from a resolved model. `inherited` are names of llama-warden's own variables.
     pub fn of(
         spec: &ModelSpec,
         facts: Option<&BuildFacts>,
@@ -70,19 +70,19 @@ impl Server {
         }
     }
 
-    /// The names of all variables that it gets.
+    /// Names of all variables of the process.
     pub fn all_variables(&self) -> Vec<String> {
         self.variables.iter().chain(self.inherited.iter()).cloned().collect()
     }
 }
 
-/// What the source of a build shows of fixes.
+/// States of fixes in the source of a build.
 pub fn lives(facts: Option<&BuildFacts>) -> Vec<(String, Standing)> {
     let provenance = facts.and_then(|facts| facts.provenance.as_ref());
     provenance.map(|provenance| provenance.lives.clone()).unwrap_or_default()
 }
 
-/// The likeliest leaks for the pictures of one process; none while nothing looks like one.
+/// The likeliest leaks for the memories of one process; empty while nothing looks like a leak.
 pub fn advise<'a>(
     server: Option<&Server>,
     work: Work,
@@ -120,7 +120,7 @@ pub fn advise<'a>(
     all
 }
 
-/// Advice for each model of a fleet, from its worst process; models without any are left out.
+/// Advice for each model of a fleet, from its worst process. Leaves out models without advice.
 pub fn of_fleet(servers: &Servers, view: &FleetView) -> BTreeMap<String, Vec<Advice>> {
     let mut all = BTreeMap::new();
     for model in &view.models {
@@ -163,7 +163,7 @@ mod tests {
         let told = advise(Some(&server), Work::default(), all.iter());
         assert_eq!(told[0].leak, "cuda-graph-window", "{told:?}");
         assert!(told[0].mitigations.contains(&"graph-cache-cap".to_owned()) && told.len() <= MOST);
-        // In a fork whose source shows that upstream's own bound came, it is not advised, whatever its number.
+        // Not advised for a fork whose source contains upstream's own limit, whatever its build number.
         let life = warden_patches::set::life::Life {
             is: warden_patches::set::life::LifeState::Superseded,
             by: warden_patches::set::life::By::Source,

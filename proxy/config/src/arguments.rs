@@ -1,31 +1,31 @@
-//! The few of llama-server's flags that mean something to us: where it listens, which model, which name, which pools.
+//! Parses the few llama-server flags that llama-warden interprets: listening, model, name, and pools.
 //!
-//! All others pass through untouched. llama-server takes flags only as separate words (`--port 9000`, never
-//! `--port=9000`), and reads `_` in a long flag as `-`; so do we.
+//! All others pass through unchanged. Like llama-server, takes flags only as separate words (`--port 9000`,
+//! never `--port=9000`), and treats `_` in a long flag as `-`.
 
-/// How many words a flag takes after it.
+/// Number of words that a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Takes {
     Nothing,
     Value,
 }
 
-/// What we do about a flag for listening.
+/// Meaning of a listening flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listening {
-    /// The address, which becomes ours.
+    /// Address, which becomes llama-warden's.
     Host,
-    /// The port, which becomes ours.
+    /// Port, which becomes llama-warden's.
     Port,
-    /// Meaningless behind a Unix socket.
+    /// Without effect on a Unix socket.
     Pointless,
-    /// The certificate's key, which becomes ours.
+    /// Private key of the certificate, which becomes llama-warden's.
     PrivateKey,
-    /// The certificate, which becomes ours.
+    /// Certificate, which becomes llama-warden's.
     Certificate,
-    /// The path of all routes, which becomes ours.
+    /// Path prefix of all routes, which becomes llama-warden's.
     Prefix,
-    /// A key that the process checks itself.
+    /// API key, which the process checks itself.
     Key,
 }
 
@@ -50,35 +50,36 @@ const SLOTS: [&str; 2] = ["-np", "--parallel"];
 const REMOTE: [&str; 8] =
     ["-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo", "--models-dir"];
 
-/// A flag of llama-server as it reads it.
+/// Normalises a flag like llama-server.
 pub fn normal(word: &str) -> String {
     if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }
 
 fn value_of<'a>(args: &'a [String], names: &[&str]) -> Option<&'a str> {
-    // The last one counts, as in llama-server.
+    // llama-server uses the last occurrence.
     let at = args.iter().rposition(|word| names.contains(&normal(word).as_str()))?;
     args.get(at + 1).map(String::as_str)
 }
 
-/// The model file that `-m` or `--model` names.
+/// The model file of `-m` or `--model`.
 pub fn model(args: &[String]) -> Option<&str> {
     value_of(args, &MODEL)
 }
 
-/// Where the model is fetched from, if it is no file.
+/// The remote source of the model, if it is not a file.
 pub fn remote_model(args: &[String]) -> Option<&str> {
     value_of(args, &REMOTE)
 }
 
-/// Names given with `--alias`, which takes several with commas.
+/// Names of `--alias`, which takes several with commas.
 pub fn aliases(args: &[String]) -> Vec<String> {
     let text = value_of(args, &ALIAS).unwrap_or_default();
     text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// Gives the process the name under which clients know its model, if nobody gave it one: without it, it calls itself by
-/// the path of its file in every answer. A router is no model, and a comma would make two names of one.
+/// Adds `--alias` with the model's name, unless there is one. Without it, the process reports the path of
+/// its file in every answer. Skips a router, which is no model, and a name with a comma, which llama-server
+/// would split.
 pub fn put_alias(args: &mut Vec<String>, name: &str, is_named: bool) {
     let given = args.iter().any(|word| ALIAS.contains(&normal(word).as_str()));
     let router = value_of(args, &["--models-dir"]).is_some();
@@ -88,39 +89,39 @@ pub fn put_alias(args: &mut Vec<String>, name: &str, is_named: bool) {
     }
 }
 
-/// `-np`: slots; `None` if it is not given, or left to the server.
+/// Number of slots (`-np`); `None` if it is not given, or left to the server.
 pub fn slots(args: &[String]) -> Option<u32> {
     value_of(args, &SLOTS)?.parse().ok().filter(|slots| *slots > 0)
 }
 
-/// `-c`: tokens of context; `None` if it is not given.
+/// Context size in tokens (`-c`); `None` if it is not given.
 pub fn context(args: &[String]) -> Option<u64> {
     value_of(args, &CONTEXT)?.parse().ok()
 }
 
-/// `-ub`: tokens of a micro-batch; `None` if it is not given.
+/// Micro-batch size in tokens (`-ub`); `None` if it is not given.
 pub fn ubatch(args: &[String]) -> Option<u64> {
     value_of(args, &UBATCH)?.parse().ok()
 }
 
-/// `--sse-ping-interval`: seconds without an event after which a stream gets a comment, none at all below 1; `None` if it is
-/// not given.
+/// Seconds without an event until a stream gets a comment (`--sse-ping-interval`); below 1, it gets none.
+/// `None` if it is not given.
 pub fn ping(args: &[String]) -> Option<i64> {
     value_of(args, &PING)?.parse().ok()
 }
 
-/// `--threads-http`: threads for HTTP; `None` if it is not given, or says that the server chooses.
+/// Number of HTTP threads (`--threads-http`); `None` if it is not given, or left to the server.
 pub fn http_threads(args: &[String]) -> Option<u32> {
     value_of(args, &HTTP_THREADS)?.parse().ok()
 }
 
-/// The last of these flags that is given, as it was written with its value, and whether it says the same as `words`
-/// (a flag and perhaps its value).
+/// Finds the last of these flags, as written with its value. Also returns whether it equals `words` (a flag
+/// and perhaps its value).
 pub fn given(args: &[String], names: &[String], words: &[&str]) -> Option<(String, bool)> {
     let at = args.iter().rposition(|word| names.contains(&normal(word)))?;
     let value = args.get(at + 1).filter(|next| !next.starts_with('-') || next.parse::<f64>().is_ok());
     let same = match words {
-        // Another spelling of the same flag is the same, its opposite is not.
+        // Another spelling of the flag is equal, its opposite is not.
         [flag] => normal(&args[at]) == *flag,
         [_, wanted] => value.is_some_and(|value| value == wanted),
         _ => false,
@@ -129,7 +130,7 @@ pub fn given(args: &[String], names: &[String], words: &[&str]) -> Option<(Strin
     Some((text, same))
 }
 
-/// The first flag for listening among the arguments.
+/// The first listening flag among the arguments.
 pub fn first_listening(args: &[String]) -> Option<(&'static str, Listening)> {
     args.iter().find_map(|word| {
         let word = normal(word);
@@ -137,15 +138,16 @@ pub fn first_listening(args: &[String]) -> Option<(&'static str, Listening)> {
     })
 }
 
-/// Arguments for the child, and what was taken out of them: flag, value, meaning.
+/// Arguments for the child, and the removed listening flags.
 pub struct Split {
-    /// Arguments that the child gets.
+    /// Arguments for the child.
     pub args: Vec<String>,
-    /// What was taken, in order.
+    /// Removed flags in order: flag, value, meaning.
     pub taken: Vec<(&'static str, String, Listening)>,
 }
 
-/// Takes the flags for listening out of a llama-server command line; keys stay, because the child checks them.
+/// Removes the listening flags from a llama-server command line. Keeps API keys, because the child checks
+/// them.
 pub fn split_listening(args: &[String]) -> Split {
     let mut split = Split { args: Vec::new(), taken: Vec::new() };
     let mut words = args.iter();

@@ -1,21 +1,22 @@
-//! Which keys differ between two configurations. It compares what was read, whatever the keys are, so a new one is never forgotten.
+//! Finds the keys that differ between two configurations. Compares the parsed trees, so that no key can be
+//! forgotten.
 
 use figment::value::{Dict, Value};
 
 use super::problem::dotted;
 use super::source::layers::Loaded;
 
-/// What differs.
+/// Differences between two configurations.
 #[derive(Debug, Default)]
 pub struct Changes {
-    /// Keys, without their values: some are secrets. Keys of a model are named by the model, unless the section for all models explains
-    /// them.
+    /// Changed keys, without their values, which may be secrets. Keys of a model carry its name, unless a
+    /// change of the defaults explains them.
     pub keys: Vec<String>,
-    /// Models that both have, and for which something differs.
+    /// Changed models that are in both configurations.
     pub models: Vec<String>,
 }
 
-/// Compares two configurations. Models that only one of the two has are left out.
+/// Compares two configurations. Ignores models that only one of them has.
 pub fn compare_loaded(old: &Loaded, new: &Loaded) -> Changes {
     let (mut keys, mut models) = (Vec::new(), Vec::new());
     compare(&mut Vec::new(), &old.merged, &new.merged, &mut keys);
@@ -49,7 +50,7 @@ fn compare(path: &mut Vec<String>, old: &Dict, new: &Dict, keys: &mut Vec<Vec<St
     names.dedup();
     for name in names {
         path.push(name.clone());
-        // A table that only one side has is compared with an empty one, so that its keys are named.
+        // Compare a table that only one side has with an empty one, so that its keys are named.
         match (old.get(name), new.get(name)) {
             (Some(Value::Dict(_, old)), Some(Value::Dict(_, new))) => compare(path, old, new, keys),
             (Some(Value::Dict(_, old)), None) => compare(path, old, &Dict::new(), keys),

@@ -1,22 +1,22 @@
-//! The configuration: read in layers, checked against one schema, and turned into what each crate is told.
+//! The configuration: reads it in layers, checks it against one schema, and resolves it for each crate.
 //!
 //! ```text
-//!   defaults.toml < file < LLAMA_WARDEN_* < flags      layers    every value remembers where it was written
+//!   defaults.toml < file < LLAMA_WARDEN_* < flags    layers    every value carries its source
 //!                         |
-//!                      validate                        keys, kinds, ranges: all problems at once, with file and line
+//!                      validate                      keys, kinds, ranges: all problems, with file and line
 //!                         |
-//!                      Loaded                          typed, as written
+//!                      Loaded                        typed, as written
 //!                         |
-//!                      resolve                         paths, binaries, budgets in bytes; what the values mean together
+//!                      resolve                       paths, binaries, budgets in bytes; checks across keys
 //!                         |
-//!                      Resolved                        what fleet, gateway and admin are told
+//!                      Resolved                      settings of fleet, gateway and admin
 //! ```
 //!
 //! | folder | job |
 //! |---|---|
-//! | `source` | what is written where: file, variables, flags, one tree of values that know their place |
-//! | `schema` | which keys there are, what each takes, how that is checked, published and documented |
-//! | `resolve` | what it comes to on this machine: binaries, keys, certificates, mitigations, contradictions |
+//! | `source` | reads file, variables and flags into one tree of values with their sources |
+//! | `schema` | defines keys and their types; validates, publishes and documents them |
+//! | `resolve` | resolves values on this machine: binaries, keys, certificates, mitigations, contradictions |
 
 pub mod advice;
 pub mod arguments;

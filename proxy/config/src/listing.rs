@@ -1,6 +1,5 @@
-//! What lists of models say of one (`listing`): its name for people, what it can do, whatever else clients look for.
-//! Spelled in
-//! `/v1/models` as llama-swap and llama-server's router spell it.
+//! The `listing` of a model: name for people, capabilities and metadata. Written in `/v1/models` like
+//! llama-swap and llama-server's router do.
 
 use std::collections::BTreeMap;
 
@@ -13,56 +12,56 @@ use super::problem::Problem;
 use super::resolve::Resolver;
 use super::schema;
 
-/// Bytes of all fields of one model as JSON: each list of models has them.
+/// Maximum bytes of one model's fields as JSON, because every list of models contains them.
 const MOST_BYTES: usize = 16 << 10;
 
-/// What lists of models say of one.
+/// Description of a model in lists of models.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Listing {
-    /// A name for people, beside the one that requests use.
+    /// Display name, next to the name that requests use.
     pub name: Option<String>,
-    /// What the model is good for.
+    /// Description of the model.
     pub description: Option<String>,
-    /// Words that clients group models by.
+    /// Tags by which clients group models.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub tags: Vec<String>,
-    /// Leaves the model out of lists. Requests for it are served.
+    /// Leaves the model out of lists. Its requests are served.
     #[serde(default)]
     pub hidden: bool,
-    /// What the model can do.
+    /// Capabilities of the model.
     #[serde(default)]
     pub capabilities: Capabilities,
-    /// Whatever else clients are told: `meta.llamaswap` of the entry, as llama-swap has it.
+    /// Further metadata for clients: `meta.llamaswap` of the entry, as in llama-swap.
     #[serde(default)]
     #[schemars(schema_with = "schema::parameters")]
     pub metadata: BTreeMap<String, Value>,
 }
 
-/// What a model can do.
+/// Capabilities of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Capabilities {
-    /// What it takes: `text`, `image`, `audio`.
+    /// Input: `text`, `image`, `audio`.
     #[serde(default, rename = "in")]
     #[schemars(with = "Vec<Modality>")]
     pub inputs: Vec<Modality>,
-    /// What it gives, by the same words.
+    /// Output: `text`, `image`, `audio`.
     #[serde(default, rename = "out")]
     #[schemars(with = "Vec<Modality>")]
     pub outputs: Vec<Modality>,
-    /// Whether it calls tools.
+    /// The model calls tools.
     #[serde(default)]
     pub tools: bool,
-    /// Whether it ranks documents.
+    /// The model ranks documents.
     #[serde(default)]
     pub reranker: bool,
-    /// Tokens of its context. What a loaded model reports of itself comes first.
+    /// Context size in tokens. The value that a loaded model reports has priority.
     pub context: Option<u64>,
 }
 
-/// A kind of content.
+/// Kind of content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(inline)]
@@ -73,7 +72,7 @@ pub enum Modality {
 }
 
 impl Listing {
-    /// The members of the model's entry in `/v1/models`.
+    /// Members of the model's entry in `/v1/models`.
     fn fields(&self) -> Map<String, Value> {
         let mut fields = Map::new();
         let mut put = |name: &str, value: Value| {
@@ -137,7 +136,7 @@ impl Listing {
 }
 
 impl Resolver<'_> {
-    /// What the gateway says of a model in lists.
+    /// Resolves the listing of a model for the gateway.
     pub(super) fn listing(&mut self, name: &str, listing: &Listing) -> Listed {
         let fields = listing.fields();
         let bytes = json!(fields).to_string().len();

@@ -1,8 +1,8 @@
-//! The level or filter of the log, checked before anything is logged with it.
+//! Parses the level or filter of the log, before anything is logged with it.
 
 use tracing_subscriber::EnvFilter;
 
-/// The filter for `log.level`.
+/// Parses `log.level`.
 ///
 /// # Errors
 /// The text is neither a level nor a filter.

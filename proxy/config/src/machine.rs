@@ -1,4 +1,4 @@
-//! Facts about this machine and this process that a configuration is resolved against: memory, directories, PATH.
+//! Facts about this machine and process that a configuration is resolved against: memory, directories, PATH.
 
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt as _;
@@ -6,32 +6,32 @@ use std::path::{Path, PathBuf};
 
 use warden_policies::ByteSize;
 
-/// Facts of this machine and process that a configuration depends on.
+/// Facts about this machine and process that a configuration depends on.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// Memory that we may use: the machine's, or the container's limit.
+    /// Usable memory: the machine's, or the container's limit.
     pub memory: ByteSize,
-    /// The effective user id.
+    /// User id of this process.
     pub uid: u32,
-    /// The process id of our instance: part of the default runtime directory.
+    /// PID of this instance, a part of the default runtime directory.
     pub pid: u32,
-    /// Our own executable, so that it is never taken for a llama-server.
+    /// Own executable, so that it is never mistaken for a llama-server.
     pub exe: Option<PathBuf>,
     /// Working directory.
     pub cwd: PathBuf,
-    /// Our home directory according to the system's list of users, where `HOME` is not set.
+    /// Home directory from the system's user database, for the case that `HOME` is not set.
     pub listed_home: Option<PathBuf>,
     /// Environment variables.
     pub env: Vec<(OsString, OsString)>,
 }
 
 impl Machine {
-    /// Reads them from the environment and the kernel.
+    /// Reads the facts from the environment and the kernel.
     pub fn read() -> Self {
         let info = rustix::system::sysinfo();
         let of_host = info.totalram.saturating_mul(u64::from(info.mem_unit));
         Self {
-            // In a container a share of the host's memory would be more than the container may have.
+            // Use the container's limit: a percentage of the host's memory might exceed it.
             memory: ByteSize(warden_sensors::host_totals().map_or(of_host, |totals| totals.total)),
             uid: rustix::process::getuid().as_raw(),
             pid: warden_supervisor::instance::id(),
@@ -42,12 +42,12 @@ impl Machine {
         }
     }
 
-    /// A variable, unless it is empty.
+    /// Value of a variable, unless it is empty.
     pub fn var(&self, name: &str) -> Option<&OsString> {
         self.env.iter().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| value)
     }
 
-    /// All variables that are text.
+    /// All variables that are valid UTF-8.
     pub fn text_vars(&self) -> Vec<(String, String)> {
         let text = |(key, value): &(OsString, OsString)| {
             Some((key.to_str()?.to_owned(), value.to_str()?.to_owned()))
@@ -55,43 +55,46 @@ impl Machine {
         self.env.iter().filter_map(text).collect()
     }
 
-    /// Our home directory: `HOME`, else what the system's list of users says. The root directory is nobody's home, though
-    /// services without one are listed with it.
+    /// Home directory: `HOME`, else the user database. Ignores `/`, which the database lists for services
+    /// without a home.
     pub fn home(&self) -> Option<PathBuf> {
         let listed = || self.listed_home.clone().filter(|home| home.is_absolute() && *home != Path::new("/"));
         self.var("HOME").map(PathBuf::from).or_else(listed)
     }
 
-    /// A directory of the XDG base directory specification, or its place under the home directory; none without a home.
+    /// A directory of the XDG base directory specification, or its default below the home directory; `None`
+    /// without a home.
     fn xdg(&self, variable: &str, under_home: &str) -> Option<PathBuf> {
         // The specification: a relative path in these variables is invalid and ignored.
         let base = self.var(variable).map(PathBuf::from).filter(|path| path.is_absolute());
         Some(base.or_else(|| Some(self.home()?.join(under_home)))?.join("llama-warden"))
     }
 
-    /// Where a configuration would be.
+    /// Default directory of the configuration.
     pub fn config_dir(&self) -> Option<PathBuf> {
         self.xdg("XDG_CONFIG_HOME", ".config")
     }
 
-    /// Ledger and instances.
+    /// Default directory of ledger and instances.
     pub fn state_dir(&self) -> Option<PathBuf> {
         self.xdg("XDG_STATE_HOME", ".local/state")
     }
 
-    /// The folder for builds, without `paths.data_dir`.
+    /// Default folder for builds, without `paths.data_dir`.
     pub fn data_dir(&self) -> Option<PathBuf> {
         self.xdg("XDG_DATA_HOME", ".local/share")
     }
 
-    /// What can be made again.
+    /// Default directory for files that can be created again.
     pub fn cache_dir(&self) -> Option<PathBuf> {
         self.xdg("XDG_CACHE_HOME", ".cache")
     }
 
-    /// Where our private directory for sockets is made. Short, because a Unix socket's path has at most 107 bytes.
+    /// Parent of the private directory for sockets. Short, because the path of a Unix socket has at most
+    /// 107 bytes.
     pub fn runtime_base(&self) -> PathBuf {
-        // The specification: it has to be its user's. After `su` it may still be that of the user before.
+        // The specification requires that its user owns it. After `su` it may still be that of the previous
+        // user.
         let usable = |path: &PathBuf| {
             let facts = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_dir);
             facts.is_some_and(|facts| facts.uid() == self.uid || facts.uid() == 0)
@@ -102,13 +105,13 @@ impl Machine {
         }
     }
 
-    /// Where it is made without `XDG_RUNTIME_DIR`.
+    /// Parent of the private directory without `XDG_RUNTIME_DIR`.
     pub fn temporary_base(&self) -> PathBuf {
         PathBuf::from(format!("/tmp/llama-warden-{}", self.uid))
     }
 
-    /// Where instances of this user, and the service of this machine, leave word of themselves whatever directories they
-    /// are configured with. The first is ours to write to.
+    /// Directories in which instances of this user and the service of this machine register themselves,
+    /// independent of their configured directories. This process writes to the first.
     pub fn meeting_places(&self) -> Vec<PathBuf> {
         let all = [
             self.runtime_base(),
@@ -125,7 +128,7 @@ impl Machine {
         places
     }
 
-    /// A program in PATH that is not ourselves, under whatever name we are installed.
+    /// Finds a program in PATH. Skips the own executable, under whatever name it is installed.
     pub fn find_in_path(&self, program: &str) -> Option<PathBuf> {
         let dirs: Vec<PathBuf> = std::env::split_paths(self.var("PATH")?).collect();
         let mut candidates = dirs.into_iter().map(|dir| dir.join(program));
@@ -133,7 +136,7 @@ impl Machine {
     }
 }
 
-/// Whether a path is a file that we may execute.
+/// Returns whether a path is a file that this process may execute.
 pub fn is_executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }

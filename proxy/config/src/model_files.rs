@@ -1,4 +1,4 @@
-//! What model files say, read once: a reload, a plan and a folder of models ask for the same again and again.
+//! A cache of parsed model files: reloads, plans and model folders read the same files repeatedly.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -8,18 +8,18 @@ use std::time::SystemTime;
 use warden_builder::gguf::{self, Facts};
 use warden_policies::book::{Described, Shape};
 
-/// Bytes, and when it was written.
+/// Size in bytes and modification time of a file.
 pub type Stamp = (u64, Option<SystemTime>);
 
-/// A model file, as far as anything here asks.
+/// The facts from a model file that llama-warden uses.
 pub struct ModelFile {
-    /// Texts by their keys, without long ones.
+    /// Texts by key, without long ones.
     pub texts: BTreeMap<String, String>,
     /// `general.architecture`.
     pub architecture: String,
-    /// Whether the file has any tensors: a vocabulary alone has none.
+    /// The file has tensors. A file with only a vocabulary has none.
     pub has_tensors: bool,
-    /// For what it needs; else why that cannot be told.
+    /// Shape for memory needs, or the reason why it is unknown.
     pub shape: Result<Shape, String>,
 }
 
@@ -41,16 +41,16 @@ type Known = HashMap<PathBuf, (Stamp, Arc<ModelFile>)>;
 
 static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
 
-/// More than anybody has in a folder.
+/// Maximum number of cached files, above the size of any model folder.
 const MOST: usize = 4096;
 
-/// What tells one version of a file from another.
+/// Stamp of a file, which changes with its content.
 pub fn stamp(path: &Path) -> Option<Stamp> {
     let facts = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     Some((facts.len(), facts.modified().ok()))
 }
 
-/// What a model file says; else why that is not known.
+/// Reads a model file, or takes it from the cache.
 ///
 /// # Errors
 /// The file cannot be read, or is no GGUF.

@@ -1,4 +1,4 @@
-//! Names without a process of their own: `[names]`.
+//! Names without a process of their own (`[names]`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,27 +16,27 @@ use super::resolve::Resolver;
 use super::schema;
 use super::settings::Model;
 
-/// A name that means one of several models, or one with other requests. A model's own name may stand here, too, for
-/// that model alone.
+/// A name for one of several models, or for a model with other request settings. A model's own name may be
+/// used, too, for that model alone.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Named {
-    /// The models that it means, the best first. Required.
+    /// The models of the name, the best first. Required.
     pub models: Vec<String>,
-    /// Which of them answers a request: `loaded`, the first that is loaded, or else that loads, or else the first; `room`, the first that
-    /// is loaded or for which no other model would be unloaded, or else the first. One whose processes do not start is passed by.
-    /// Default: `"loaded"`.
+    /// Which model answers a request. `loaded`: the first that is loaded, or else is loading, or else the
+    /// first. `room`: the first that is loaded or fits without unloading another model, or else the first.
+    /// Models whose processes do not start are skipped. Default: `"loaded"`.
     #[serde(default)]
     #[schemars(schema_with = "schema::choose")]
     pub choose: Choose,
-    /// What is changed in requests under this name, in the place of what the model's own `request` says of the same.
+    /// Changes to requests under this name. They override the same settings in the model's own `request`.
     #[serde(default)]
     pub request: Request,
 }
 
 impl Resolver<'_> {
-    /// Those names with their models and rules, for the gateway. `rules` has the rules of each model, in the order of the models, and
-    /// `remote_rules` those of each that an endpoint serves.
+    /// Resolves the names for the gateway. `rules` has the rules of each model in order, and `remote_rules`
+    /// those of each remote model.
     pub(super) fn by_name(
         &mut self,
         rules: &[Arc<ModelRules>],
@@ -56,7 +56,8 @@ impl Resolver<'_> {
             let mut problem = |message: String, hint: String| {
                 self.problems.push(Problem::new(place.clone(), message).hint(hint));
             };
-            // A model's own name may have a request of its own, which its aliases and other names have not.
+            // Allow an entry for a model's own name: it changes requests to that name, but not to its
+            // aliases.
             let is_own = taken == Some(name) && named.models.iter().eq([name]);
             if let Some(model) = taken.filter(|_| !is_own) {
                 problem(
@@ -89,7 +90,7 @@ impl Resolver<'_> {
         all
     }
 
-    /// The models that are loaded along with one (`with`).
+    /// Models that are loaded together with a model (`with`).
     pub(super) fn company(&mut self, name: &str, model: &Model) -> Vec<ModelName> {
         let loaded = self.loaded;
         let mut all = Vec::new();
@@ -121,7 +122,8 @@ impl Resolver<'_> {
         all
     }
 
-    /// A model is named that there is not. Files of a folder come and go: then something else holds `meanwhile`.
+    /// Reports an unknown model. In a folder of models this is a warning, and `meanwhile` describes the
+    /// effect.
     fn no_such_model(&mut self, key: &[&str], model: &str, meanwhile: &str) {
         let loaded = self.loaded;
         let place = self.place(key);
@@ -136,7 +138,7 @@ impl Resolver<'_> {
     }
 }
 
-/// The rules of a model under a name that has its own: what those say of a parameter is all that is said of it.
+/// Merges rules: those of the name replace the model's for the same parameter.
 fn over(model: &RequestRules, own: &RequestRules) -> RequestRules {
     let named = |key: &str| {
         own.set.iter().chain(&own.default).map(|(named, _)| named).chain(&own.strip).any(|named| named == key)
@@ -192,7 +194,7 @@ mod tests {
         assert_eq!(both.default, pairs(&[("a", 2), ("d", 2)]));
         assert_eq!((both.strip, both.max_tokens, both.fresh_seed), (vec!["c".to_owned()], Some(10), true));
         assert_eq!(over(&model, &RequestRules::default()), model);
-        // A bound and a prompt can be written in more than one way.
+        // A limit and a prompt can be written in several ways.
         let prompt = |text: &str| Some(SystemPrompt { text: text.to_owned(), mode: SystemMode::Replace });
         let model = RequestRules {
             set: pairs(&[("n_predict", 4096), ("instructions", 1)]),

@@ -1,5 +1,5 @@
-//! What the models of a configuration need of memory, by their files and the flags of their servers: what decides which of them are
-//! loaded together.
+//! Computes the memory needs of the configured models from their files and the flags of their servers. The
+//! needs decide which models are loaded together.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,38 +21,38 @@ use super::problem::{Place, Problem};
 use super::resolve::Resolved;
 use super::{arguments, model_files};
 
-/// The variable that says which GPUs a process sees, if they are NVIDIA's.
+/// Variable that selects the visible NVIDIA GPUs.
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
-/// Variables that say which GPUs a process sees.
+/// Variables that select visible GPUs.
 const SEEN: [&str; 4] = [CUDA, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"];
 
-/// A model, as far as it is known before it is loaded.
+/// Facts about a model before it is loaded.
 pub struct Known {
-    /// Sizes and layers by its file.
+    /// Sizes and layers from the file.
     pub shape: Shape,
-    /// Settings by its command line and environment.
+    /// Settings from command line and environment.
     pub run: Run,
-    /// Bytes of its projector.
+    /// Size of the projector in bytes.
     pub projector: u64,
-    /// Bytes of host memory and VRAM.
+    /// Host memory and VRAM in bytes.
     pub needs: Needs,
-    /// The llama-server that runs it.
+    /// The llama-server build that runs the model.
     pub server: ServerBuild,
-    /// What it may come to hold beside that.
+    /// Memory that fills up later, on top of `needs`.
     pub later: LaterMemory,
 }
 
-/// Whether a build can compute on no GPU. Of one without provenance that is not known.
+/// Returns whether a build supports no GPU. Assumes GPU support for a build without provenance.
 pub fn is_for_cpu(build: Option<&BuildFacts>) -> bool {
     backend(build) == Some("cpu")
 }
 
-/// What a build computes on, such as `cuda`; `None` where that is not known.
+/// Backend of a build, such as `cuda`; `None` if unknown.
 fn backend(build: Option<&BuildFacts>) -> Option<&str> {
     Some(build?.provenance.as_ref()?.backend.as_str())
 }
 
-/// The facts of a build on which its memory depends.
+/// Facts about a build on which its memory depends.
 pub fn server_build(build: Option<&BuildFacts>, has_gpu: bool) -> ServerBuild {
     // HIP and MUSA compile the sources of the CUDA backend.
     let is_cuda = backend(build).is_none_or(|backend| ["cuda", "hip", "musa"].contains(&backend));
@@ -60,7 +60,7 @@ pub fn server_build(build: Option<&BuildFacts>, has_gpu: bool) -> ServerBuild {
 }
 
 impl Known {
-    /// What a command's model needs when this server runs it. Else, why that is not known.
+    /// Computes the needs of a command's model with this server.
     ///
     /// # Errors
     /// The command names no model file, or a file cannot be read.
@@ -88,7 +88,7 @@ impl Known {
         Ok(Self { shape, run, projector, needs, server, later })
     }
 
-    /// The GPUs that its command names, if it does, and whether it may be spread over several.
+    /// GPUs that the command names, if any, and whether the model may be split across several.
     pub fn gpus(&self) -> (Vec<usize>, bool) {
         let one_only = self.run.split.as_deref() == Some("none");
         let shares = self.run.shares.iter().enumerate().filter(|(_, share)| **share > 0.0);
@@ -100,7 +100,7 @@ impl Known {
     }
 }
 
-/// The model's file, by flag or variable.
+/// The model file, from flag or variable.
 fn model_file(args: &[String], env: &BTreeMap<String, String>) -> Result<PathBuf, String> {
     let told = arguments::model(args).or_else(|| env.get("LLAMA_ARG_MODEL").map(String::as_str));
     told.map(PathBuf::from).ok_or_else(|| {
@@ -108,8 +108,8 @@ fn model_file(args: &[String], env: &BTreeMap<String, String>) -> Result<PathBuf
     })
 }
 
-/// Fills in what each model needs, as far as that is known. Where a GPU does not tell its memory nothing is known of those that may be on
-/// it.
+/// Sets the needs of each model, as far as they are known. If a GPU does not report its memory, models that
+/// may run on GPUs stay unknown.
 pub fn fill(resolved: &mut Resolved, machine: &Machine) {
     let gpus = Gpus::open();
     let own = || gpus.devices().iter().filter(|gpu| !gpu.unified);
@@ -118,7 +118,7 @@ pub fn fill(resolved: &mut Resolved, machine: &Machine) {
     let inherited: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     let mut of_server = inherited.clone();
     of_server.retain(|name, _| name.starts_with("LLAMA_ARG_"));
-    // Only of these a process can be told to see some.
+    // Only for NVIDIA GPUs can llama-warden restrict the GPUs that a process sees.
     let nvidia = own().all(|gpu| gpu.vendor == Vendor::Nvidia);
     let room = left_for_models(machine.memory.0, &own_memory(&gpus), &resolved.fleet.loading);
     let models = resolved.fleet.models.iter_mut().zip(&resolved.builds);
@@ -134,7 +134,7 @@ pub fn fill(resolved: &mut Resolved, machine: &Machine) {
             continue;
         }
         let seen = visible(&env, gpus.devices());
-        // A process can be told to see fewer of those that all see, but not of those that its own settings name.
+        // Restrict a process within the GPUs that all processes see, but not if its own settings name GPUs.
         let is_own = spec.command.env.iter().any(|(name, _)| name == CUDA);
         let seen = seen.filter(|seen| !is_own || seen.len() == 1);
         let says = names_devices(&spec.command.args, &env, seen.is_some());
@@ -142,12 +142,12 @@ pub fn fill(resolved: &mut Resolved, machine: &Machine) {
         let Ok(known) = known else { continue };
         let (named, may_split) = known.gpus();
         if says && named.is_empty() && spec.loading.gpus.is_empty() {
-            // On which of the GPUs it will be, if on any, its command or its environment says in words that are not ours.
+            // Skip it: its command or environment selects devices in terms that are not understood here.
             continue;
         }
         spec.choose_gpus = nvidia && !says && named.is_empty() && !is_own;
         if spec.loading.gpus.is_empty() {
-            // The numbers of a command are those of the GPUs that it sees.
+            // GPU numbers in a command count the visible GPUs.
             spec.loading.gpus = match seen {
                 Some(seen) if named.is_empty() => seen,
                 Some(seen) => named.iter().filter_map(|number| seen.get(*number).copied()).collect(),
@@ -179,7 +179,7 @@ pub fn fill(resolved: &mut Resolved, machine: &Machine) {
     }
 }
 
-/// Budgets under which a model cannot work, by what its processes were seen to hold.
+/// Warns of budgets that are too small, judged by the recorded memory of the model's processes.
 fn small_budgets(spec: &ModelSpec, seen: &[Held], total: impl Fn(MemoryKind) -> Option<u64>) -> Vec<Problem> {
     let found = find_shortfalls(&spec.recycle, seen, total);
     let problem = |(series, reason, shortfall): (MemoryKind, Reason, Shortfall)| {
@@ -189,12 +189,12 @@ fn small_budgets(spec: &ModelSpec, seen: &[Held], total: impl Fn(MemoryKind) -> 
     found.into_iter().map(problem).collect()
 }
 
-/// Bytes of each GPU that has memory of its own and tells how much.
+/// Memory in bytes of each GPU that has its own memory and reports its size.
 pub fn own_memory(gpus: &Gpus) -> Vec<u64> {
     gpus.devices().iter().filter(|gpu| !gpu.unified).filter_map(|gpu| gpu.total).collect()
 }
 
-/// What models may have of a machine with so much memory.
+/// Memory available to models on a machine.
 pub fn left_for_models(host: u64, gpus: &[u64], numbers: &loading::Numbers) -> Room {
     Room {
         host: numbers.left_of_host(host),
@@ -202,7 +202,7 @@ pub fn left_for_models(host: u64, gpus: &[u64], numbers: &loading::Numbers) -> R
     }
 }
 
-/// Why models do not fit together, for people.
+/// Explains why models do not fit together.
 pub fn why(misfit: &Misfit) -> String {
     match misfit {
         Misfit::Host { needed, there } => {
@@ -218,8 +218,8 @@ pub fn why(misfit: &Misfit) -> String {
     }
 }
 
-/// What cannot be satisfied on this machine: a model that is too large, pins that do not fit together. They are started all the same: what
-/// was reckoned may be wrong.
+/// Warns of impossible wishes: a model that is too large, or pinned models that do not fit together. They
+/// are started all the same, because the computed needs may be wrong.
 fn misfits(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Vec<Problem> {
     let wanted: Vec<(Wanted, &ModelSpec)> = fleet
         .models
@@ -269,7 +269,7 @@ fn misfits(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Vec<Proble
     for (one, spec) in wanted.iter().filter(|(_, spec)| !spec.loading.with.is_empty()) {
         let company = wanted.iter().filter(|(_, other)| spec.loading.with.contains(&other.name));
         let all: Vec<&Wanted> = company.map(|(other, _)| other).chain([one]).collect();
-        // The loop above has reported each model that does not fit even alone.
+        // The loop above has already reported each model that does not fit alone.
         if all.iter().any(|one| book::fit(room, &[*one]).is_err()) {
             continue;
         }
@@ -290,7 +290,7 @@ fn misfits(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Vec<Proble
     problems
 }
 
-/// Flags that say on which devices what is computed, by what they are called in the environment.
+/// Flags that select devices, with the corresponding variable.
 const DEVICES: [(&[&str], &str); 4] = [
     (&["-dev", "--device"], "LLAMA_ARG_DEVICE"),
     (&["-mg", "--main-gpu"], "LLAMA_ARG_MAIN_GPU"),
@@ -298,8 +298,9 @@ const DEVICES: [(&[&str], &str); 4] = [
     (&["-ot", "--override-tensor"], "LLAMA_ARG_OVERRIDE_TENSOR"),
 ];
 
-/// The GPUs that the environment lets a process see, if it says so in words that are understood: by the driver's names, or by numbers where
-/// those mean the same to CUDA as to the driver, because all GPUs are alike or the variable says so.
+/// The GPUs that `CUDA_VISIBLE_DEVICES` allows, if its value is understood. Accepts prefixes of UUIDs.
+/// Accepts numbers if CUDA and the driver number the GPUs equally, because all are alike or a variable sets
+/// the order.
 fn visible(env: &BTreeMap<String, String>, gpus: &[Device]) -> Option<Vec<usize>> {
     let words = env.get(CUDA)?;
     let nvidia: Vec<&Device> = gpus.iter().filter(|gpu| gpu.vendor == Vendor::Nvidia).collect();
@@ -308,7 +309,7 @@ fn visible(env: &BTreeMap<String, String>, gpus: &[Device]) -> Option<Vec<usize>
     let one = |word: &str| {
         let gpu = match word.parse::<usize>() {
             Ok(number) if by_place => *nvidia.get(number)?,
-            // The beginning of a name is enough.
+            // A unique prefix of a name suffices.
             Err(_) if word.len() > 4 => {
                 let mut named =
                     nvidia.iter().filter(|gpu| gpu.uuid.as_ref().is_some_and(|uuid| uuid.starts_with(word)));
@@ -321,7 +322,8 @@ fn visible(env: &BTreeMap<String, String>, gpus: &[Device]) -> Option<Vec<usize>
     words.split(',').map(str::trim).map(one).collect()
 }
 
-/// Whether a command or its environment says by name on which devices it computes. `seen`: what `CUDA_VISIBLE_DEVICES` says is understood.
+/// Returns whether a command or its environment selects devices. `seen` means that `CUDA_VISIBLE_DEVICES`
+/// is understood.
 fn names_devices(args: &[String], env: &BTreeMap<String, String>, seen: bool) -> bool {
     let sees_some = SEEN.iter().any(|name| env.contains_key(*name) && !(seen && *name == CUDA));
     sees_some

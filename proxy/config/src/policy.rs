@@ -1,7 +1,7 @@
-//! The keys of a model's `policy` and of `[shared]`, as they are written and as they are read.
+//! The keys of a model's `policy` and of `[shared]`.
 //!
-//! Sizes, shares and `auto` stay what they are here: what they come to is known when the machine, its GPUs and the
-//! first readings of a backend are. Nothing here decides.
+//! Keeps sizes, percentages and `auto` as written: their values depend on the machine, its GPUs and the
+//! first readings of a backend. Makes no decisions.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use warden_policies::{ByteSize, MemoryLimit};
 
 use super::schema::{self, Of};
 
-/// When a backend is replaced, and what is asked of it before it takes more.
+/// Limits at which a backend is replaced, and the ways of replacement.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[schemars(extend("additionalProperties" = false))]
 pub struct Policy {
-    /// Budgets on anonymous host memory, swapped pages included.
+    /// Budgets on anonymous host memory, including swapped pages.
     #[serde(default)]
     #[schemars(with = "HostKeys")]
     pub host: Budgets,
-    /// Budgets on VRAM, for each GPU by itself.
+    /// Budgets on VRAM, for each GPU separately.
     #[serde(default)]
     #[schemars(with = "VramKeys")]
     pub vram: Budgets,
@@ -33,12 +33,12 @@ pub struct Policy {
     #[serde(default, deserialize_with = "optional_duration")]
     #[schemars(schema_with = "schema::age")]
     pub max_age: Option<Duration>,
-    /// Replacements that can wait happen only within these times of day, in the machine's time zone: one, or a list. Hard
+    /// Times of day for replacements that can wait, in the machine's time zone: one, or a list. Hard
     /// budgets do not wait. Default: any time.
     #[serde(default)]
     #[schemars(schema_with = "schema::windows")]
     pub only: Windows,
-    /// The numbers and modes that have defaults.
+    /// Limits and modes with defaults.
     #[serde(flatten)]
     #[schemars(with = "Of<defaults::Recycle>")]
     pub common: defaults::Recycle,
@@ -48,15 +48,15 @@ pub struct Policy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Budgets {
-    /// Replaced when quiet above this.
+    /// Above this size, the backend is replaced when quiet.
     pub soft: Option<MemoryLimit>,
-    /// Drained now above this.
+    /// Above this size, the backend is drained at once.
     pub hard: Option<MemoryLimit>,
 }
 
 impl Policy {
-    /// What the policy says as decisions take it. A share of the machine's memory becomes a size where that is given; what
-    /// `auto` is, is known only when the backend has settled.
+    /// Converts the policy for decisions. Resolves percentages of the machine's memory if it is given;
+    /// `auto` stays, because its value is known only when the backend has settled.
     pub fn recycle(&self, memory: Option<ByteSize>) -> RecyclePolicy {
         RecyclePolicy {
             host_soft: self.host.soft.map(|limit| resolved(limit, memory)),
@@ -76,8 +76,8 @@ fn resolved(limit: MemoryLimit, total: Option<ByteSize>) -> MemoryLimit {
 }
 
 impl Budgets {
-    /// What is wrong if the hard budget is below the soft one. A share of a total that is not known cannot be compared
-    /// with a size.
+    /// Describes the error if the hard budget is below the soft one. Does not compare a percentage of an
+    /// unknown total with a size.
     pub fn wrong_order(self, total: Option<ByteSize>) -> Option<String> {
         let (soft, hard) = (resolved(self.soft?, total), resolved(self.hard?, total));
         let below = match (soft, hard) {
@@ -89,7 +89,7 @@ impl Budgets {
     }
 }
 
-/// Budgets over all backends at once.
+/// Budgets over all backends together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Shared {
@@ -106,10 +106,11 @@ pub struct Shared {
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct HostKeys {
-    /// Above this a backend is replaced when quiet, or within `quiet_within`. A share is one of the machine's memory.
+    /// Above this size, a backend is replaced when quiet, or within `quiet_within`. Percentages refer to
+    /// the machine's memory.
     #[schemars(schema_with = "schema::budget")]
     soft: (),
-    /// Above this it is drained now.
+    /// Above this size, it is drained at once.
     #[schemars(schema_with = "schema::budget")]
     hard: (),
 }
@@ -119,10 +120,11 @@ struct HostKeys {
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct VramKeys {
-    /// The same for VRAM, on each GPU by itself. A share is one of the GPU's memory.
+    /// Above this size on any one GPU, a backend is replaced when quiet. Percentages refer to the GPU's
+    /// memory.
     #[schemars(schema_with = "schema::budget")]
     soft: (),
-    /// Above this it is drained now.
+    /// Above this size, it is drained at once.
     #[schemars(schema_with = "schema::budget")]
     hard: (),
 }
@@ -132,11 +134,11 @@ struct VramKeys {
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct SharedHostKeys {
-    /// Above this, all backends together, the one whose replacement gives back most is replaced when quiet. A share is one
-    /// of the machine's memory.
+    /// Above this sum over all backends, the one whose replacement frees most is replaced when quiet.
+    /// Percentages refer to the machine's memory.
     #[schemars(schema_with = "schema::limit")]
     soft: (),
-    /// Above this it is drained now.
+    /// Above this sum, it is drained at once.
     #[schemars(schema_with = "schema::limit")]
     hard: (),
 }
@@ -146,10 +148,11 @@ struct SharedHostKeys {
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct SharedVramKeys {
-    /// Above this, all backends together on any one GPU, one is replaced when quiet. A share is one of the GPU's memory.
+    /// Above this sum over all backends on any one GPU, one is replaced when quiet. Percentages refer to
+    /// the GPU's memory.
     #[schemars(schema_with = "schema::limit")]
     soft: (),
-    /// Above this it is drained now.
+    /// Above this sum, it is drained at once.
     #[schemars(schema_with = "schema::limit")]
     hard: (),
 }

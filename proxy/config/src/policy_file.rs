@@ -1,5 +1,5 @@
-//! A file with the keys of one model's `policy` and nothing else, for `llama-warden policy`: checked against the same
-//! schema as a configuration, over the same defaults.
+//! Reads a file with only the keys of a model's `policy`, for `llama-warden policy`. Uses the schema and
+//! defaults of the configuration.
 
 use std::path::Path;
 
@@ -13,8 +13,8 @@ use super::schema::validate::validate_as;
 use super::source::layers::{Plain, Sources, file_layer, load, problem, written};
 use super::source::tree::Kind;
 
-/// Reads a file that has the keys of one model's `policy`, over the compiled-in defaults. A file with nothing but a table
-/// `[policy]` is read as that table.
+/// Reads a file with the keys of one model's `policy`, over the compiled-in defaults. Also accepts a file
+/// with a single table `[policy]`.
 ///
 /// # Errors
 /// The file cannot be read, or a key in it is wrong.

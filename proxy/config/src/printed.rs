@@ -1,12 +1,12 @@
-//! Pages of the documentation with tables that tests print: each stands between a mark of its own and [`END`], and is compared with what
-//! is printed, or written anew with `WARDEN_RENEW_DOCS=1`.
+//! Documentation pages with tables that tests generate. Each table is between a mark of its own and
+//! [`END`]. A test compares it with the generated text, or replaces it with `WARDEN_RENEW_DOCS=1`.
 
 use std::path::Path;
 
-/// Behind each table.
+/// Mark behind each table.
 pub use crate::schema::markdown::END;
 
-/// A page with these tables in the place of the old ones: the mark before each, and all of it, marks included.
+/// Replaces tables in a page. Each table comes with the mark before it, and includes both marks.
 ///
 /// # Errors
 /// A mark is missing.
@@ -22,10 +22,11 @@ pub fn replaced(page: &str, tables: impl IntoIterator<Item = (String, String)>) 
     Ok(page)
 }
 
-/// Compares the page `docs/NAME` with these tables as they are printed. With `WARDEN_RENEW_DOCS` set, writes them instead.
+/// Compares the page `docs/NAME` with the generated tables. With `WARDEN_RENEW_DOCS` set, writes them
+/// instead.
 ///
 /// # Errors
-/// The page cannot be read or written, lacks a mark, or differs: the message has the first line that does.
+/// The page cannot be read or written, lacks a mark, or differs; the message quotes the first differing line.
 pub fn check_page(name: &str, tables: impl IntoIterator<Item = (String, String)>) -> Result<(), String> {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs")).join(name);
     let page = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;

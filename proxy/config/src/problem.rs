@@ -1,16 +1,16 @@
-//! What is wrong with a configuration: where, what, and what to do about it. All problems of a file are told at once.
+//! Problems of a configuration: place, message and hint. All problems of a file are reported together.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Where a value was written.
+/// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In a file.
     File {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
-        /// The line, from 1; 0 if unknown.
+        /// Line, from 1; 0 if unknown.
         line: usize,
     },
     /// In an environment variable.
@@ -19,12 +19,12 @@ pub enum Place {
     Flag(String),
     /// Compiled in.
     Default,
-    /// Nowhere: something is missing.
+    /// No source: something is missing.
     Nowhere,
 }
 
 impl Place {
-    /// The place of a byte in a text file.
+    /// The place of a byte in a file.
     pub fn in_file(path: &Path, text: &str, byte: Option<usize>) -> Self {
         let line =
             byte.and_then(|byte| text.get(..byte)).map_or(0, |before| before.matches('\n').count() + 1);
@@ -45,24 +45,24 @@ impl fmt::Display for Place {
     }
 }
 
-/// One thing that is wrong.
+/// A problem of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where.
+    /// Place of the faulty value.
     pub place: Place,
-    /// The problem, in a sentence.
+    /// Description, in a sentence.
     pub message: String,
-    /// The cure.
+    /// Advice.
     pub hint: Option<String>,
 }
 
 impl Problem {
-    /// A problem without a hint.
+    /// Creates a problem without a hint.
     pub fn new(place: Place, message: impl Into<String>) -> Self {
         Self { place, message: message.into(), hint: None }
     }
 
-    /// Adds the cure.
+    /// Adds a hint.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -76,19 +76,19 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything that is wrong; never empty.
+/// All problems; never empty.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
 pub struct Problems(pub Vec<Problem>);
 
 impl Problems {
-    /// Lines for a person: an error for each problem, with its hint after it.
+    /// Lines to print: an error per problem, followed by its hint.
     pub fn lines(&self) -> Vec<String> {
         self.0.iter().flat_map(|one| error_lines(&one.to_string(), one.hint.as_deref())).collect()
     }
 }
 
-/// `error: MESSAGE`, and `hint: HINT` if there is one.
+/// Formats `error: MESSAGE`, and `hint: HINT` if there is one.
 pub fn error_lines(message: &str, hint: Option<&str>) -> Vec<String> {
     let mut lines = vec![format!("error: {message}")];
     lines.extend(hint.filter(|hint| !hint.is_empty()).map(|hint| format!("hint: {hint}")));
@@ -101,18 +101,18 @@ impl From<Problem> for Problems {
     }
 }
 
-/// How alike two words are, from 0 to 1. One slip of a finger counts little, however short the word is.
+/// Similarity of two words, from 0 to 1. A single typing error counts little, however short the words are.
 pub fn alike(one: &str, other: &str) -> f64 {
     let alike = strsim::jaro_winkler(one, other);
     if strsim::osa_distance(one, other) == 1 { alike.max(0.95) } else { alike }
 }
 
-/// A key as TOML writes it: `models."org/name".args`.
+/// Formats a key path as TOML: `models."org/name".args`.
 pub fn dotted(path: &[String]) -> String {
     path.iter().map(|key| quoted(key)).collect::<Vec<_>>().join(".")
 }
 
-/// A key, in quotes where TOML needs them.
+/// Formats a key as TOML, in quotes if needed.
 pub fn quoted(key: &str) -> String {
     let bare = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
     if bare { key.to_owned() } else { toml_edit::Value::from(key).to_string() }

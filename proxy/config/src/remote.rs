@@ -1,4 +1,4 @@
-//! Models that somebody else's endpoint serves: `[remotes]`.
+//! Models served by remote endpoints (`[remotes]`).
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,39 +19,39 @@ use super::request::Request;
 use super::resolve::Resolver;
 use super::schema;
 
-/// A key is a line: more is another file.
+/// Maximum bytes of a key file. A key is one line, so a larger file is not one.
 const KEY_BYTES: usize = 4096;
 
-/// A model that somebody else's endpoint serves.
+/// A model served by a remote endpoint.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RemoteModel {
-    /// Where it is, with the path before `/v1` if there is one: `https://host/api/v1`. Required.
+    /// URL of the endpoint, with the path before `/v1` if there is one: `https://host/api/v1`. Required.
     pub url: String,
-    /// What the model is called there. Default: its name here.
+    /// Name of the model at the endpoint. Default: its name here.
     pub model: Option<String>,
-    /// The file with the key that is sent there. What clients send to us as a key is never passed on. Default: none.
+    /// File with the key for the endpoint. Keys of clients are never passed on. Default: none.
     #[schemars(schema_with = "schema::path")]
     pub key_file: Option<PathBuf>,
     /// Other names that clients may use.
     #[serde(default)]
     pub aliases: Vec<String>,
-    /// Requests at a time; others wait in the queue. Default: 64.
+    /// Maximum number of concurrent requests; others wait in the queue. Default: 64.
     pub max_in_flight: Option<u32>,
-    /// How long an answer may take in all. Default: that of `upstream.exchange_timeout`.
+    /// Time limit for a whole answer. Default: that of `upstream.exchange_timeout`.
     #[serde(default, deserialize_with = "optional_duration")]
     #[schemars(schema_with = "schema::age")]
     pub timeout: Option<Duration>,
-    /// What is changed in requests.
+    /// Changes to requests.
     #[serde(default)]
     pub request: Request,
 }
 
 impl Resolver<'_> {
-    /// Each of them as the supervisor takes it, with the rules for the gateway.
+    /// Resolves all remote models, with the rules for the gateway.
     pub(super) fn remotes(&mut self) -> Vec<(RemoteSpec, Arc<ModelRules>)> {
         let loaded = self.loaded;
-        // Who waits, and for how long, is said for all models.
+        // Use the queue settings of all models: a remote model has none of its own.
         let (queue, numbers) = (loaded.defaults.queue, loaded.settings.remote);
         let mut all = Vec::new();
         for (name, remote) in &loaded.settings.remotes {
@@ -84,7 +84,7 @@ impl Resolver<'_> {
             let rules = ModelRules {
                 request: self.request_rules(&["remotes", name], &remote.request),
                 upstream_model: Some(model.clone()),
-                // What was begun there is paid for: it is not begun a second time unasked.
+                // Never resend: the endpoint charges for work that it has begun.
                 on_death: OnDeath::Error,
                 remote: true,
                 timeout: remote.timeout,
@@ -109,7 +109,7 @@ impl Resolver<'_> {
         self.problems.push(Problem::new(place, format!("`remotes.{name}.{key}`: {message}")).hint(hint));
     }
 
-    /// The key in a file.
+    /// Reads the key from a file.
     fn key_of(&mut self, name: &str, path: &Path) -> Option<String> {
         let path = self.absolute(path);
         let hint = "write the endpoint's key into it, and nothing else";
@@ -127,7 +127,7 @@ impl Resolver<'_> {
             return None;
         }
         let mode = std::fs::metadata(&path).map_or(0, |about| about.permissions().mode());
-        // A group of one's own is no stranger, as with `server.keys`.
+        // Check others only: a group may be the service's own, as with `server.keys`.
         if mode & 0o007 != 0 {
             let message =
                 format!("`remotes.{name}.key_file`: every user of this machine can read {}", path.display());

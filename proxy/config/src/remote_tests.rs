@@ -1,4 +1,4 @@
-//! Models of endpoints, as they are read.
+//! Tests the resolution of remote models.
 
 use crate::problem::Problems;
 use std::fs::Permissions;

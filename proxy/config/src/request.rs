@@ -1,5 +1,5 @@
-//! The keys of a model's `request`: what is changed in the requests for it. From what was written to what the gateway is
-//! told; what would change a request's meaning for its client is refused.
+//! The keys of a model's `request`, which change its requests, and their conversion to rules for the
+//! gateway. Refuses changes that would alter the meaning of a request for its client.
 
 use std::collections::BTreeMap;
 
@@ -14,62 +14,62 @@ use super::resolve::Resolver;
 use super::schema;
 use super::settings::Model;
 
-/// Members that say what a request is: a rule about them would answer another request than the client's.
+/// Parameters that no rule may change, because the answer would not fit the client's request.
 const NOT_OURS: [(&str, &str); 2] = [
     ("model", "use `upstream_model` to give the backend another name"),
     ("stream", "clients that get what they did not ask for cannot read it"),
 ];
 
-/// How clients say how many tokens they want, in one interface or another.
+/// Parameters for the maximum number of tokens, in the different interfaces.
 pub(super) const TOKENS: [&str; 4] =
     ["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"];
 
-/// Members in which `system_prompt` is put.
+/// Parameters to which `system_prompt` is added.
 pub(super) const PROMPTS: [&str; 4] = ["messages", "input", "instructions", "system"];
 
-/// What is changed in requests.
+/// Changes to requests.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
-    /// Parameters that get this value, whatever the client says.
+    /// Parameters that always get this value, whatever the client sends.
     #[serde(default)]
     #[schemars(schema_with = "schema::parameters")]
     pub set: BTreeMap<String, Value>,
-    /// Parameters that get this value if the client does not give them.
+    /// Parameters that get this value if the client does not send them.
     #[serde(default)]
     #[schemars(schema_with = "schema::parameters")]
     pub default: BTreeMap<String, Value>,
-    /// Parameters that are taken out. One that is also in `set` is set.
+    /// Parameters that are removed. One that is also in `set` is set.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub strip: Vec<String>,
-    /// A system prompt, for chat, messages and responses.
+    /// System prompt for chat, messages and responses.
     pub system_prompt: Option<String>,
-    /// How it stands to the client's own: `missing` gives it only to those who have none, `prepend` puts it in front,
-    /// `replace` puts it in its place. Default: `"missing"`.
+    /// Combination with the client's prompt: `missing` uses it only if the client sends none,
+    /// `prepend` puts it in front, `replace` replaces the client's. Default: `"missing"`.
     #[serde(default)]
     #[schemars(schema_with = "schema::system_prompt_mode")]
     pub system_prompt_mode: Mode,
-    /// Tokens that a request may generate, at most; also where the client does not say. Default: no limit.
+    /// Maximum number of generated tokens; also applies if the client sends none. Default: no limit.
     #[schemars(range(min = 1))]
     pub max_tokens: Option<u64>,
-    /// Give each request that generates and names no seed a seed of its own, drawn at random as llama-server would: its answer
-    /// can then be drawn once more, so that any stream goes on when its process dies (docs/continuation.md). None comes by
-    /// `/v1/messages`.
+    /// Add a random seed to each generating request without one, as llama-server would choose. Its answer
+    /// can then be generated again, so that any stream continues when its process dies
+    /// (docs/continuation.md). Does not apply to `/v1/messages`.
     #[serde(default)]
     pub fresh_seed: bool,
 }
 
-/// How the system prompt stands to the client's own.
+/// Combination of the system prompt with the client's.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Where the client has none.
+    /// Use it if the client sends none.
     #[default]
     Missing,
-    /// In front of the client's.
+    /// Put it in front of the client's.
     Prepend,
-    /// Instead of the client's.
+    /// Replace the client's.
     Replace,
 }
 
@@ -84,7 +84,7 @@ impl From<Mode> for SystemMode {
 }
 
 impl Resolver<'_> {
-    /// What the gateway is told about a model.
+    /// Resolves the rules of a model for the gateway.
     pub(super) fn rules(&mut self, name: &str, model: &Model) -> ModelRules {
         let unfit = |name: &String| name.is_empty() || name.chars().any(char::is_control);
         if model.upstream_model.as_ref().is_some_and(unfit) {
@@ -105,7 +105,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// What is changed in requests, as it is written in the table of this name.
+    /// Resolves the request rules written in this table.
     pub(super) fn request_rules(&mut self, table: &[&str; 2], request: &Request) -> RequestRules {
         let mut problem = |place: Place, path: &[&str], message: &str, hint: &str| {
             let path: Vec<String> = table.iter().chain(path).map(|&key| key.to_owned()).collect();

@@ -1,4 +1,4 @@
-//! What is written under `request`, and what the gateway is told.
+//! Tests the conversion of `request` to rules for the gateway.
 
 use serde_json::json;
 

@@ -1,5 +1,5 @@
-//! Sample configurations as tests: each file's name says what it shows. Files in `invalid` say in their first lines,
-//! after `#!`, what has to be told about them.
+//! Tests with sample configurations: the name of each file says what it shows. Files in `invalid` have the
+//! expected reports in their first lines, after `#!`.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ fn samples(folder: &str) -> Vec<PathBuf> {
     files
 }
 
-/// A text without what differs from machine to machine, and from pin to pin.
+/// Removes the parts of a text that differ between machines or pins.
 pub(super) fn redacted(text: &str, dir: &Path) -> String {
     let here = std::env::current_dir().unwrap();
     let text = text.replace(&dir.display().to_string(), "DIR").replace(&here.display().to_string(), "HERE");
@@ -35,7 +35,7 @@ fn read(file: &Path) -> Result<Resolved, Problems> {
     let loaded = load(Sources { file: Some(file.to_owned()), ..Sources::default() })?;
     let mut machine = Machine::read();
     machine.env.clear();
-    // Shares of memory stand beside sizes in the samples, and which is larger must not depend on who runs this.
+    // Fix the memory: the samples compare percentages with sizes, so results would depend on the machine.
     machine.memory = ByteSize(24 << 30);
     resolve(&loaded, &machine, false)
 }
@@ -113,7 +113,7 @@ fn a_budget_below_the_prompt_cache_is_warned_about() {
 }
 
 proptest::proptest! {
-    /// Whatever a file says: an answer, never a panic.
+    /// Any file gives a result, never a panic.
     #[test]
     fn any_text_is_taken_or_refused(lines in proptest::collection::vec(line(), 0..6)) {
         let dir = tempfile::tempdir().unwrap();
@@ -125,7 +125,7 @@ proptest::proptest! {
     }
 }
 
-/// A line that is nearly a configuration's.
+/// A line that resembles one of a configuration.
 fn line() -> impl proptest::strategy::Strategy<Value = String> {
     use proptest::prelude::*;
     let key = prop::sample::select(vec![

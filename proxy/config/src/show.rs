@@ -1,7 +1,7 @@
-//! The effective configuration as TOML, each value with where it comes from.
+//! Prints the effective configuration as TOML, each value with its source.
 //!
-//! What it prints can be used as a configuration file: it means the same, if secrets are shown. They are shown on demand
-//! only, because people show this text to others.
+//! With revealed secrets, the output is an equivalent configuration file. Secrets are shown only on
+//! request, because operators share this text.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::resolve::mitigations::explain;
 use super::schema::compiled_in;
 use super::source::layers::Loaded;
 
-/// Sections in the order in which people think about them. Those about models come last.
+/// Order of the sections, most important first. Those about models come last.
 const ORDER: [&str; 17] = [
     "server",
     "admin",
@@ -36,18 +36,18 @@ const ORDER: [&str; 17] = [
     "models",
 ];
 
-/// What was configured, kept to be shown.
+/// The configuration kept for display.
 #[derive(Clone)]
 pub struct Kept {
-    /// The configuration as written.
+    /// Configuration as written.
     pub loaded: Arc<Loaded>,
-    /// The machine that it was read on.
+    /// Machine on which it was read.
     pub machine: Arc<Machine>,
-    /// Sections that have changed and take effect at the next start of llama-warden.
+    /// Changed sections that take effect at the next start of llama-warden.
     pub pending: Vec<&'static str>,
 }
 
-/// It has secrets in it.
+/// Omits the configuration, which contains secrets.
 impl std::fmt::Debug for Kept {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Kept({:?})", self.pending)
@@ -55,13 +55,13 @@ impl std::fmt::Debug for Kept {
 }
 
 impl Kept {
-    /// All of it without its secrets.
+    /// Prints the configuration without its secrets.
     pub fn text(&self) -> String {
         show(&self.loaded, &self.machine, false)
     }
 }
 
-/// The whole configuration. `reveal`: with its secrets.
+/// Prints the whole configuration; `reveal` includes secrets.
 pub fn show(loaded: &Loaded, machine: &Machine, reveal: bool) -> String {
     let mut text = String::new();
     let shown = Shown { loaded, reveal };
@@ -90,7 +90,8 @@ pub fn show(loaded: &Loaded, machine: &Machine, reveal: bool) -> String {
     text
 }
 
-/// The directories that are used, whoever chose them. That of sockets is made for one instance, unless it is configured.
+/// Prints the effective directories, configured or default. The default socket directory is that of this
+/// instance.
 fn paths(text: &mut String, loaded: &Loaded, machine: &Machine) {
     text.push_str("\n[paths]\n");
     let Ok(dirs) = loaded.dirs(machine) else {
@@ -100,7 +101,7 @@ fn paths(text: &mut String, loaded: &Loaded, machine: &Machine) {
     let configured = loaded.settings.paths.runtime_dir.is_some();
     for (key, dir) in [
         ("state_dir", dirs.state),
-        // What is configured is where each instance makes its own.
+        // Print the configured parent, in which each instance creates its own directory.
         ("runtime_dir", if configured { dirs.runtime_base } else { dirs.runtime }),
         ("data_dir", dirs.data),
         ("cache_dir", dirs.cache),
@@ -127,7 +128,7 @@ fn paths(text: &mut String, loaded: &Loaded, machine: &Machine) {
     }
 }
 
-/// The compiled-in numbers that are set.
+/// Prints the compiled-in numbers that are set.
 fn internal(text: &mut String, loaded: &Loaded) {
     let mut last = "";
     for (section, home, name) in compiled_in::settable() {
@@ -143,7 +144,7 @@ fn internal(text: &mut String, loaded: &Loaded) {
     }
 }
 
-/// What is shown, and how.
+/// The configuration to print, with the treatment of secrets.
 struct Shown<'a> {
     loaded: &'a Loaded,
     reveal: bool,
@@ -154,7 +155,7 @@ impl Shown<'_> {
         table(text, self, path, dict);
     }
 
-    /// The value of a key, without secrets unless they are wanted.
+    /// Formats the value of a key; hides secrets unless `reveal` is set.
     fn value(&self, key: &str, value: &Value) -> toml_edit::Value {
         match value {
             value if self.reveal => toml_value(value),
@@ -175,7 +176,7 @@ impl Shown<'_> {
     }
 }
 
-/// Any value, with the texts in it as they may be shown.
+/// Hides secrets in all texts of a value.
 fn without_secrets(value: toml_edit::Value) -> toml_edit::Value {
     match value {
         toml_edit::Value::String(text) => secrets::text(text.value()).into(),

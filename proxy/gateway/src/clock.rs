@@ -1,5 +1,5 @@
-//! The one place where wall-clock time enters: `created` in the list of models, how far away a
-//! start is, and when a request in a trace began.
+//! The only place that reads the wall clock: for `created` in the list of models, for the time until a
+//! start, and for the beginning of a request in a trace.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! Listening and serving: the entry point.
+//! The entry point: listens and serves.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -30,25 +30,27 @@ use crate::requests::Requests;
 use crate::shared::Shared;
 use crate::workers::{self, Workers};
 
-/// The data plane.
+/// The data plane, which serves clients.
 #[derive(Debug)]
 pub struct Gateway;
 
 impl Gateway {
-    /// Opens the listening sockets. Clients can connect from now on, and are served when [`Bound::serve`] runs.
+    /// Opens the listening sockets. Clients can connect from now on, and are served once [`Bound::serve`]
+    /// runs.
     ///
     /// # Errors
     ///
-    /// An address cannot be listened on, or the certificate, the keys or the list of hosts cannot be used.
+    /// An address cannot be listened on, or the certificate, the keys or the list of hosts is unusable.
     pub async fn bind(config: GatewayConfig) -> Result<Bound, GatewayError> {
         Self::bind_or_adopt(config, Vec::new()).await
     }
 
-    /// The same with sockets that listen already, in the place of host and port; without any it opens its own.
+    /// Like [`Self::bind`], with sockets that listen already in place of host and port; opens its own if
+    /// there are none.
     ///
     /// # Errors
     ///
-    /// As [`Self::bind`], or one of them cannot be used.
+    /// One of the sockets is unusable, or an error of [`Self::bind`].
     pub async fn bind_or_adopt(
         config: GatewayConfig,
         sockets: Vec<std::net::TcpListener>,
@@ -62,11 +64,12 @@ impl Gateway {
         Bound::new(config, tls.map(Arc::new), listener)
     }
 
-    /// The same with the listening sockets of another instance of ourselves ([`Bound::sockets`]), whose clients go on to connect.
+    /// Like [`Self::bind`], with the listening sockets of another instance ([`Bound::sockets`]), to which
+    /// clients continue to connect.
     ///
     /// # Errors
     ///
-    /// A socket cannot be used, or as [`Gateway::bind`].
+    /// A socket is unusable, or as [`Gateway::bind`].
     pub fn inherit(config: GatewayConfig, sockets: Vec<OwnedFd>) -> Result<Bound, GatewayError> {
         let tls = config.tls().map(|files| Tls::load(files, config.server.h2)).transpose()?;
         let listener =
@@ -75,14 +78,15 @@ impl Gateway {
     }
 }
 
-/// What ends a gateway's work.
+/// Tokens that end a gateway.
 #[derive(Clone, Debug, Default)]
 pub struct Ends {
-    /// It accepts nobody any more but those who have connected by then, answers what was sent by then, closes idle connections, and
-    /// lets running requests finish.
+    /// Stops the gateway: it accepts only connections made by then, answers requests sent by then, closes
+    /// idle connections, and lets running requests finish.
     pub stop: CancellationToken,
-    /// Another instance has its listening sockets: it accepts nobody any more, and each connection that it has gets an answer to
-    /// one more request, or is closed when it has long been idle.
+    /// Retires the gateway, because another instance has its listening sockets: it accepts no more
+    /// connections. Each existing connection gets an answer to one more request, or is closed after a long
+    /// idle time.
     pub retire: CancellationToken,
 }
 
@@ -137,17 +141,17 @@ impl Bound {
         })
     }
 
-    /// The address of the first host, with the port that was chosen.
+    /// Returns the address of the first host, with the chosen port.
     pub fn local_addr(&self) -> SocketAddr {
         self.listener.addresses()[0]
     }
 
-    /// The addresses of all hosts.
+    /// Returns the addresses of all hosts.
     pub fn local_addrs(&self) -> &[SocketAddr] {
         self.listener.addresses()
     }
 
-    /// Copies of the listening sockets, for the instance after us.
+    /// Duplicates the listening sockets for the next instance.
     ///
     /// # Errors
     ///
@@ -156,52 +160,52 @@ impl Bound {
         self.listener.sockets()
     }
 
-    /// What is going on now.
+    /// Returns the gauges of current activity.
     pub fn gauges(&self) -> Arc<Gauges> {
         self.gauges.clone()
     }
 
-    /// Tells it what may change while it serves.
+    /// Returns the handle for changing settings while it serves.
     pub fn control(&self) -> Control {
         self.control.clone()
     }
 
-    /// The requests in flight, and those that ended last.
+    /// Returns the requests in flight and the last ended ones.
     pub fn requests(&self) -> Requests {
         self.requests.clone()
     }
 
-    /// Whether its loops turn, once it serves.
+    /// Returns the handle that checks whether its event loops respond, once it serves.
     pub fn pulse(&self) -> Pulse {
         self.pulse.clone()
     }
 
-    /// How we ourselves become its client, once it serves: also before it accepts others.
+    /// Returns the handle for connecting to the gateway from within, once it serves, even before it accepts
+    /// clients.
     pub fn inward(&self) -> Inward {
         self.inward.clone()
     }
 
-    /// Accepts clients only when `begun` is cancelled: until then the sockets are another instance's.
+    /// Accepts clients only once `begun` is cancelled: until then the sockets belong to another instance.
     #[must_use]
     pub fn accepting_from(self, begun: CancellationToken) -> Self {
         Self { begun, ..self }
     }
 
-    /// The certificate, if clients speak TLS: to look from time to time whether its files have changed.
+    /// Returns the certificate, if clients use TLS, so that the caller can check its files for changes.
     pub fn tls(&self) -> Option<Arc<Tls>> {
         self.tls.clone()
     }
 
-    /// Has a page for operators, as long as a key has the right to it.
+    /// Adds the operators' page. The page is served as long as a key has the right to it.
     #[must_use]
     pub fn with_page(self, page: Arc<dyn Page>) -> Self {
         Self { page: Some(page), ..self }
     }
 
-    /// Serves until `stop` is cancelled. Then it accepts nobody any more, answers requests that are on their way, closes idle
-    /// connections, lets running requests finish, and returns when the last one has. The caller bounds that wait by dropping the future, which cuts what
-    /// still runs.
-    /// What `ends.retire` means stands there.
+    /// Serves until `ends.stop` or `ends.retire` is cancelled (see [`Ends`]), and returns when the last
+    /// request has ended. The caller limits that wait by dropping the future, which cuts the running
+    /// requests.
     pub async fn serve(self, fleet: Fleet, observer: Arc<dyn Observer>, ends: Ends) {
         self.serve_backends(Arc::new(fleet), observer, ends).await;
     }
@@ -237,7 +241,7 @@ impl Bound {
         let inside = Arc::new(Acceptor::new(Arc::new(inside), None));
         let acceptor = Arc::new(Acceptor::new(Arc::new(shared), self.tls));
         let connections = TaskTracker::new();
-        // Dropped with this future: then everything that still runs is cut.
+        // Dropped with this future, which then cuts all running requests.
         let cut = CancellationToken::new();
         let _cut_on_drop = cut.clone().drop_guard();
         loop {
@@ -246,7 +250,7 @@ impl Bound {
                 () = stop.cancelled() => break,
                 () = retire.cancelled() => break,
                 Some(question) = asked.recv() => {
-                    // Whoever asked may have left.
+                    // The caller may have gone.
                     let _left = question.send(());
                     continue;
                 }
@@ -287,13 +291,13 @@ impl Bound {
     }
 }
 
-/// The client was gone before it was accepted; others are not affected.
+/// Returns whether an error concerns one connection only: its client was gone before it was accepted.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-/// Gives a connection to one of the threads.
+/// Passes a connection to one of the threads.
 fn hand_over(
     workers: &Workers,
     acceptor: &Arc<Acceptor>,

@@ -1,7 +1,9 @@
-//! Connections that we make to ourselves: they are served like those of clients, without TLS, whoever has the listening sockets.
+//! Connections from this process to its own gateway. They are served like a client's, without TLS,
+//! whichever instance has the listening sockets.
 //!
-//! So it is seen that a request is answered before anybody's depends on it. Nobody else can come in this way: what is served is the other
-//! end of a connection that was made here.
+//! A test request over such a connection shows that requests are answered, before any client depends on it.
+//! No other program can use this path: the served socket is the other end of a connection that was made
+//! here.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -14,7 +16,7 @@ use crate::observe::{Observer, Record};
 use crate::requests::Requests;
 use crate::shared::Shared;
 
-/// Makes us a client of our own data plane. Cheap to clone, and keeps nothing alive.
+/// Connects to the gateway of this process. Cheap to clone, and keeps nothing alive.
 #[derive(Clone, Debug)]
 pub struct Inward(UnboundedSender<TcpStream>);
 
@@ -24,18 +26,18 @@ impl Inward {
         (Self(sender), receiver)
     }
 
-    /// A connection that is served from now on. What bounds the time is the caller's.
+    /// Makes a connection that is served from now on. The caller sets the time limit.
     ///
     /// # Errors
     ///
-    /// There is no loopback here, there are too many open files, or the data plane has ended.
+    /// There is no loopback interface, there are too many open files, or the gateway has ended.
     pub async fn connect(&self) -> io::Result<TcpStream> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let ours = TcpStream::connect(listener.local_addr()?).await?;
         let own = ours.local_addr()?;
         loop {
             let (theirs, peer) = listener.accept().await?;
-            // Anybody on this machine may connect to an open port: who is not us is not served.
+            // Any program on this machine may connect to an open port: only our own connection is served.
             if peer == own {
                 let ended = |_| io::Error::from(io::ErrorKind::BrokenPipe);
                 return self.0.send(theirs).map_err(ended).map(|()| ours);
@@ -44,7 +46,7 @@ impl Inward {
     }
 }
 
-/// What such a connection shares with all others: everything, but it is in no log, no count and no list of requests.
+/// Returns the state for such connections: the common one, but without log, counters and list of requests.
 pub(crate) fn shared(all: &Shared, workers: usize) -> Shared {
     Shared { observer: Arc::new(Nobody), requests: Requests::new(workers), ..all.clone() }
 }

@@ -1,42 +1,45 @@
-//! The data plane: it listens, limits, chooses the model, waits for the right to use a backend, forwards, and says what
-//! went wrong. It owns no backend and decides nothing about one: that is the supervisor's.
+//! The data plane: listens, enforces limits, chooses the model, waits for a lease, forwards, and reports
+//! errors. Backends are owned by the supervisor, which makes all decisions about them.
 //!
 //! ```text
-//!   client --TCP--> client ──> exchange ──> answer ··> back to the client, and holds the lease until it has ended
+//!   client --TCP--> client ──> exchange ──> answer ··> to the client; holds the lease until it has ended
 //!                                 │
 //!       access ──> route ──> body ──> rules ──> backend --socket--> llama-server
-//!    may it ask?  for what?  taken in  changed   lease, connection, attempts
+//!      permitted?  for what?  read     changed   lease, connection, attempts
 //! ```
 //!
 //! Promises, each with its test:
-//! - Bytes pass unchanged, both ways, as they come; a slow reader stalls its own backend and nobody else's.
-//! - No request is executed twice by servers that live. It is sent again with proof that nothing was executed, or once more after
-//!   its server died, if it only computes an answer of which its client has nothing (`backend::attempts`, `backend::again`).
-//! - A client that leaves gives up everything at once: its place in the queue, its lease, its backend's generation.
-//! - Every error is one of ours with a cure, or the backend's own (`refusal`).
-//! - Memory is bounded: connections, heads, and one budget for bodies that are held.
+//! - Bytes pass unchanged in both directions, as they come; a slow reader slows down only its own backend.
+//! - No request is executed twice by live servers. A request is sent again with proof that nothing was
+//!   executed,
+//!   or once more after its server died, if it only computes an answer of which the client has nothing
+//!   (`backend::attempts`, `backend::again`).
+//! - A client that leaves frees everything at once: its place in the queue, its lease, its backend's
+//!   generation.
+//! - Every error is one of the gateway's with a remedy, or the backend's own (`refusal`).
+//! - Memory is bounded: connections, heads, and one budget for held bodies.
 //!
 //! Each folder is one stage of a request, and may use only those below it:
 //!
 //! | folder | job |
 //! |---|---|
-//! | `gateway` | listening and serving: the entry point |
-//! | `client` | client connections: their first moments, their limits and clocks, TLS, HTTP/2 |
-//! | `inward` | connections that we make to ourselves |
-//! | `exchange` | one request's life, stage by stage; what is answered here; how large a prompt is |
-//! | `shared`, `live` | what all requests share; what of it may change while we serve |
-//! | `answer` | the way back: whole events, counted work, answers put together from streams, the record |
-//! | `page` | the way to the page for operators, if there is one here |
+//! | `gateway` | the entry point: listens and serves |
+//! | `client` | client connections: accepting, limits and timeouts, TLS, HTTP/2 |
+//! | `inward` | connections from this process to itself |
+//! | `exchange` | one request's life, stage by stage; own routes; prompt sizes |
+//! | `shared`, `live` | state that all requests share; the part of it that may change while serving |
+//! | `answer` | the response path: whole events, counted work, assembled answers, the record |
+//! | `page` | the interface to the operators' page, if there is one |
 //! | `access` | keys, web pages, host names: who may send a request |
-//! | `rules` | what an operator wants changed in request bodies, in place |
-//! | `backend` | the way to a backend: leases, connections, attempts |
-//! | `body` | request bodies: taken in, read as they pass, changed in place, under one budget |
-//! | `route` | the one table of paths; what a target says of its model |
-//! | `requests` | those in flight and those that ended last, for an operator, and how one is cancelled |
-//! | `refusal` | every error that a client can get from us, and how it is spelled |
-//! | `protocol` | what HTTP demands of an intermediary; ambiguous requests; heads, queries, events |
-//! | `config`, `observe`, `trace`, `limits` | numbers; records and gauges; their parts in traces; what connections may cost |
-//! | `workers`, `pulse`, `clock` | the threads that all of it runs on; whether they turn; the time of day |
+//! | `rules` | the operator's changes to request bodies, in place |
+//! | `backend` | the path to a backend: leases, connections, attempts |
+//! | `body` | request bodies: read, scanned as they pass, edited in place, under one budget |
+//! | `route` | the one table of paths; the model in a target |
+//! | `requests` | requests in flight and the last ended ones, for operators to list and cancel |
+//! | `refusal` | every error that a client can get from the gateway, and its format |
+//! | `protocol` | duties of an HTTP intermediary; ambiguous requests; heads, queries, events |
+//! | `config`, `observe`, `trace`, `limits` | settings; records and gauges; spans; connection limits |
+//! | `workers`, `pulse`, `clock` | the threads of all this; whether they respond; the time of day |
 
 mod access;
 mod answer;

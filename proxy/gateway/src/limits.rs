@@ -1,5 +1,5 @@
-//! How often each limit was reached that ends a connection or refuses it: there was no request that could have a record of it.
-//! What a request is refused for is its outcome instead ([`crate::Outcome`]).
+//! Counters of limits that end or refuse a connection, for which there is no request record. The reason for
+//! refusing a request is its outcome instead ([`crate::Outcome`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,19 +10,19 @@ pub enum Limit {
     Connections,
     /// `server.connections_per_peer`: refused.
     ConnectionsPerPeer,
-    /// `server.refusals`: closed without a word.
+    /// `server.refusals`: closed without an answer.
     Refusals,
     /// `server.header_timeout`: a head, or the beginning of a connection, did not come in time.
     HeadTime,
-    /// `server.header_bytes`, `server.header_count`: a head that could not be read to its end.
+    /// `server.header_bytes`, `server.header_count`: a head was too large.
     HeadSize,
-    /// A head that is no HTTP.
+    /// A head was not HTTP.
     HeadInvalid,
-    /// `server.keep_alive`: an idle connection was closed. This happens to every client, and is no sign of harm.
+    /// `server.keep_alive`: an idle connection was closed. Normal for every client, and harmless.
     KeepAlive,
     /// `server.send_timeout`: a client that does not read was cut.
     SendTime,
-    /// `upstream.exchange_timeout`: an answer that a client has not taken long after that was cut.
+    /// `upstream.exchange_timeout`: an answer was cut that its client had not read long after that time.
     Overdue,
     /// `server.tls_handshake_timeout`.
     HandshakeTime,
@@ -30,14 +30,14 @@ pub enum Limit {
     Handshake,
     /// Rapid reset: `server.h2_resets`, `server.h2_pending_resets`, `server.h2_local_resets`.
     H2Resets,
-    /// Frames that are no HTTP/2.
+    /// Frames were not HTTP/2.
     H2Invalid,
     /// `server.h2_ping_timeout`.
     H2Ping,
 }
 
 impl Limit {
-    /// All of them.
+    /// All limits.
     pub const ALL: [Self; 14] = [
         Self::Connections,
         Self::ConnectionsPerPeer,
@@ -55,7 +55,7 @@ impl Limit {
         Self::H2Ping,
     ];
 
-    /// A label for metrics.
+    /// Label for metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Connections => "connections",
@@ -76,12 +76,12 @@ impl Limit {
     }
 }
 
-/// Counts since the start.
+/// Counters since the start.
 #[derive(Debug, Default)]
 pub struct Limited([AtomicU64; Limit::ALL.len()]);
 
 impl Limited {
-    /// How often it was reached.
+    /// Returns how often a limit was reached.
     pub fn count(&self, limit: Limit) -> u64 {
         self.0[limit as usize].load(Ordering::Relaxed)
     }

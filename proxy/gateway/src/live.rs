@@ -1,5 +1,5 @@
-//! What may change while the gateway serves: rules of single models, keys, origins. A request takes
-//! the picture of the moment when it begins and keeps it to its end.
+//! Settings that may change while the gateway serves: rules of models, keys, origins. A request takes a
+//! snapshot when it begins and keeps it to its end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use crate::access::keys::{KeyCounts, KeyHash, Keys};
 use crate::body::request_copy::Recorder;
 use crate::rules::{ModelRules, Name};
 
-/// The picture. [`Default`] is: no rules.
+/// The snapshot. [`Default`] has no rules.
 #[derive(Clone, Debug)]
 pub struct Live {
-    /// What is special about single models; one that is missing has no rules.
+    /// Rules of models; a missing model has none.
     pub models: QuickMap<ModelName, Arc<ModelRules>>,
-    /// Names that mean one of several models, or one with other rules.
+    /// Names that resolve to one of several models, or to one with other rules.
     pub by_name: BTreeMap<String, Name>,
-    /// The keys that are asked for; `None`: none is, and what clients send passes on.
+    /// Accepted keys; `None`: no key is required, and clients' credentials are passed on.
     pub keys: Option<Keys>,
-    /// Which web pages may call.
+    /// CORS settings for web pages.
     pub cors: Cors,
-    /// By which host names we may be reached.
+    /// Host names under which the gateway is reachable.
     pub names: Names,
-    /// Who records the requests of a model; without one nothing is recorded.
+    /// Recorders by model; requests of other models are not recorded.
     pub recorders: QuickMap<ModelName, Arc<dyn Recorder>>,
 }
 
@@ -42,14 +42,14 @@ impl Default for Live {
     }
 }
 
-/// Tells a running gateway. Cheap to clone.
+/// Changes the settings of a running gateway. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Control {
     live: Arc<ArcSwap<Live>>,
 }
 
 impl Control {
-    /// Requests that begin from now on see this. Keys of the same names go on with what they have used.
+    /// Sets the snapshot for requests that begin from now on. Keys with the same names keep their usage.
     pub fn update(&self, mut live: Live) {
         if let (Some(new), Some(old)) = (&mut live.keys, &self.now().keys) {
             *new = new.after(old);
@@ -57,18 +57,18 @@ impl Control {
         self.live.store(Arc::new(live));
     }
 
-    /// The picture of this moment.
+    /// Returns the current snapshot.
     pub(crate) fn now(&self) -> Arc<Live> {
         self.live.load_full()
     }
 
-    /// The name of a key that there is now, and whether it opens the page for operators.
+    /// Returns the name of a current key, and whether it opens the operators' page.
     pub fn known_key(&self, hash: &KeyHash) -> Option<(Arc<str>, bool)> {
         let live = self.live.load();
         live.keys.as_ref()?.known(hash).map(|key| (key.name.clone(), key.operator))
     }
 
-    /// What each key has used since the start.
+    /// Returns the usage of each key since the start.
     pub fn key_counts(&self) -> Vec<KeyCounts> {
         self.live.load().keys.as_ref().map(Keys::counts).unwrap_or_default()
     }

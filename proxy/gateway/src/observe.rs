@@ -1,4 +1,5 @@
-//! What the gateway reports of its work: one record for each request, and gauges. Never a prompt, a body or a key.
+//! Reports of the gateway's work: one record per request, and gauges. They never contain a prompt, a body
+//! or a key.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,16 +13,17 @@ use warden_policies::{GenerationId, ModelName, Work};
 use crate::limits::Limited;
 use crate::trace::Trace;
 
-/// Told about every request when it has ended, however it ended. Called in the request's task: it must not block.
+/// Receives the record of every request that has ended, however it ended. Called in the request's task: it
+/// must not block.
 pub trait Observer: Send + Sync + 'static {
-    /// A request has ended.
+    /// Receives the record of an ended request.
     fn request_done(&self, record: &Record);
 }
 
-/// One request.
+/// Record of one request.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// The client's `X-Request-Id`, or ours.
+    /// The client's `X-Request-Id`, or a generated one.
     pub request_id: String,
     /// The client's address.
     pub peer: IpAddr,
@@ -29,9 +31,9 @@ pub struct Record {
     pub method: Method,
     /// The protocol on the client's side.
     pub protocol: Version,
-    /// What the client calls itself: the first 200 characters, without control characters.
+    /// `User-Agent`: its first 200 characters, without control characters.
     pub user_agent: Option<Box<str>>,
-    /// Name of the client's key, where keys are asked for and it brought a right one.
+    /// Name of the client's key, if keys are required and the request had a valid one.
     pub key: Option<Arc<str>>,
     /// Label of the route, one of a bounded set: `chat`, `embeddings`, `health`, `other` ...
     pub route: &'static str,
@@ -39,52 +41,52 @@ pub struct Record {
     pub model: Option<ModelName>,
     /// The generation that answered, or the last one tried.
     pub generation: Option<GenerationId>,
-    /// The status sent to the client; 0 if the client left before there was one.
+    /// Status sent to the client; 0 if the client left before there was one.
     pub status: u16,
-    /// Status of the backend's answer, or of our refusal, where the head of a stream with status 200 was sent before
-    /// either was there. An error is an event of that stream then.
+    /// Status of the backend's answer or of a refusal, if the head of a stream with status 200 was sent
+    /// before. An error is an event of that stream then.
     pub late_status: Option<u16>,
-    /// How it ended.
+    /// Outcome of the request.
     pub outcome: Outcome,
-    /// Whether the answer was an event stream.
+    /// The answer was an event stream.
     pub stream: bool,
-    /// Time spent in queues, all attempts together.
+    /// Time spent in queues, over all attempts.
     pub queued: Duration,
     /// From the end of the request head to the first byte of the answer's body, if there was one.
     pub first_byte: Option<Duration>,
-    /// From the end of the request head to the first event of an answer that is generated as a stream: its first token.
+    /// From the end of the request head to the first event of a generated stream: its first token.
     pub first_token: Option<Duration>,
-    /// From the end of the request head to the end.
+    /// From the end of the request head to the end of the request.
     pub total: Duration,
-    /// Bytes of the request body taken.
+    /// Bytes received of the request body.
     pub bytes_in: u64,
-    /// Bytes of the answer's body passed on.
+    /// Bytes of the answer's body sent.
     pub bytes_out: u64,
     /// Work that the answer reported.
     pub work: Work,
     /// Attempts after the first.
     pub retries: u32,
-    /// Whether it was executed again because its server had died.
+    /// The request was executed again because its server died.
     pub continued: bool,
-    /// Its part in the trial of a canary, if its model has one and could have given it to that.
+    /// Its part in the trial of a canary, if its model has one and the request was eligible.
     pub tried: Option<Tried>,
-    /// Its parts in time, while traces are exported.
+    /// Its spans, while traces are exported.
     pub trace: Option<Box<Trace>>,
 }
 
-/// The part of a request in the trial of a canary.
+/// Part of a request in the trial of a canary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tried {
-    /// What its conversation is known by.
+    /// Hash of its conversation.
     pub conversation: u64,
-    /// Who was to answer it.
+    /// Build that was chosen to answer.
     pub arm: Arm,
-    /// Why the model's own build answers it although the canary was to; `None`: it does not.
+    /// Reason why the model's own build answers in place of the chosen canary; `None` if it does not.
     pub left: Option<&'static str>,
 }
 
 impl Record {
-    /// What it tells of a canary, or of the build that the canary is compared with.
+    /// Returns its result for the comparison of a canary with the model's own build.
     pub fn exchange(&self) -> Option<Exchange> {
         let Tried { conversation, arm, left } = self.tried?;
         let mut exchange = Exchange { arm, conversation, failed: false, latency_ms: None, token_ms: None };
@@ -94,7 +96,8 @@ impl Record {
         );
         let failed = broke || (self.outcome == Outcome::Ok && self.answer_status() >= 500);
         if left.is_some() {
-            // What fails with both is the fault of the request, and counts as it does for those that the other build gets alone.
+            // A request that fails with both builds is at fault itself, and counts like a request to the
+            // own build alone.
             let answered = self.outcome == Outcome::Ok && self.answer_status() < 400;
             exchange.failed = answered || failed || self.outcome == Outcome::ClientGone;
             let refused = self.outcome == Outcome::Ok && !exchange.failed;
@@ -107,7 +110,7 @@ impl Record {
         if self.outcome != Outcome::Ok {
             return None;
         }
-        // A stream may begin with a comment long before it says anything.
+        // A stream may begin with a comment long before its first token.
         let first = if self.stream { self.first_token } else { self.first_byte };
         if let Some(first) = first.filter(|_| self.answer_status() == 200) {
             let begins = if self.stream { first } else { self.queued };
@@ -120,12 +123,12 @@ impl Record {
         Some(exchange)
     }
 
-    /// Status of the answer, whether it is in the head or came behind one that had been sent.
+    /// Returns the status of the answer, including a status that followed an early head.
     pub fn answer_status(&self) -> u16 {
         self.late_status.unwrap_or(self.status)
     }
 
-    /// Notes the head of the answer: for the client, unless the client has one.
+    /// Records the head of the answer, which the client gets unless it already has one.
     pub(crate) fn note_head(&mut self, status: u16, stream: bool) {
         if let Some(late) = &mut self.late_status {
             *late = status;
@@ -134,12 +137,12 @@ impl Record {
         }
     }
 
-    /// Notes that the client is given the head of a stream before there is an answer.
+    /// Records that the client gets the head of a stream before there is an answer.
     pub(crate) fn note_early_head(&mut self) {
         (self.status, self.stream, self.late_status) = (200, true, Some(200));
     }
 
-    /// What further attempts have cost, from a copy on which they were counted.
+    /// Takes over the cost of further attempts, which was counted on a copy.
     pub(crate) fn spent(&mut self, copy: Self) {
         self.queued = copy.queued;
         self.generation = copy.generation;
@@ -150,16 +153,16 @@ impl Record {
     }
 }
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// The backend's answer was passed on whole, whatever its status; or we answered ourselves, as asked.
+    /// The backend's answer was passed on completely, with any status; or the gateway answered itself.
     Ok,
     /// The client left first.
     ClientGone,
     /// The backend's connection ended before its answer did.
     UpstreamDied,
-    /// The backend's answer was not HTTP, or its end could be seen in two places.
+    /// The backend's answer was not HTTP, or its end was ambiguous.
     UpstreamGarbled,
     /// The backend's event stream was silent for too long.
     UpstreamStalled,
@@ -167,16 +170,16 @@ pub enum Outcome {
     TimedOut,
     /// The generation was stopped while it answered.
     Revoked,
-    /// An operator ended it.
+    /// An operator cancelled it.
     Cancelled,
-    /// No backend took it; the label says why.
+    /// No backend accepted it; the label gives the reason.
     Denied(&'static str),
-    /// The request was refused; the label says why.
+    /// The request was refused; the label gives the reason.
     Rejected(&'static str),
 }
 
 impl Outcome {
-    /// A label for logs and metrics, one of a bounded set.
+    /// Label for logs and metrics, one of a bounded set.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -192,19 +195,20 @@ impl Outcome {
     }
 }
 
-/// What is going on now.
+/// Gauges of current activity.
 #[derive(Debug, Default)]
 pub struct Gauges {
     /// Client connections open.
     pub connections: AtomicUsize,
     /// Requests between their head and the end of their answer.
     pub in_flight: AtomicUsize,
-    /// Bytes of request bodies, and of answers that their clients do not read, held in memory.
+    /// Bytes in memory of request bodies and of unread answers.
     pub held_bytes: AtomicUsize,
-    /// When the certificate ends, seconds since 1970; 0 without TLS.
+    /// End of the certificate in seconds since 1970; 0 without TLS.
     pub tls_not_after: AtomicU64,
-    /// Whether `/health` sends balancers elsewhere already, while requests are still taken. Whoever serves us says so.
+    /// `/health` already fails, so that load balancers use other instances, while requests are still
+    /// served. Set by the program that runs the gateway.
     pub draining: AtomicBool,
-    /// How often each limit of connections was reached, of which no request has a record.
+    /// Counters of the connection limits, for which there is no request record.
     pub limited: Limited,
 }

@@ -1,6 +1,6 @@
-//! A page for operators beside the models: who answers it, and what it is told of who asks. It is there as long as a key has the
-//! right to it ([`crate::KeySpec::operator`]); without one its paths are llama-server's, as all that we do not know. What it says,
-//! and to whom, is its own.
+//! The interface to the operators' page: its handler, and the data that it gets about a client. The page
+//! exists as long as a key has the right to it ([`crate::KeySpec::operator`]). Otherwise its paths belong
+//! to llama-server, like all unknown ones. The page itself decides what it shows to whom.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -15,26 +15,26 @@ use hyper::body::Incoming;
 
 use crate::access::host_check;
 
-/// Where it is.
+/// Path of the page.
 const ROOT: &str = "/page";
 
-/// An answer that comes.
+/// Future of the page's answer.
 pub type Answering = Pin<Box<dyn Future<Output = Response<UnsyncBoxBody<Bytes, Infallible>>> + Send>>;
 
-/// What answers all paths below `/page`.
+/// Answers all paths below `/page`.
 pub trait Page: Send + Sync {
-    /// Answers one request. It judges itself who asks: no key has been looked at.
+    /// Answers one request. The page must check the client's rights itself: no key was checked before.
     fn answer(self: Arc<Self>, request: Request<Incoming>, asker: Asker) -> Answering;
 }
 
-/// Who asks, as far as the connection tells.
+/// The client, as far as the connection shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asker {
-    /// Its address.
+    /// Address of the client.
     pub peer: IpAddr,
-    /// The host that it named, with its port; empty if that is no text.
+    /// Requested host with its port; empty if it is not UTF-8.
     pub host: String,
-    /// Whether it speaks TLS with us.
+    /// The connection uses TLS.
     pub tls: bool,
 }
 
@@ -45,7 +45,8 @@ impl Asker {
     }
 }
 
-/// Whether a request is for the page, where there is one. What asks for leave or for a tunnel is answered as everywhere.
+/// Returns whether a request is for the page, if there is one. Preflights, `CONNECT` and `TRACE` are
+/// handled as on other paths.
 pub(crate) fn is_for(parts: &Parts) -> bool {
     let rest = parts.uri.path().strip_prefix(ROOT);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

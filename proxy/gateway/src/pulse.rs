@@ -1,16 +1,17 @@
-//! Whether the data plane turns: its acceptor and each of its threads are asked for a word, and a loop that is stuck gives none.
+//! Liveness check of the data plane: asks its acceptor and each of its threads for an answer, which a stuck
+//! loop does not give.
 //!
-//! It keeps nobody alive: when the gateway has ended nothing is answered any more.
+//! The check keeps nothing alive: once the gateway has ended, no answer comes.
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
 use crate::workers::Asker;
 
-/// Who is to answer.
+/// Sender on which a loop answers.
 pub(crate) type Question = oneshot::Sender<()>;
 
-/// Asks the loops of the data plane whether they turn. Cheap to clone.
+/// Checks whether the loops of the data plane respond. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Pulse {
     acceptor: UnboundedSender<Question>,
@@ -18,16 +19,17 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    /// For these threads; the acceptor answers what comes out of the other end.
+    /// Creates the check for these threads. The acceptor answers the questions from the returned receiver.
     pub(crate) fn new(workers: Vec<Asker>) -> (Self, UnboundedReceiver<Question>) {
         let (acceptor, asked) = unbounded_channel();
         (Self { acceptor, workers }, asked)
     }
 
-    /// Asks them all: who was asked, in words, and what resolves when it turns. It fails if that loop has ended.
+    /// Asks all loops. Returns their names and receivers that resolve once they respond, or fail if the
+    /// loop has ended.
     pub fn ask(&self) -> Vec<(String, oneshot::Receiver<()>)> {
         let (question, answer) = oneshot::channel();
-        // Where nobody accepts any more the question is dropped, and that is the answer.
+        // If the acceptor has ended the question is dropped, so its receiver fails.
         drop(self.acceptor.send(question));
         let threads = self.workers.iter().enumerate().map(|(number, worker)| {
             let (question, answer) = oneshot::channel();

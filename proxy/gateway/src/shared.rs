@@ -1,4 +1,4 @@
-//! What all requests share.
+//! State that all requests share.
 
 use std::sync::Arc;
 
@@ -21,17 +21,17 @@ pub(crate) struct Shared {
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) budget: Budget,
     pub(crate) live: Control,
-    /// Those in flight, and those that ended last.
+    /// Requests in flight and the last ended ones.
     pub(crate) requests: Requests,
-    /// The page for operators.
+    /// The operators' page.
     pub(crate) page: Option<Arc<dyn Page>>,
     pub(crate) stop: CancellationToken,
-    /// A while after `stop`: connections without a request are closed.
+    /// Some time after `stop`: connections without a request are closed.
     pub(crate) hang_up: CancellationToken,
-    /// Another instance has taken our place: a connection that is here has one more request at most.
+    /// Another instance has taken over: each existing connection gets at most one more request.
     pub(crate) retire: CancellationToken,
-    /// Seconds since 1970.
+    /// Start of the gateway in seconds since 1970.
     pub(crate) started: u64,
-    /// What requests are known by.
+    /// Key for fingerprints of requests.
     pub(crate) prints: PrintKey,
 }

@@ -1,16 +1,17 @@
-//! What is told of a request while traces are exported: its parts, each with when it began and ended. Never a text.
+//! Spans of a request for exported traces: its parts with their begin and end. They never contain prompt or
+//! answer text.
 //!
 //! ```text
 //!  request ─┬─ queue
 //!           ├─ attempt ─┬─ prefill
 //!           │           └─ generation
-//!           ├─ attempt …                    the last one answered nothing, or its server died before the answer
-//!           └─ continuation ─┬─ queue       its server died in the middle: all that follows, to the end
+//!           ├─ attempt …                  the previous one failed before the answer
+//!           └─ continuation ─┬─ queue     the server died in the middle of the answer: all that follows
 //!                            └─ attempt ─ …
 //! ```
 //!
-//! A request of which nothing is exported has none of this: its [`crate::Record`] holds nothing, and each place that would note
-//! something asks for that and goes on.
+//! Without export, a request's [`crate::Record`] has no trace, and all code that would record a span checks
+//! that first.
 
 use std::time::Duration;
 
@@ -25,25 +26,25 @@ use crate::clock;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Parts that are noted of a request, at most: one that is tried more often is told with its first parts.
+/// Maximum number of recorded parts of a request; later ones are dropped.
 const MOST: usize = 48;
 
-/// A request in its trace.
+/// Trace data of a request.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// Which trace, and the request's own span in it.
+    /// Trace id, and the request's own span.
     pub context: Context,
-    /// What others have noted of the trace, as it came and goes on.
+    /// `tracestate` of other participants, as received and passed on.
     pub state: Option<String>,
-    /// When the request's head had come, in nanoseconds since 1970.
+    /// Arrival of the request's head, in nanoseconds since 1970.
     pub began_unix_nanos: u64,
-    /// Its path, if it is one of those that we know: whatever else clients write there may be anything.
+    /// Path, if it is a known one: any other may contain private data.
     pub path: Option<&'static str>,
-    /// Whether it came over TLS.
+    /// The request came over TLS.
     pub tls: bool,
-    /// Its parts, in the order in which they began. Empty if it is not recorded.
+    /// Its parts in the order of their beginning; empty if the request is not sampled.
     pub parts: Vec<Part>,
-    /// Tokens of the prompt, those that were cached included, if the answer told.
+    /// Prompt tokens, including cached ones, if the answer reported them.
     pub prompt: Option<u64>,
     started: Instant,
     numbered: u32,
@@ -52,50 +53,50 @@ pub struct Trace {
 /// A part of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Its span.
+    /// Span id.
     pub span: SpanId,
-    /// The span that it is a part of.
+    /// Id of the parent span.
     pub parent: SpanId,
-    /// What was done.
+    /// Kind of the part.
     pub kind: Kind,
-    /// When it began, since the request's head had come.
+    /// Begin, since the arrival of the request's head.
     pub begin: Duration,
-    /// When it ended; `None` while it goes on.
+    /// End; `None` while it is running.
     pub end: Option<Duration>,
-    /// Why it came to nothing, one of a bounded set of words.
+    /// Reason for its failure, one of a bounded set of words.
     pub failed: Option<&'static str>,
 }
 
-/// What a part is.
+/// Kind of a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It waited for a backend.
+    /// Waiting for a backend.
     Queue,
-    /// It was sent to one.
+    /// Sent to a backend.
     Attempt(Peer),
-    /// The prompt was evaluated, up to the first token.
+    /// Evaluation of the prompt, up to the first token.
     Prefill,
-    /// Tokens were generated.
+    /// Generation of tokens.
     Generation,
-    /// Its server was gone in the middle of the answer, and another one computes the rest.
+    /// Computation of the rest by another server, after the first one died in the middle of the answer.
     Continuation,
 }
 
-/// To whom a request was sent.
+/// Backend of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Which process.
+    /// Generation of the process.
     pub generation: GenerationId,
-    /// Whether that is of a build which is only tried.
+    /// The process is a canary.
     pub canary: bool,
-    /// Host, or the path of a socket.
+    /// Host, or path of a socket.
     pub address: String,
-    /// Port, where it has one.
+    /// Port, if it has one.
     pub port: Option<u16>,
 }
 
 impl Peer {
-    /// A process at this address.
+    /// Describes a process at this address.
     pub(crate) fn of(generation: GenerationId, canary: bool, address: &Address) -> Self {
         let (address, port) = match address {
             Address::Process(Endpoint::Unix(path)) => (path.to_string_lossy().into_owned(), None),
@@ -107,7 +108,8 @@ impl Peer {
 }
 
 impl Trace {
-    /// Of a request with these fields. What of them is not sound is taken out, so that it goes no further.
+    /// Starts the trace of a request with these headers. Invalid trace headers are removed, so that they
+    /// are not passed on.
     pub(crate) fn begin(
         headers: &mut HeaderMap,
         ratio: f64,
@@ -142,12 +144,12 @@ impl Trace {
         })
     }
 
-    /// The part that is open now and of this kind, the last one first.
+    /// Returns the latest open part of this kind.
     fn open(&mut self, is: fn(&Kind) -> bool) -> Option<&mut Part> {
         self.parts.iter_mut().rev().find(|part| part.end.is_none() && is(&part.kind))
     }
 
-    /// What others are asked for now is a part of this.
+    /// Returns the parent for the next spans.
     fn parent(&mut self) -> SpanId {
         let own = self.context.span;
         self.open(|kind| *kind == Kind::Continuation).map_or(own, |part| part.span)
@@ -163,13 +165,13 @@ impl Trace {
         span
     }
 
-    /// It asks for a backend.
+    /// Records that the request asks for a backend.
     pub(crate) fn waits(&mut self) {
         let (parent, now) = (self.parent(), self.started.elapsed());
         self.push(Kind::Queue, parent, now, None);
     }
 
-    /// It got one, for which it had waited so long. Who has not waited was in no queue.
+    /// Records that a backend was granted after `waited`. Without a wait there is no queue span.
     pub(crate) fn granted(&mut self, waited: Duration) {
         let now = self.started.elapsed();
         let begin = now.saturating_sub(waited);
@@ -185,7 +187,7 @@ impl Trace {
         }
     }
 
-    /// It is sent to a backend. Gives the `traceparent` for that.
+    /// Records an attempt, and returns its `traceparent`.
     pub(crate) fn asks(&mut self, peer: impl FnOnce() -> Peer) -> Option<HeaderValue> {
         let mut span = self.context.span;
         if self.context.is_sampled() {
@@ -196,14 +198,14 @@ impl Trace {
         HeaderValue::from_str(&self.context.traceparent(span)).ok()
     }
 
-    /// The `traceparent` for a question of ours beside what the client asked: it belongs to the continuation that it is for, and not to
-    /// the server that is gone.
+    /// Returns the `traceparent` for a question of our own. Its parent is the continuation it serves, not
+    /// the attempt of the dead server.
     pub(crate) fn asks_beside(&mut self) -> Option<HeaderValue> {
         let span = self.parent();
         HeaderValue::from_str(&self.context.traceparent(span)).ok()
     }
 
-    /// The attempt that is under way is over.
+    /// Records the end of the current attempt.
     pub(crate) fn answered(&mut self, failed: Option<&'static str>) {
         let now = self.started.elapsed();
         let is_of_it = |kind: &Kind| matches!(kind, Kind::Attempt(_) | Kind::Prefill | Kind::Generation);
@@ -213,7 +215,7 @@ impl Trace {
         }
     }
 
-    /// The first token of the attempt that is under way has come.
+    /// Records the first token of the current attempt.
     pub(crate) fn speaks(&mut self, at: Instant) {
         let now = at.saturating_duration_since(self.started);
         let Some(attempt) = self.open(|kind| matches!(kind, Kind::Attempt(_))) else { return };
@@ -225,7 +227,7 @@ impl Trace {
         self.push(Kind::Generation, span, now.max(begin), None);
     }
 
-    /// What the server tells of an answer that came in one piece: how long the prompt and the tokens took it.
+    /// Records the server's own times for prompt and tokens, for a non-streaming answer.
     pub(crate) fn timed(&mut self, prompt: Option<Duration>, tokens: Option<Duration>) {
         let now = self.started.elapsed();
         let Some(attempt) = self.open(|kind| matches!(kind, Kind::Attempt(_))) else { return };
@@ -239,7 +241,8 @@ impl Trace {
         self.push(Kind::Generation, span, middle, Some(now));
     }
 
-    /// Its server is gone in the middle of the answer: what follows is to be the rest.
+    /// Records the loss of the server in the middle of the answer; the following parts belong to the
+    /// continuation.
     pub(crate) fn goes_on(&mut self, failed: &'static str) {
         self.answered(Some(failed));
         let now = self.started.elapsed();
@@ -248,14 +251,14 @@ impl Trace {
         }
     }
 
-    /// It is over.
+    /// Records the end of the request.
     pub(crate) fn end(&mut self, total: Duration, failed: Option<&'static str>) {
         for part in self.parts.iter_mut().filter(|part| part.end.is_none()) {
             part.end = Some(total.max(part.begin));
             let is_judged = !matches!(part.kind, Kind::Prefill | Kind::Generation);
             part.failed = part.failed.or(failed.filter(|_| is_judged));
         }
-        // Both clocks are read one after the other.
+        // The clock was read several times, so keep the parts within the total.
         for part in &mut self.parts {
             part.begin = part.begin.min(total);
             part.end = part.end.map(|end| end.min(total));
@@ -263,7 +266,7 @@ impl Trace {
     }
 }
 
-/// Makes a request one of this span.
+/// Makes a request a child of this span.
 pub(crate) fn follow(headers: &mut HeaderMap, parent: Option<HeaderValue>) {
     if let Some(parent) = parent {
         headers.insert(TRACEPARENT, parent);

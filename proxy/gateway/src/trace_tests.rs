@@ -1,4 +1,4 @@
-//! Parts of requests in traces: that they nest, end, and are bounded; what of a context goes on.
+//! Spans of requests: they nest, end, and are limited in number; the context is passed on.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn peer() -> Peer {
     Peer { generation: GenerationId(1), canary: false, address: "a".to_owned(), port: None }
 }
 
-/// What it has: kind, parent, whether it failed.
+/// Returns kind, parent and failure of each part.
 fn told(trace: &Trace) -> Vec<(&'static str, Option<usize>, Option<&'static str>)> {
     let name = |kind: &Kind| match kind {
         Kind::Queue => "queue",

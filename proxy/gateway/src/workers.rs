@@ -1,15 +1,16 @@
-//! The threads that serve clients. Each has a runtime of its own, and a connection stays on its thread with all its
-//! requests and their connections to backends: nothing of a request wakes another thread. It knows nothing of HTTP.
+//! The threads that serve clients. Each has its own runtime, and a connection stays on its thread with all
+//! its requests and their connections to backends: a request wakes no other thread. This module knows
+//! nothing about HTTP.
 //!
 //! ```text
 //!   acceptor --begin--> [ the worker with the fewest connections ] --> runs there to its end
 //!                              | all handles dropped
 //!                              v
-//!                       the thread ends, and what still runs on it with it
+//!                       the thread ends, and its tasks with it
 //! ```
 //!
-//! There is one listening socket and one acceptor. With a socket for each thread (`SO_REUSEPORT`) a second program
-//! could listen on the same port without anybody noticing.
+//! There is one listening socket and one acceptor. With a socket for each thread (`SO_REUSEPORT`) a second
+//! program could listen on the same port unnoticed.
 
 use std::cell::Cell;
 use std::io;
@@ -21,14 +22,14 @@ use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
-/// With `threads = 0`, no more than this many.
+/// Maximum number of threads with `threads = 0`.
 const MOST_BY_DEFAULT: usize = 4;
 
 thread_local! {
     static NUMBER: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Number of the worker that we are on, from 0; 0 elsewhere too.
+/// Returns the number of the current worker, from 0; also 0 on any other thread.
 pub(crate) fn number() -> usize {
     NUMBER.get()
 }
@@ -45,7 +46,7 @@ struct Worker {
     load: Arc<AtomicUsize>,
 }
 
-/// One connection of a worker. Counts until it is dropped.
+/// Counts one connection of a worker until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Load(Arc<AtomicUsize>);
 
@@ -62,7 +63,7 @@ impl Drop for Load {
     }
 }
 
-/// How many threads `asked` means: 0 is one for each core that we may use, up to four.
+/// Returns the number of threads for the setting `asked`: 0 means one per available core, up to four.
 pub(crate) fn threads(asked: usize) -> usize {
     match asked {
         0 => std::thread::available_parallelism().map_or(1, NonZero::get).min(MOST_BY_DEFAULT),
@@ -71,42 +72,41 @@ pub(crate) fn threads(asked: usize) -> usize {
 }
 
 impl Workers {
-    /// Starts so many threads, at least one.
+    /// Starts this many threads, at least one.
     pub(crate) fn start(threads: usize) -> io::Result<Self> {
         (0..threads.max(1)).map(Worker::start).collect::<io::Result<_>>().map(Self)
     }
 
-    /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// What asks each of them whether it turns, and keeps none of them.
+    /// Returns handles that check whether each thread responds, and keep none of them alive.
     pub(crate) fn askers(&self) -> Vec<Asker> {
         self.0.iter().map(|worker| Asker(worker.jobs.downgrade())).collect()
     }
 
-    /// Calls `job` on the thread that has the fewest connections, within its runtime. The job keeps its [`Load`] as long
-    /// as its connection lasts.
+    /// Calls `job` on the thread with the fewest connections, within its runtime. The job keeps its
+    /// [`Load`] as long as its connection lasts.
     pub(crate) fn begin(&self, job: impl FnOnce(Load) + Send + 'static) {
         let idlest = self.0.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed));
         if let Some(worker) = idlest {
             let load = Load::new(&worker.load);
-            // A worker ends only after us.
+            // A worker outlives this value.
             drop(worker.jobs.send((Box::new(job), load)));
         }
     }
 }
 
-/// Asks one thread whether it turns.
+/// Checks whether one thread responds.
 #[derive(Clone, Debug)]
 pub(crate) struct Asker(WeakUnboundedSender<(Job, Load)>);
 
 impl Asker {
-    /// It is answered on the thread; dropped if that has ended.
+    /// Has the thread answer; the sender is dropped if the thread has ended.
     pub(crate) fn ask(&self, question: oneshot::Sender<()>) {
         let Some(jobs) = self.0.upgrade() else { return };
-        // A question is no connection.
+        // A question does not count as a connection.
         let load = Load::new(&Arc::default());
         drop(jobs.send((
             Box::new(move |_load| {
@@ -128,7 +128,7 @@ impl Worker {
                     job(load);
                 }
             });
-            // Drops what still runs, and waits for nothing.
+            // Drops the remaining tasks without waiting.
             runtime.shutdown_background();
         })?;
         Ok(Self { jobs, load: Arc::default() })

@@ -1,27 +1,27 @@
-//! A state as three things at once: a colour, a shape and a word. Who cannot tell colours apart sees the shape, who sees neither
-//! reads or hears the word.
+//! Shows a state by colour, shape and word together: the shape helps readers who cannot distinguish
+//! colours, the word helps readers who see neither.
 
 use std::fmt::Display;
 
 use crate::html::Html;
 
-/// What a state means for whoever looks.
+/// Meaning of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tone {
-    /// As it should be: a filled circle.
+    /// In order: a filled circle.
     Good,
-    /// On its way: half a circle.
+    /// In progress: half a circle.
     Busy,
-    /// Nothing is going on, and nothing has to: an empty circle.
+    /// Idle, as intended: an empty circle.
     Idle,
-    /// Somebody should look at it: a triangle.
+    /// Needs attention: a triangle.
     Warn,
-    /// It does not work: a square on its corner.
+    /// Failed: a square on its corner.
     Bad,
 }
 
 impl Tone {
-    /// The class that gives it its colour.
+    /// The CSS class with its colour.
     pub const fn class(self) -> &'static str {
         match self {
             Self::Good => "good",
@@ -32,7 +32,7 @@ impl Tone {
         }
     }
 
-    /// Its shape in a square of 12.
+    /// The shape's path in a square of 12.
     const fn path(self) -> &'static str {
         match self {
             Self::Good => "M6 1a5 5 0 1 0 0 10a5 5 0 1 0 0-10z",
@@ -43,7 +43,7 @@ impl Tone {
         }
     }
 
-    /// The shape alone, for whom it is beside a word.
+    /// The shape alone, for use next to a word.
     pub fn shape(self) -> String {
         let mut html = Html::new();
         html.within(
@@ -60,7 +60,7 @@ impl Tone {
     }
 }
 
-/// A state: `badge(Tone::Bad, "failed")`.
+/// A badge: `badge(Tone::Bad, "failed")`.
 pub fn badge(tone: Tone, word: impl Display) -> String {
     let mut html = Html::new();
     html.within("span", &[("class", &format_args!("badge {}", tone.class()))], |span| {

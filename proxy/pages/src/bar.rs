@@ -1,4 +1,4 @@
-//! What something holds of its budget, as a bar with the same beside it in words.
+//! Shows the use of a budget as a bar and in words.
 
 use std::fmt::Display;
 
@@ -8,21 +8,21 @@ use warden_policies::units::exact;
 use crate::html::Html;
 use crate::number::Px;
 
-/// What memory is held for.
+/// Part of the memory held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     /// The model's weights.
     Weights,
-    /// The KV cache, and caches that the server is told to keep.
+    /// The KV cache, and declared caches.
     Cache,
-    /// What it has grown by beyond that.
+    /// Growth beyond these.
     Growth,
-    /// What has no name.
+    /// The rest.
     Other,
 }
 
 impl Held {
-    /// The word beside the bar.
+    /// The word next to the bar.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Weights => "weights",
@@ -42,16 +42,16 @@ impl Held {
     }
 }
 
-/// What is held of a budget.
+/// Use of a budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bar {
-    /// What it is of: `host memory of m`.
+    /// Subject: `host memory of m`.
     pub title: String,
-    /// What is held, part by part, in bytes; parts with nothing in them are left out.
+    /// Bytes of each part; empty parts are left out.
     pub parts: Vec<(Held, u64)>,
-    /// What may be held, in bytes: the hard budget, or what the machine has; `None` without a limit.
+    /// Limit in bytes: the hard budget, or the machine's total; `None` without a limit.
     pub limit: Option<u64>,
-    /// From where on it is replaced in a quiet moment, in bytes.
+    /// Bytes above which the process is replaced at a quiet moment.
     pub soft: Option<u64>,
 }
 
@@ -59,17 +59,17 @@ const WIDTH: f64 = 200.0;
 const HEIGHT: f64 = 12.0;
 
 impl Bar {
-    /// Bytes that are held.
+    /// Bytes held.
     pub fn held(&self) -> u64 {
         self.parts.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
-    /// What it should not pass: the soft budget, where there is one, as in `status`.
+    /// The limit in words: the soft budget, where there is one, as in `status`.
     fn allowed(&self) -> Option<u64> {
         self.soft.or(self.limit)
     }
 
-    /// `12.3 GiB of 16.0 GiB`, and the hard budget where it is another.
+    /// `12.3 GiB of 16.0 GiB`, and the hard budget if it differs.
     pub fn held_of(&self) -> String {
         let held = ByteSize(self.held());
         let whole = self.allowed().map_or_else(String::new, |allowed| format!(" of {}", ByteSize(allowed)));
@@ -78,7 +78,7 @@ impl Bar {
         format!("{held}{whole}{hard}")
     }
 
-    /// `12.3 GiB of 16.0 GiB: weights 8.0 GiB, growth 4.3 GiB`, for who does not see the bar.
+    /// `12.3 GiB of 16.0 GiB: weights 8.0 GiB, growth 4.3 GiB`, for readers who do not see the bar.
     pub fn words(&self) -> String {
         let whole = self.held_of();
         let parts: Vec<String> =
@@ -95,7 +95,7 @@ impl Bar {
         self.parts.iter().copied().filter(|(_, bytes)| *bytes > 0)
     }
 
-    /// The bar alone. What is held beyond the limit makes the bar longer than the limit, which is then a line in it.
+    /// The bar alone. Bytes beyond the limit make the bar longer than the limit, which is then a line in it.
     pub fn svg(&self) -> String {
         let all = self.held().max(self.limit.unwrap_or(0)).max(self.soft.unwrap_or(0)).max(1);
         let place = |bytes: u64| exact(bytes) / exact(all) * WIDTH;
@@ -119,7 +119,7 @@ impl Bar {
                         "rect",
                         &[("class", &class), ("x", &x), ("y", &0), ("width", &width), ("height", &HEIGHT)],
                     );
-                    // Parts are told apart by the line between them as well.
+                    // A line between parts, so that they do not differ by colour only.
                     upright(svg, "edge", end);
                 }
                 if let Some(soft) = self.soft {
@@ -133,7 +133,7 @@ impl Bar {
         html.into_string()
     }
 
-    /// The bar, and beneath it how much of how much.
+    /// The bar, and the words below it.
     pub fn html(&self) -> String {
         let mut html = Html::new();
         html.raw(&self.svg());

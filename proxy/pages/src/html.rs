@@ -1,16 +1,15 @@
-//! HTML and SVG that are always well formed: text is escaped where it is written, and whoever opens an element cannot forget to
-//! close it.
+//! Writes HTML and SVG that are always well formed: text is escaped, and elements are always closed.
 //!
-//! What it is given is hostile: names of models, lines of logs and errors come from others. Beside the five characters of
-//! markup it takes out what can show a line otherwise than it reads: control characters, and those that turn the direction of
-//! text around.
+//! Input is hostile: names of models, lines of logs and errors are foreign text. Besides the five
+//! characters of markup, the escape removes characters that disguise a line: control characters, and
+//! characters that change the direction of text.
 
 use std::fmt::{Display, Write};
 
 /// Attributes: names of ours, and values of any origin.
 pub type Attributes<'a> = &'a [(&'static str, &'a dyn Display)];
 
-/// Text as it may stand in an element or in an attribute with quotation marks.
+/// Escapes text for an element or a quoted attribute.
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     push_escaped(&mut safe, text);
@@ -37,7 +36,7 @@ const fn turns_around(c: char) -> bool {
     matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Takes what is written to it in escaped.
+/// A writer that escapes.
 struct Escaping<'a>(&'a mut String);
 
 impl Write for Escaping<'_> {
@@ -47,8 +46,8 @@ impl Write for Escaping<'_> {
     }
 }
 
-/// What an element of a table is, said aloud: a browser may take for no table what a style lays out as blocks or as a grid, which
-/// ours does on a narrow screen.
+/// The ARIA role of a table's element. Without it a browser may not recognize a table that is laid out as
+/// blocks or as a grid, as on a narrow screen.
 fn role(name: &str, attributes: Attributes<'_>) -> Option<&'static str> {
     let scope =
         |word: &str| attributes.iter().any(|(name, value)| *name == "scope" && value.to_string() == word);
@@ -68,25 +67,25 @@ fn role(name: &str, attributes: Attributes<'_>) -> Option<&'static str> {
 pub struct Html(String);
 
 impl Html {
-    /// An empty one.
+    /// An empty fragment.
     pub const fn new() -> Self {
         Self(String::new())
     }
 
-    /// Text.
+    /// Writes text.
     pub fn text(&mut self, text: impl Display) -> &mut Self {
         // Writing to a String cannot fail.
         let _ = write!(Escaping(&mut self.0), "{text}");
         self
     }
 
-    /// Markup of ours, as it is: another fragment, or an entity. Never anything that came from elsewhere.
+    /// Writes markup of ours unchanged: another fragment, or an entity. Never foreign text.
     pub fn raw(&mut self, markup: &str) -> &mut Self {
         self.0.push_str(markup);
         self
     }
 
-    /// An element with text.
+    /// Writes an element with text.
     pub fn element(
         &mut self,
         name: &'static str,
@@ -98,7 +97,7 @@ impl Html {
         })
     }
 
-    /// An element with whatever is written in it.
+    /// Writes an element with the content that `write` writes.
     pub fn within(
         &mut self,
         name: &'static str,
@@ -112,14 +111,14 @@ impl Html {
         self
     }
 
-    /// An element of HTML that has no end: `br`, `input`, `link`, `meta`.
+    /// Writes an HTML element without an end tag: `br`, `input`, `link`, `meta`.
     pub fn void(&mut self, name: &'static str, attributes: Attributes<'_>) -> &mut Self {
         self.open(name, attributes);
         self.0.push('>');
         self
     }
 
-    /// An element of SVG with nothing in it.
+    /// Writes an empty SVG element.
     pub fn shape(&mut self, name: &'static str, attributes: Attributes<'_>) -> &mut Self {
         self.open(name, attributes);
         self.0.push_str("/>");
@@ -142,7 +141,7 @@ impl Html {
         }
     }
 
-    /// A list; nothing where there are no lines.
+    /// Writes a list; nothing without lines.
     pub fn list<T: Display>(&mut self, lines: impl IntoIterator<Item = T>) -> &mut Self {
         let mut lines = lines.into_iter().peekable();
         if lines.peek().is_some() {
@@ -155,14 +154,14 @@ impl Html {
         self
     }
 
-    /// Names and what they stand for: one description for each name, however many lines it has. Pairs without a description
-    /// are left out.
+    /// Writes names and their descriptions: one description for each name, however many lines it has. Pairs
+    /// without a description are left out.
     pub fn terms<N: Display, V: AsRef<str>>(&mut self, pairs: impl IntoIterator<Item = (N, V)>) -> &mut Self {
         self.within("dl", &[("class", &"terms")], |list| {
             for (name, value) in pairs {
                 let value = value.as_ref().trim_end();
                 if !value.is_empty() {
-                    // Both in one box, so that a long description can never push the next name beside it.
+                    // Both in one box, so that a long description never pushes the next name next to it.
                     list.within("div", &[], |pair| {
                         pair.element("dt", &[], name).element("dd", &[], value);
                     });
@@ -171,12 +170,12 @@ impl Html {
         })
     }
 
-    /// What was written.
+    /// The fragment as text.
     pub fn into_string(self) -> String {
         self.0
     }
 
-    /// What was written so far.
+    /// The text written so far.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,28 +1,29 @@
-//! What all pages that we write share, so that they have one look: the page of a running instance, and the report of an
-//! experiment, which is a file that opens anywhere.
+//! Building blocks for all our pages, so that they have one look: the page of a running instance, and the
+//! report of an experiment, which is a self-contained file.
 //!
 //! ```text
 //!  values ──> plot, bar, badge ──> Html ──> a fragment of a page
-//!             words                          style::CSS beside it, or inside of a file
+//!             words                          style::CSS next to it, or inside of a file
 //! ```
 //!
-//! | module | makes |
+//! | module | content |
 //! |---|---|
-//! | [`html`] | text that a browser cannot take for markup, and elements that are always closed |
+//! | [`html`] | escaped text, and elements that are always closed |
 //! | [`style`] | the one stylesheet: light, dark, print, phones; [`style::document`] puts it around a file |
 //! | [`mod@badge`] | a state as colour, shape and word |
-//! | [`bar`] | what something holds of its budget |
-//! | [`plot`] | readings over work or time with the law, budgets, what is declared, what was done and what will come |
+//! | [`bar`] | the use of a budget |
+//! | [`plot`] | readings over requests or time with the fitted law, budgets, declared caches, events and forecasts |
 //! | [`spark`] | a line without axes, for a row of a table |
 //! | [`mod@time`] | moments, for people and for a script that knows their zone |
-//! | [`words`] | what a verdict means, in a sentence |
+//! | [`words`] | meaning of each verdict, in a sentence |
 //!
-//! It decides nothing, knows no clock, reads no file and opens no socket. Nothing that it makes needs a script, a font or a
-//! network, and nothing has a `style` attribute or a handler of events, so it may be served under the strictest policy for
-//! content.
+//! The crate decides nothing, reads no clock and no file, and opens no socket. Its output needs no script,
+//! font or network, and has no `style` attribute and no event handler, so it may be served under the
+//! strictest content policy.
 //!
-//! There is no engine for templates: what is made are lists, tables and drawings of numbers, in which text without its escape is
-//! the one dangerous mistake. [`html::Html`] escapes whatever it is given, so that mistake cannot be made by forgetting something.
+//! There is no template engine: the output consists of lists, tables and drawings of numbers, where
+//! unescaped text is the one dangerous mistake. [`html::Html`] escapes everything it is given, so
+//! forgetting cannot cause that mistake.
 
 pub mod badge;
 pub mod bar;

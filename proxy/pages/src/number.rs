@@ -1,14 +1,14 @@
-//! Numbers in drawings: as short as they can be without being seen to be rounded.
+//! Formats numbers in drawings: as short as possible without visible rounding.
 
 use std::fmt::{self, Display, Formatter};
 
-/// A place or a length in a drawing, to a tenth of its unit.
+/// A coordinate or length in a drawing, to a tenth of its unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Px(pub(crate) f64);
 
 impl Display for Px {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        // What no drawing reaches, so that an infinity is a place far outside instead of no number.
+        // Clamped far outside of any drawing, because an infinity is no number in SVG.
         let tenths = (self.0.clamp(-1e5, 1e5) * 10.0).round();
         let tenths = if tenths.is_nan() { 0.0 } else { tenths };
         // No negative zero.
@@ -17,7 +17,7 @@ impl Display for Px {
     }
 }
 
-/// A value of an axis for programs: no exponent, six digits behind the point at most, and none that say nothing.
+/// A value of an axis for programs: no exponent, at most six decimals, no trailing zeros.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Value(pub(crate) f64);
 
@@ -29,7 +29,7 @@ impl Display for Value {
     }
 }
 
-/// A whole number with commas, as people write them.
+/// A number with commas between thousands.
 pub(crate) fn grouped(number: f64, digits: usize) -> String {
     let plain = format!("{:.digits$}", number.abs());
     let (whole, rest) = plain.split_at(plain.find('.').unwrap_or(plain.len()));

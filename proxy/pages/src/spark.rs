@@ -1,4 +1,4 @@
-//! A line without axes, as high as text: for a row of a table, beside the number that it ends in.
+//! A line without axes, as high as text: for a row of a table, next to its last value.
 
 use std::fmt::{Display, Write as _};
 
@@ -6,13 +6,13 @@ use crate::html::Html;
 use crate::number::Px;
 use crate::plot::{Level, thin};
 
-/// Places in which it is drawn.
+/// Number of drawn places.
 const PLACES: usize = 100;
 const WIDTH: f64 = 100.0;
 const HEIGHT: f64 = 20.0;
 
-/// Values in their order, evenly spaced; `None` where nothing was read. `told`: what it is of, for those who do not see it.
-/// Empty with fewer than two values.
+/// Draws values in their order, evenly spaced; `None` is a gap. `told`: the subject, for readers who do not
+/// see the line. Empty with fewer than two values.
 pub fn spark(values: &[Option<f64>], told: impl Display) -> String {
     let mut stretches = vec![Vec::new()];
     let mut x = 0.0;
@@ -37,7 +37,7 @@ pub fn spark(values: &[Option<f64>], told: impl Display) -> String {
     let share = |value: f64| if high > low { (value - low) / (high - low) } else { 0.5 };
     let mut d = String::new();
     for stretch in thin(&stretches, PLACES) {
-        // Down and up once where a place holds several values, so that no peak is lost.
+        // Down and up once where a place has several values, so that no peak is lost.
         let values = stretch.iter().flat_map(|level| {
             let range = (level.low < level.high).then_some([(level.x, level.low), (level.x, level.high)]);
             range.into_iter().flatten().chain([(level.x, level.value)])

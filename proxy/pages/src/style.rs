@@ -1,8 +1,8 @@
-//! The one stylesheet, and the document around a file that opens anywhere.
+//! The one stylesheet, and the document around a self-contained file.
 //!
-//! It is one text: a file of it is served beside pages, and it stands inside of files that are sent. All colours are custom
-//! properties at its top, once for light and once for dark; a test reads them and measures that what is written or drawn in
-//! them can be seen on what lies behind.
+//! The stylesheet is one text: served as a file next to pages, and inlined into files that are sent. All
+//! colours are custom properties at its top, once for light and once for dark; a test reads them and checks
+//! their contrast with the background.
 
 use std::fmt::Display;
 
@@ -11,14 +11,14 @@ use crate::html::Html;
 /// The stylesheet.
 pub const CSS: &str = include_str!("style.css");
 
-/// A page that needs nothing else: no script, no font, no network. `title` is text, `body` is markup: what stands in `<main>`.
+/// A self-contained page: no script, no font, no network. `title` is text, `body` is the markup of `<main>`.
 pub fn document(title: impl Display, body: &Html) -> String {
     let mut html = Html::new();
     html.raw("<!doctype html>").within("html", &[("lang", &"en")], |html| {
         html.within("head", &[], |head| {
             head.void("meta", &[("charset", &"utf-8")]);
             head.void("meta", &[("name", &"viewport"), ("content", &"width=device-width, initial-scale=1")]);
-            // Whatever slips into it, nothing of it runs and nothing is asked of anybody.
+            // Even if hostile markup slips in, nothing of it runs or loads anything.
             let policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'";
             head.void("meta", &[("http-equiv", &"Content-Security-Policy"), ("content", &policy)]);
             head.element("title", &[], title);
@@ -55,7 +55,7 @@ mod tests {
         .collect()
     }
 
-    /// Contrast of two colours as the guidelines for accessible pages (WCAG 2) define it, 1 to 21.
+    /// Contrast of two colours as defined by the guidelines for accessible pages (WCAG 2), 1 to 21.
     fn contrast(a: Colour, b: Colour) -> f64 {
         let light = |colour: Colour| {
             let [r, g, b] = colour
@@ -91,7 +91,7 @@ mod tests {
         }
     }
 
-    /// How a colour looks to whoever lacks one kind of cones (Viénot, Brettel and Mollon 1999, for linear light).
+    /// A colour as seen without one kind of cones (Viénot, Brettel and Mollon 1999, for linear light).
     fn seen(colour: Colour, kind: &str) -> Colour {
         let [r, g, b] = colour.map(|part| part.powf(2.2));
         match kind {

@@ -1,4 +1,4 @@
-//! Moments as pages show them: in UTC where nothing runs, with what a script needs to show them in the zone of whoever looks.
+//! Formats moments for pages: in UTC, with attributes that let a script show them in the viewer's zone.
 
 use crate::html::Html;
 
@@ -6,7 +6,7 @@ const DAY: i64 = 86_400;
 const MONTHS: [&str; 12] =
     ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-/// A moment in UTC, taken apart.
+/// A moment in UTC, split into its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// The year.
@@ -24,11 +24,11 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Of so many seconds since 1970. Beyond the years 0 to 9999 it is the first or last of those.
+    /// From seconds since 1970. Clamped to the years 0 to 9999.
     pub fn of(unix: i64) -> Self {
         let unix = unix.clamp(-62_167_219_200, 253_402_300_799);
         let (days, rest) = (unix.div_euclid(DAY), unix.rem_euclid(DAY));
-        // Too early by some years, because each day more or less than in the calendar is left out.
+        // An estimate that is too early by some years, because leap days are ignored.
         let mut year = 1970 + days.div_euclid(if days < 0 { 365 } else { 366 });
         while days_before(year + 1) <= days {
             year += 1;
@@ -73,11 +73,11 @@ impl Moment {
     }
 }
 
-/// Days from the first of 1970 to the first of a year.
+/// Days from the beginning of 1970 to the beginning of a year.
 const fn days_before(year: i64) -> i64 {
     let past = year - 1;
     let leaps = past.div_euclid(4) - past.div_euclid(100) + past.div_euclid(400);
-    // Until 1970 there were 477 leap days.
+    // 477 leap days before 1970.
     (year - 1970) * 365 + leaps - 477
 }
 
@@ -90,7 +90,7 @@ const fn days_of(year: i64, month: i64) -> i64 {
     }
 }
 
-/// A moment of a page, in seconds since 1970: the element `time`, whose `datetime` a script may show in another zone.
+/// The element `time` for a moment in seconds since 1970, whose `datetime` a script may show in another zone.
 pub fn time(unix: i64) -> String {
     let moment = Moment::of(unix);
     let mut html = Html::new();
@@ -118,7 +118,7 @@ mod tests {
         ] {
             assert_eq!(Moment::of(unix).stamp(), stamp);
         }
-        // Each day of four centuries follows the one before.
+        // Each day of four centuries follows the previous one.
         let mut before = Moment::of(-DAY);
         for day in 0..146_097 {
             let now = Moment::of(day * DAY);

@@ -1,4 +1,4 @@
-//! What the words mean that our pages use, a sentence each, so that all of them say the same.
+//! Explains the terms on our pages, a sentence each, so that all pages explain them alike.
 
 use warden_policies::MemoryKind;
 use warden_policies::growth::Verdict;
@@ -9,7 +9,7 @@ use crate::badge::Tone;
 pub const VERDICTS: [Verdict; 5] =
     [Verdict::Warming, Verdict::Steady, Verdict::Bounded, Verdict::Suspected, Verdict::Leaking];
 
-/// What a verdict means, a sentence.
+/// Meaning of a verdict, in a sentence.
 pub const fn verdict(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Warming => {
@@ -46,7 +46,7 @@ pub fn memory(series: MemoryKind) -> String {
     }
 }
 
-/// What is drawn in plots, word by word of their legends.
+/// Explanations of the elements of plots, by their names in the legends.
 pub const PLOT: [(&str, &str); 5] = [
     (
         "law",

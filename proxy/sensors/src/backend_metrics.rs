@@ -1,23 +1,24 @@
-//! The numbers of llama-server's own `/metrics`, from its text. Pure: the request is somebody else's.
+//! Parses llama-server's own `/metrics` text. Pure: the caller makes the request.
 //!
-//! llama-server prints every number with six digits (b8827 and b10587 do): from a million on counters are rounded, and
-//! move in the steps that [`step`] tells. So a counter that stands still for a moment is no proof of a server that does.
+//! llama-server prints every number with six digits (b8827 and b10587 do). From a million on, counters are
+//! rounded and move in the steps of [`step`]. So a counter that is constant for a moment does not prove a
+//! stalled server.
 
-/// What llama-server counts since it started; `None` is "not told by this build".
+/// llama-server's counters since its start; `None` if this build does not report the number.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BackendMetrics {
     /// `prompt_tokens_total`: prompt tokens evaluated.
     pub prompt_tokens: Option<u64>,
-    /// `prompt_tokens_cached_total`: prompt tokens that the cache spared; newer builds.
+    /// `prompt_tokens_cached_total`: prompt tokens found in the cache; newer builds.
     pub cached_tokens: Option<u64>,
     /// `tokens_predicted_total`: tokens generated.
     pub output_tokens: Option<u64>,
-    /// `n_decode_total`: calls of `llama_decode`, the progress that a wedged server no longer makes. Newer builds count
+    /// `n_decode_total`: calls of `llama_decode`, which stop in a stalled server. Newer builds count
     /// neither those of images nor those of speculation.
     pub decodes: Option<u64>,
     /// `n_tokens_max`: the largest number of tokens in one sequence so far.
     pub largest_tokens: Option<u64>,
-    /// `requests_processing`: requests being worked on now.
+    /// `requests_processing`: requests being processed now.
     pub processing: Option<u64>,
     /// `requests_deferred`: requests that wait inside the server now.
     pub deferred: Option<u64>,
@@ -25,16 +26,16 @@ pub struct BackendMetrics {
     pub prompt_seconds: Option<f64>,
     /// `tokens_predicted_seconds_total`: seconds spent generating.
     pub output_seconds: Option<f64>,
-    /// `n_busy_slots_per_decode`: on average since the start.
+    /// `n_busy_slots_per_decode`: average since the start.
     pub busy_slots_per_decode: Option<f64>,
-    /// `predicted_tokens_seconds`: tokens per second, on average since anybody last asked.
+    /// `predicted_tokens_seconds`: tokens per second, average since the last request for metrics.
     pub output_per_second: Option<f64>,
 }
 
-/// The prefix of all names; it keeps llama-server's apart from others where texts are joined.
+/// Prefix of all names; it separates llama-server's metrics from others in joined texts.
 const PREFIX: &str = "llamacpp:";
 
-/// Reads the text. Lines that are not understood are passed over; a text without any known name gives all `None`.
+/// Parses the text. Unknown lines are skipped; a text without any known name gives all `None`.
 pub fn parse(text: &str) -> BackendMetrics {
     let mut metrics = BackendMetrics::default();
     for (name, value) in text.lines().filter_map(sample) {
@@ -57,25 +58,26 @@ pub fn parse(text: &str) -> BackendMetrics {
     metrics
 }
 
-/// The step in which a counter of this size moves, because it is printed with six digits: 1 up to a million, then 10.
+/// Returns the step in which a counter of this size moves, because it is printed with six digits: 1 up to a
+/// million, then 10, and so on.
 pub fn step(count: u64) -> u64 {
     let digits = count.checked_ilog10().unwrap_or(0);
     10_u64.pow(digits.saturating_sub(5))
 }
 
-/// `llamacpp:name{labels} value [time]`: the name and the value, if that is what the line is. A comment is not, and
-/// neither is a value below zero or not finite, as nothing here can be.
+/// Parses a line `llamacpp:name{labels} value [time]` into name and value. `None` for a comment, and for a
+/// value below zero or not finite, which none of these numbers can be.
 fn sample(line: &str) -> Option<(&str, f64)> {
     let rest = line.trim().strip_prefix(PREFIX)?;
     let end = rest.find(|char: char| char == '{' || char.is_ascii_whitespace())?;
     let (name, rest) = rest.split_at(end);
-    // Labels may hold spaces, and braces in quotes: the last brace ends them.
+    // Labels may have spaces, and braces in quotes: the last brace ends them.
     let rest = if rest.starts_with('{') { rest.rsplit_once('}')?.1 } else { rest };
     let value: f64 = rest.split_ascii_whitespace().next()?.parse().ok()?;
     (value.is_finite() && value >= 0.0).then_some((name, value))
 }
 
-/// Large counters come as `1.2345e+09`, so all numbers are read as floating ones.
+/// Rounds to an integer. Large counters are printed as `1.2345e+09`, so all numbers are parsed as floats.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

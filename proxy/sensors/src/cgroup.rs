@@ -1,26 +1,26 @@
-//! The memory limits of the control groups that we run in: in a container the host's totals promise too much.
+//! The memory limits of our control groups: in a container the host's totals are too large.
 //!
-//! Both versions of control groups are read, each from our own group up to the root that is visible to us. A group
-//! without a limit, or one that cannot be read, limits nothing.
+//! Both versions of control groups are read, each from our own group up to the visible root. A group
+//! without a readable limit limits nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What the tightest group allows, in bytes.
+/// Memory that the tightest group permits, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allowance {
     /// The lowest limit.
     pub(crate) limit: u64,
-    /// The least that is left under any limit, counting file pages that the kernel would give back.
+    /// The least that is left under any limit, including file pages that the kernel would reclaim.
     pub(crate) left: u64,
 }
 
-/// The names that the two versions have for the same things.
+/// File and field names of one version.
 struct Names {
     limit: &'static str,
     used: &'static str,
-    /// Pages of files, which the kernel gives up before it fails an allocation: those of late use, too, as in
-    /// `MemAvailable`. A mapped model is nothing else.
+    /// File pages, which the kernel reclaims before an allocation fails, including recently used ones, as in
+    /// `MemAvailable`. A mapped model consists of file pages.
     files: [&'static str; 2],
 }
 
@@ -33,7 +33,7 @@ const V1: Names = Names {
 const V2: Names =
     Names { limit: "memory.max", used: "memory.current", files: ["inactive_file", "active_file"] };
 
-/// What our groups allow; `None` without any limit. A limit of `total` or more is none.
+/// Returns the allowance of our groups; `None` without any limit. A limit of `total` or more is ignored.
 pub(crate) fn allowance(total: u64) -> Option<Allowance> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     among(&groups, Path::new("/sys/fs/cgroup"), total)
@@ -50,7 +50,8 @@ fn among(groups: &str, root: &Path, total: u64) -> Option<Allowance> {
     limits.reduce(|a, b| Allowance { limit: a.limit.min(b.limit), left: a.left.min(b.left) })
 }
 
-/// The directories of one line of `/proc/self/cgroup` (`hierarchy:controllers:path`), from ours to the root.
+/// Returns the directories of one line of `/proc/self/cgroup` (`hierarchy:controllers:path`), from ours to
+/// the root.
 fn levels(line: &str, root: &Path) -> Vec<(PathBuf, &'static Names)> {
     let mut fields = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
@@ -67,7 +68,7 @@ fn levels(line: &str, root: &Path) -> Vec<(PathBuf, &'static Names)> {
     relative.ancestors().map(|part| (root.join(part), names)).collect()
 }
 
-/// `max` is no number.
+/// Reads a number; `None` for `max`.
 fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

@@ -1,6 +1,8 @@
-//! The exact host memory of a backend, from `smaps_rollup`: it walks page tables, so it only confirms a verdict.
+//! The exact host memory of a backend, from `smaps_rollup`. The kernel walks page tables for it, so it only
+//! confirms a verdict.
 //!
-//! The counters of `/proc/<pid>/status`, which [`crate::host`] reads, are kept per CPU and may be some MiB off.
+//! The counters in `/proc/<pid>/status`, which [`crate::host`] reads, are kept per CPU and may be off by
+//! some MiB.
 
 use std::path::Path;
 
@@ -9,19 +11,19 @@ use procfs::process::Process;
 
 use crate::{SensorError, host};
 
-/// Host memory of a process group, in bytes, page by page.
+/// Exact host memory of a process group, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostConfirmed {
-    /// `Private_Dirty`: written pages that nobody shares.
+    /// `Private_Dirty`: written pages that are not shared.
     pub private_dirty: u64,
-    /// `Pss_Anon`: anonymous pages, shared ones by their part; `None` before Linux 5.5.
+    /// `Pss_Anon`: anonymous pages, shared ones proportionally; `None` before Linux 5.5.
     pub anon: Option<u64>,
-    /// `Swap`.
+    /// `Swap`: swapped pages.
     pub swap: u64,
 }
 
 impl HostConfirmed {
-    /// What to compare with [`warden_policies::sample::HostMemory::charged`].
+    /// Returns the value to compare with [`warden_policies::sample::HostMemory::charged`].
     pub fn charged(self) -> u64 {
         self.anon.unwrap_or(self.private_dirty).saturating_add(self.swap)
     }
@@ -33,8 +35,9 @@ impl HostConfirmed {
     }
 }
 
-/// Exact host memory of the group that `leader` leads. It takes some milliseconds per GiB of resident memory and slows
-/// the process down meanwhile: ask at most once a minute. Members that end while we read are left out.
+/// Reads the exact host memory of the group that `leader` leads. Takes some milliseconds per GiB of
+/// resident memory and slows the process down meanwhile: call it at most once a minute. Members that end
+/// during the read are left out.
 ///
 /// # Errors
 ///
@@ -50,7 +53,7 @@ pub fn host_confirmed(leader: u32) -> Result<HostConfirmed, SensorError> {
     Ok(sum)
 }
 
-/// The same of these processes, those left out that have ended; `None` if none can be read.
+/// Reads the exact host memory of these processes, skipping ended ones; `None` if none can be read.
 pub fn host_confirmed_of(pids: impl IntoIterator<Item = u32>) -> Option<HostConfirmed> {
     let read = |pid: u32| read(i32::try_from(pid).ok()?).ok();
     pids.into_iter().filter_map(read).reduce(|mut sum, more| {
@@ -69,10 +72,10 @@ fn read(pid: i32) -> Result<HostConfirmed, SensorError> {
     let fields = rollup.memory_map_rollup.0.first().map(|all| &all.extension.map);
     let field = |name: &str| fields.and_then(|fields| fields.get(name).copied());
     Ok(HostConfirmed {
-        // A process that is ending has an empty file.
+        // The file of an ending process is empty.
         private_dirty: field("Private_Dirty").ok_or(SensorError::Ended { pid: pid.unsigned_abs() })?,
         anon: field("Pss_Anon"),
-        // Absent only where the kernel was built without swap.
+        // Missing only if the kernel was built without swap.
         swap: field("Swap").unwrap_or(0),
     })
 }

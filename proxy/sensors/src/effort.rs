@@ -1,4 +1,4 @@
-//! What a process and others that belong to it have done so far: time of processors, bytes read and written.
+//! The work done so far by a process and its relatives: CPU time, bytes read and written.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,12 +9,12 @@ use warden_policies::standstill::Effort;
 
 use crate::host::{PROC, group};
 
-/// What the process group that `leader` leads and these others have done since they began; `None` if that cannot be read of one of
-/// them. What a child did counts once it is reaped. What they have said
-/// is not known here: 0.
+/// Sums the work of the process group that `leader` leads and of `others` since they began; `None` if it
+/// cannot be read for one of them. The work of a child counts once the child is reaped. Bytes of output are
+/// not known here: 0.
 ///
-/// Source: `proc(5)`, fields 14 to 17 of `/proc/PID/stat`, and `rchar`, `wchar` and `read_bytes` of `/proc/PID/io`. Pages of mapped files
-/// are in `read_bytes` alone, and what a cache already had in `rchar` alone.
+/// Source: `proc(5)`, fields 14 to 17 of `/proc/PID/stat`, and `rchar`, `wchar` and `read_bytes` of
+/// `/proc/PID/io`. Pages of mapped files are only in `read_bytes`, data already cached only in `rchar`.
 pub fn effort(leader: u32, others: impl IntoIterator<Item = u32>) -> Option<Effort> {
     let others = others.into_iter().filter_map(|pid| i32::try_from(pid).ok());
     let all: BTreeSet<i32> = group(Path::new(PROC), leader).into_iter().chain(others).collect();
@@ -48,7 +48,7 @@ mod tests {
 
     use super::*;
 
-    /// Never goes on when a test has failed.
+    /// Kills its process on drop, so that none survives a failed test.
     struct Ended(std::process::Child);
 
     impl Drop for Ended {
@@ -69,7 +69,7 @@ mod tests {
             .take(1_000_000)
             .find(|now| now.cpu >= before.cpu + Duration::from_millis(50))
             .unwrap();
-        // It may have been reading its own program when we looked first.
+        // The first reading may have been made while it was still reading its own program.
         assert!(now.written - before.written == 5 && now.read - before.read >= 5, "{before:?} {now:?}");
         drop(child);
         assert_eq!(effort(id, [id]), None);

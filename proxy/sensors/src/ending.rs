@@ -1,12 +1,14 @@
-//! Whether a process has begun to end. A process that was killed gives up its sockets before its end can be waited for,
-//! and on a busy machine milliseconds may lie between. Never waits.
+//! Detects a process that has begun to end. A killed process closes its sockets before its parent can wait
+//! for its end; on a busy machine the difference may be milliseconds. Never blocks.
 
 use procfs::process::{Process, StatFlags};
 
-/// Whether a process is on its way out, a zombie, or gone. Its files are open as long as this says no. `None` if `/proc`
-/// does not tell. The number must not have been given to another process: its parent has not reaped it.
+/// Returns whether a process is exiting, a zombie, or gone. Its files are open as long as this returns
+/// false. `None` if `/proc` does not show it. The pid must still belong to the process: its parent must not
+/// have reaped it.
 ///
-/// Source: `do_exit()` of the kernel sets the flag before it closes files; `proc(5)`, field 9 of `/proc/PID/stat`.
+/// Source: `do_exit()` of the kernel sets the flag before it closes files; `proc(5)`, field 9 of
+/// `/proc/PID/stat`.
 pub fn is_ending(pid: u32) -> Option<bool> {
     let process = Process::new(i32::try_from(pid).ok()?);
     match process.and_then(|process| process.stat()) {
@@ -36,7 +38,7 @@ mod tests {
         assert_eq!(is_ending(child.id()), Some(true), "gone");
     }
 
-    /// Whether it is seen to end before somebody reaps it.
+    /// Returns whether its end is observed before it is reaped.
     fn is_seen_to_end(pid: u32) -> bool {
         (0..1_000_000).any(|_| {
             std::thread::yield_now();

@@ -1,8 +1,9 @@
-//! Host memory of a backend: `RssAnon`, `VmSwap` and `VmRSS` of `/proc/<pid>/status`, summed over its process group.
+//! Host memory of a backend: `RssAnon`, `VmSwap` and `VmRSS` of `/proc/<pid>/status`, summed over its
+//! process group.
 //!
-//! The members are found from the leader downwards (`/proc/<pid>/task/<tid>/children`), which costs one small file per
-//! thread; only a kernel without those files is answered with a walk over all processes. A member whose parent has
-//! ended is not found on the short way; llama-server makes none.
+//! The members are found from the leader downwards (`/proc/<pid>/task/<tid>/children`), which costs one
+//! small file per thread. Only on a kernel without those files all processes are scanned. A member whose
+//! parent has ended is not found from the leader; llama-server creates none.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,9 +17,9 @@ use crate::SensorError;
 const KIB: u64 = 1024;
 pub(crate) const PROC: &str = "/proc";
 
-/// Host memory of the process group that `leader` leads.
+/// Reads the host memory of the process group that `leader` leads.
 ///
-/// Members that end while we read are left out.
+/// Members that end during the read are left out.
 ///
 /// # Errors
 ///
@@ -54,24 +55,24 @@ fn is_dead(status: &Status) -> bool {
     status.state.starts_with(['Z', 'X'])
 }
 
-/// Host memory of one process; `None` if it has ended.
+/// Reads the host memory of one process; `None` if it has ended.
 pub(crate) fn memory_of_one(pid: u32) -> Option<HostMemory> {
     let status = Process::new(i32::try_from(pid).ok()?).and_then(|process| process.status()).ok()?;
     memory(&status)
 }
 
-/// `None` for a process without memory of its own: a zombie.
+/// Returns the memory in a status; `None` for a zombie, which has none.
 fn memory(status: &Status) -> Option<HostMemory> {
     let kib = |field: Option<u64>| field.map(|n| n.saturating_mul(KIB));
     Some(HostMemory {
         anon: kib(status.rssanon)?,
-        // Absent only where the kernel was built without swap.
+        // Missing only if the kernel was built without swap.
         swap: kib(status.vmswap).unwrap_or(0),
         rss: kib(status.vmrss)?,
     })
 }
 
-/// The processes of the group that `leader` leads, itself included, as a `/proc` has them; without a leader, none.
+/// Returns the processes of the group that `leader` leads, including the leader; none without a leader.
 pub(crate) fn group(proc: &Path, leader: u32) -> Vec<i32> {
     let Some(process) = i32::try_from(leader).ok().and_then(|pid| open(proc, pid).ok()) else {
         return Vec::new();
@@ -85,13 +86,14 @@ fn open(proc: &Path, pid: i32) -> ProcResult<Process> {
     Process::new_with_root(proc.join(pid.to_string()))
 }
 
-/// The other members of the group that `leader` leads.
+/// Returns the other members of the group that `leader` leads.
 fn members(proc: &Path, leader: &Process) -> BTreeSet<i32> {
     let group = leader.pid();
     descendants(proc, leader).unwrap_or_else(|_| scan(proc, group))
 }
 
-/// Descendants in the leader's group. A child in a group of its own is not ours to count, and neither are its children.
+/// Returns the descendants in the leader's group. A child in a group of its own does not count, and neither
+/// do its children.
 fn descendants(proc: &Path, leader: &Process) -> ProcResult<BTreeSet<i32>> {
     let mut found = BTreeSet::new();
     let mut unread = children(leader)?;
@@ -108,7 +110,8 @@ fn descendants(proc: &Path, leader: &Process) -> ProcResult<BTreeSet<i32>> {
 pub(crate) fn children(process: &Process) -> ProcResult<Vec<i32>> {
     let pids = |children: Vec<u32>| children.into_iter().filter_map(|pid| i32::try_from(pid).ok());
     let leader = process.task_main_thread()?;
-    // Only here is a failure the kernel's: another thread may have ended, and has then handed its children on.
+    // An error here means that the kernel lacks the file. Another thread may have ended and handed its
+    // children on.
     let mut all: Vec<i32> = pids(leader.children()?).collect();
     for task in process.tasks()?.filter_map(Result::ok).filter(|task| task.tid != leader.tid) {
         all.extend(task.children().map(pids).into_iter().flatten());
@@ -133,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// A shell in its own group that runs `script`, and the first line it says.
+    /// Starts a shell in its own group that runs `script`; returns it with its first line of output.
     fn shell(script: &str) -> (Child, String) {
         let mut child = Command::new("/bin/sh")
             .args(["-c", script])
@@ -179,7 +182,7 @@ mod tests {
         let (mut child, _) = shell("echo ready; read x");
         let pid = child.id();
         child.stdin.take().unwrap().write_all(b"\n").unwrap();
-        // Not reaped yet: a zombie.
+        // A zombie: not reaped yet.
         while Process::new(i32::try_from(pid).unwrap()).unwrap().stat().unwrap().state != 'Z' {
             std::thread::yield_now();
         }

@@ -1,21 +1,22 @@
-//! Reads numbers about backends, the host and its GPUs: from `/proc`, `/sys`, drivers, and what a backend publishes. It
-//! never judges them, and never makes one up: what cannot be read is an error or nothing, not a zero.
+//! Reads numbers about backends, the host and its GPUs: from `/proc`, `/sys`, drivers, and a backend's own
+//! reports. This crate makes no judgements and invents no values: an unreadable value is an error or
+//! absent, never zero.
 //!
 //! | module | reads |
 //! |---|---|
 //! | [`backend_metrics`] | llama-server's own counters, from the text of its `/metrics` |
-//! | [`confirm`] | host memory of a process group to the page, to confirm a verdict |
-//! | [`mod@effort`] | what a process has computed, read and written |
+//! | [`confirm`] | exact host memory of a process group, to confirm a verdict |
+//! | [`mod@effort`] | CPU time and I/O of a process |
 //! | [`ending`] | whether a process has begun to end |
-//! | [`gpu`] | GPUs: VRAM in all and per process group, temperature, faults |
+//! | [`gpu`] | GPUs: VRAM in total and per process group, temperature, faults |
 //! | [`host`] | host memory of a process group |
-//! | [`mod@listener`] | who listens on a port |
+//! | [`mod@listener`] | the process that listens on a port |
 //! | [`pressure`] | the control group of a backend: memory, out-of-memory events, pressure stalls |
-//! | [`oom`] | whether the kernel killed for lack of memory |
-//! | [`mod@relatives`] | which processes belong to a child, those outside its group included |
+//! | [`oom`] | whether the kernel killed a process for lack of memory |
+//! | [`mod@relatives`] | the processes that belong to a child, including those outside its group |
 //! | [`report`] | the memory report of a patched llama-server |
-//! | [`mod@standing`] | whether a process can go on: stopped, or waiting for its pages |
-//! | [`totals`] | host memory in all, and what is available; less in a container |
+//! | [`mod@standing`] | whether a process can run: stopped, or waiting for its pages |
+//! | [`totals`] | host memory in total and available; less in a container |
 
 pub mod backend_metrics;
 mod cgroup;
@@ -49,17 +50,17 @@ pub use report::Report;
 pub use standing::{Standing, standing};
 pub use totals::{HostTotals, host_totals};
 
-/// Why a number could not be read.
+/// Errors of reading a number.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum SensorError {
-    /// The process is gone or has become a zombie: it holds no memory that could be read.
+    /// The process is gone or a zombie: it has no memory to read.
     #[error("cannot read the memory of process {pid}: it has ended")]
     Ended { pid: u32 },
-    /// `/proc` cannot be read or does not say what is needed.
+    /// `/proc` cannot be read or lacks the needed entry.
     #[error("cannot read {what}: {source}; is /proc mounted, and with hidepid off for this user?")]
     Proc { what: String, source: procfs::ProcError },
-    /// The kernel does not tell this field.
+    /// The kernel does not report this field.
     #[error("{what} has no field {field}: this kernel is too old (Linux 4.5 has it)")]
     NoField { what: String, field: &'static str },
 }

@@ -1,5 +1,6 @@
-//! Who listens on a TCP port of this machine: a process group, or somebody else. An answer alone does not tell: another
-//! program may have taken the port first. Never connects to anything.
+//! Identifies the listener of a TCP port on this machine: a process group, or another program. A response
+//! from the port is no proof, because another program may have taken the port first. Never connects to
+//! anything.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -14,22 +15,24 @@ use procfs::{FromBufReadSI as _, ProcError, ProcResult};
 
 use crate::host::group;
 
-/// Who takes connections to an address.
+/// Listener of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listener {
-    /// The process group that was asked about, and nobody beside it.
+    /// The given process group, and no other process.
     Group,
-    /// Somebody else, alone or beside it.
+    /// Another process, alone or in addition to the group.
     Other,
-    /// Nobody.
+    /// No process.
     Nobody,
 }
 
-/// Who listens on `address`: the group that `leader` leads, or another. `None` if that cannot be told, for example
-/// because the files of a member of the group are hidden from us. `outside`: further processes that belong to the
-/// group, asked for only where it does not have all sockets itself.
+/// Returns the listener of `address`: the group that `leader` leads, or another process. `None` if that
+/// cannot be determined, for example because the files of a member of the group are hidden from us.
+/// `outside` returns further processes that belong to the group; it is called only if the group does not
+/// own all sockets itself.
 ///
-/// Source: `Documentation/networking/proc_net_tcp.rst` of the kernel for the tables, `proc(5)` for `/proc/PID/fd`.
+/// Source: `Documentation/networking/proc_net_tcp.rst` of the kernel for the tables, `proc(5)` for
+/// `/proc/PID/fd`.
 pub fn listener(leader: u32, outside: impl FnOnce() -> Vec<u32>, address: SocketAddr) -> Option<Listener> {
     let all = entries().ok()?;
     let sockets = listening(&all, address);
@@ -60,7 +63,8 @@ pub fn listener(leader: u32, outside: impl FnOnce() -> Vec<u32>, address: Socket
     if hidden {
         return None;
     }
-    // Each socket has to be one of theirs: who shares the port by SO_REUSEPORT gets a part of what is sent there.
+    // Each socket must be one of theirs: a program that shares the port by SO_REUSEPORT gets a part of the
+    // connections.
     for pid in outside() {
         for inode in sockets_of(pid) {
             left.remove(&inode);
@@ -69,16 +73,17 @@ pub fn listener(leader: u32, outside: impl FnOnce() -> Vec<u32>, address: Socket
     Some(if left.is_empty() { Listener::Group } else { Listener::Other })
 }
 
-/// Which of these processes listens on `address`; `None` if none of them does or its files are hidden from us.
+/// Returns which of these processes listens on `address`; `None` if none does or its files are hidden from
+/// us.
 pub fn port_owner(pids: impl IntoIterator<Item = u32>, address: SocketAddr) -> Option<u32> {
     let sockets = listening(&entries().ok()?, address);
     pids.into_iter().find(|pid| sockets_of(*pid).any(|inode| sockets.contains(&inode)))
 }
 
-/// Whether a process has a Unix socket whose path ends in this name, and is not connected by it: one that listens. The
-/// number that the kernel keeps of who called `listen` may meanwhile be another process's.
+/// Returns whether a process has a listening Unix socket whose path ends in this name. The pid that the
+/// kernel stores for the caller of `listen` is not used: it may belong to another process by now.
 ///
-/// Source: `proc(5)` for `/proc/PID/net/unix`: as it is in the process's own network namespace.
+/// Source: `proc(5)` for `/proc/PID/net/unix`, which shows the process's own network namespace.
 pub fn has_unix_listener(pid: u32, name: &OsStr) -> bool {
     let Ok(process) = i32::try_from(pid).map_err(drop).and_then(|pid| Process::new(pid).map_err(drop)) else {
         return false;
@@ -86,14 +91,14 @@ pub fn has_unix_listener(pid: u32, name: &OsStr) -> bool {
     let all = process.unix().unwrap_or_default().into_iter();
     let named = all.filter(|one| {
         let is_named = one.path.as_deref().and_then(Path::file_name) == Some(name);
-        // One that was accepted has the path, too.
+        // An accepted socket has the path, too.
         is_named && one.state == UnixState::UNCONNECTED
     });
     let named: HashSet<u64> = named.map(|one| one.inode).collect();
     !named.is_empty() && sockets_of(pid).any(|inode| named.contains(&inode))
 }
 
-/// The sockets that a process has open; none if its files are hidden from us.
+/// Returns the sockets that a process has open; none if its files are hidden from us.
 fn sockets_of(pid: u32) -> impl Iterator<Item = u64> {
     let files = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).and_then(|one| one.fd()).ok());
     files.into_iter().flatten().filter_map(|file| match file.map(|file| file.target) {
@@ -102,7 +107,7 @@ fn sockets_of(pid: u32) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Whether this is somebody who does not let us look, and not one who has just ended, or closed a file.
+/// Returns whether a process hides its files from us, as opposed to having just ended or closed a file.
 fn is_hidden(pid: i32, error: &ProcError) -> bool {
     let lives = || Process::new(pid).and_then(|process| process.stat()).is_ok_and(|stat| stat.state != 'Z');
     matches!(error, ProcError::PermissionDenied(_)) && lives()
@@ -115,13 +120,13 @@ fn entries() -> ProcResult<Vec<TcpNetEntry>> {
     Ok(all)
 }
 
-/// The listening sockets of a table. They come first, so that the tens of thousands of connections behind them on a busy
-/// machine are never read.
+/// Returns the listening sockets of a table. They come first, so the reader stops there: a busy machine has
+/// tens of thousands of connections after them.
 fn table(path: &Path) -> ProcResult<Vec<TcpNetEntry>> {
     let mut listening = String::new();
     for (number, line) in BufReader::new(File::open(path)?).lines().enumerate() {
         let line = line?;
-        // The first line names the columns.
+        // The first line has the column names.
         if number > 0 && line.split_whitespace().nth(3) != Some(LISTENING) {
             break;
         }
@@ -134,7 +139,8 @@ fn table(path: &Path) -> ProcResult<Vec<TcpNetEntry>> {
 /// `TCP_LISTEN` of the kernel's `tcp_states.h`, as the table has it.
 const LISTENING: &str = "0A";
 
-/// The sockets that take connections to `address`: those bound to it, and only without any those of all addresses.
+/// Returns the sockets that accept connections to `address`: those bound to it, or else those bound to all
+/// addresses.
 fn listening(all: &[TcpNetEntry], address: SocketAddr) -> HashSet<u64> {
     let ip = address.ip().to_canonical();
     let of = |wanted: &dyn Fn(std::net::IpAddr) -> bool| -> HashSet<u64> {
@@ -161,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// A process in a group of its own that has the socket as its standard input, if it is given one.
+    /// Starts a process in its own group, with the socket as its standard input, if one is given.
     fn sleeper(socket: Option<&TcpListener>) -> Child {
         let input = socket.map_or_else(Stdio::null, |socket| {
             Stdio::from(std::os::fd::OwnedFd::from(socket.try_clone().unwrap()))
@@ -179,13 +185,13 @@ mod tests {
         let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = socket.local_addr().unwrap();
         let (owner, stranger) = (sleeper(Some(&socket)), sleeper(None));
-        // Both have it, this process and the owner; what counts is that the group asked about has it.
+        // Both this process and the owner have the socket; the given group having it is decisive.
         assert_eq!(listener(owner.id(), Vec::new, address), Some(Listener::Group));
         assert_eq!(listener(stranger.id(), Vec::new, address), Some(Listener::Other));
         drop(socket);
         assert_eq!(listener(owner.id(), Vec::new, address), Some(Listener::Group));
         end(owner);
-        // A child that another test forks at that moment has the socket, too, until it runs its own program.
+        // A child that another test forks at that moment has the socket, too, until its exec.
         let is_free = || {
             std::thread::yield_now();
             listener(stranger.id(), Vec::new, address) == Some(Listener::Nobody)
@@ -235,7 +241,7 @@ mod tests {
         let socket = UnixListener::bind(&path).unwrap();
         let stranger = sleeper(None);
         let (own, name) = (std::process::id(), OsStr::new("m-1.sock"));
-        // A child that another test forks at that moment has the socket, too, until it runs its own program.
+        // A child that another test forks at that moment has the socket, too, until its exec.
         let is_free = || {
             std::thread::yield_now();
             !has_unix_listener(stranger.id(), name)

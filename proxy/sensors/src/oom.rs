@@ -1,8 +1,8 @@
-//! Whether the kernel killed for lack of memory: its counters, read before and after.
+//! Detects kills by the kernel for lack of memory: reads its counters before and after.
 //!
-//! A control group counts the kills in it and below it (`memory.events` of version 2, `memory.oom_control` of version 1);
-//! a limit further up kills, too, so all groups up to the root are read. A kernel counts all kills of the machine in
-//! `/proc/vmstat`, which speaks where no group does.
+//! A control group counts the kills in it and below it (`memory.events` of version 2, `memory.oom_control`
+//! of version 1). A limit further up kills, too, so all groups up to the root are read. `/proc/vmstat`
+//! counts all kills of the machine, and is used where no group has a counter.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,26 +10,26 @@ use std::path::{Path, PathBuf};
 /// The counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OomKills {
-    /// Of each group that counts, from the process's own up.
+    /// Files and counters of the groups, from the process's own upwards.
     groups: Vec<(PathBuf, u64)>,
     vmstat: PathBuf,
-    /// Of the machine.
+    /// Counter of the machine.
     machine: Option<u64>,
 }
 
-/// Where kills were counted meanwhile.
+/// Counters that have increased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
-    /// Nowhere.
+    /// No counter.
     Nowhere,
-    /// In the process's group or one around it that has a limit of its own.
+    /// The counter of the process's group, or of a group around it with its own limit.
     InGroup,
-    /// On the machine.
+    /// The machine's counter.
     OnMachine,
 }
 
 impl OomKills {
-    /// The counters that count for this process, while it lives. Empty where nothing can be read.
+    /// Reads the counters that concern this process, while it lives. Empty if nothing can be read.
     pub fn read(pid: u32) -> Self {
         Self::from(Path::new("/proc"), Path::new("/sys/fs/cgroup"), pid)
     }
@@ -42,7 +42,7 @@ impl OomKills {
         Self { groups, machine: count(&vmstat), vmstat }
     }
 
-    /// What has been counted since; `None` where nothing can be read.
+    /// Returns which counters have increased since; `None` if nothing can be read.
     pub fn compare(&self) -> Option<Moved> {
         let more = |file: &Path, before: u64| count(file).map(|now| now > before);
         let groups: Vec<bool> = self.groups.iter().filter_map(|(file, before)| more(file, *before)).collect();
@@ -57,7 +57,8 @@ impl OomKills {
     }
 }
 
-/// The files of one line of `/proc/PID/cgroup` (`hierarchy:controllers:path`), from the process's group to the root.
+/// Returns the counter files for one line of `/proc/PID/cgroup` (`hierarchy:controllers:path`), from the
+/// process's group to the root.
 fn files(line: &str, root: &Path) -> Vec<PathBuf> {
     let mut fields = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
@@ -70,7 +71,7 @@ fn files(line: &str, root: &Path) -> Vec<PathBuf> {
     } else {
         return Vec::new();
     };
-    // A path with `..` is outside of what our namespace of groups shows.
+    // A path with `..` lies outside our cgroup namespace.
     if path.split('/').any(|part| part == "..") {
         return vec![root.join(name)];
     }
@@ -78,7 +79,7 @@ fn files(line: &str, root: &Path) -> Vec<PathBuf> {
     relative.ancestors().map(|group| root.join(group).join(name)).collect()
 }
 
-/// The line `oom_kill 3`, which all these files have.
+/// Reads the line `oom_kill 3`, which all these files have.
 fn count(file: &Path) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()

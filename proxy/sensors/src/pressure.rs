@@ -1,8 +1,8 @@
-//! What the control group (version 2) of a backend tells: memory in use, out-of-memory events, pressure stalls.
+//! Reads the control group (version 2) of a backend: memory in use, out-of-memory events, pressure stalls.
 //!
-//! `memory.current` counts the page cache of a mapped model too, so it is shown and never judged. A group without
-//! memory controller is charged to the next one above that has it: those are its figures. Where a backend shares that
-//! group with others, [`CgroupMemory::own`] says so.
+//! `memory.current` includes the page cache of a mapped model, so it is shown and never judged. The memory
+//! of a group without memory controller is charged to the next group above that has it: that group is read.
+//! [`CgroupMemory::own`] says whether a backend shares that group with llama-warden.
 
 use std::fs;
 use std::path::Path;
@@ -11,14 +11,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::SensorError;
 
-/// The group of a backend; each part is `None` where the kernel has no such file for the group, or forbids to read it.
+/// The control group of a backend. A part is `None` if the kernel has no such file for the group, or denies
+/// access.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CgroupMemory {
-    /// The group that memory is charged to, as `/proc/<pid>/cgroup` names groups.
+    /// The group that memory is charged to, as named in `/proc/<pid>/cgroup`.
     pub path: String,
-    /// llama-warden is not in that group: the backend does not share it with us.
+    /// llama-warden is outside that group, so the backend does not share it with us.
     pub own: bool,
-    /// `memory.current`: bytes charged to the group, file pages included.
+    /// `memory.current`: bytes charged to the group, including file pages.
     pub current: Option<u64>,
     /// `memory.events`.
     pub events: Option<MemoryEvents>,
@@ -29,13 +30,13 @@ pub struct CgroupMemory {
 /// Counters of `memory.events`, since the group was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryEvents {
-    /// Times that the group went over `memory.high` and was slowed down.
+    /// Times that the group exceeded `memory.high` and was throttled.
     pub high: u64,
-    /// Times that it was about to go over `memory.max`.
+    /// Times that the group was about to exceed `memory.max`.
     pub max: u64,
     /// Times that an allocation failed for lack of memory.
     pub oom: u64,
-    /// Processes that the kernel killed for it.
+    /// Processes that the kernel killed for lack of memory.
     pub oom_kill: u64,
 }
 
@@ -52,8 +53,8 @@ pub struct Pressure {
     pub full_avg60: f64,
 }
 
-/// Reads the group of process `pid`. On a machine without groups of version 2
-/// the path is empty and every part is `None`.
+/// Reads the group of process `pid`. On a machine without groups of version 2 the path is empty and every
+/// part is `None`.
 ///
 /// # Errors
 ///
@@ -67,7 +68,7 @@ fn read(proc: &Path, root: &Path, pid: u32) -> Result<CgroupMemory, SensorError>
         fs::read_to_string(proc.join(format!("{pid}/cgroup"))).map_err(|_| SensorError::Ended { pid })?;
     let Some(path) = second_version(&groups) else { return Ok(CgroupMemory::default()) };
     let ours = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
-    // A path with `..` is outside of what our namespace of groups shows.
+    // A path with `..` lies outside our cgroup namespace.
     let inside = !path.split('/').any(|part| part == "..");
     let folder = |path: &str| root.join(path.trim_start_matches('/'));
     let mut above = Path::new(path).ancestors().filter_map(Path::to_str);
@@ -85,7 +86,7 @@ fn read(proc: &Path, root: &Path, pid: u32) -> Result<CgroupMemory, SensorError>
     })
 }
 
-/// The line `0::/path`.
+/// Returns the path in the line `0::/path`.
 fn second_version(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| line.strip_prefix("0::"))
 }
@@ -102,7 +103,7 @@ fn events(text: &str) -> Option<MemoryEvents> {
     })
 }
 
-/// `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and the same for `full`.
+/// Parses `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and the same for `full`.
 fn pressure(text: &str) -> Option<Pressure> {
     let share = |who: &str, over: &str| -> Option<f64> {
         let line = text.lines().find_map(|line| line.strip_prefix(who)?.strip_prefix(' '))?;

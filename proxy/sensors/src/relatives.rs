@@ -1,9 +1,9 @@
-//! Processes that belong to a child of ours wherever they went: what descends from it, and what its wrapper left
-//! behind.
+//! Finds all processes that belong to a child of ours: its descendants, and the processes that its wrapper
+//! left behind.
 //!
-//! A process group does not hold them: `setsid`, container tools and daemons leave it. What a wrapper leaves behind
-//! when it ends becomes a child of the process that is the subreaper, and is told from the others by a variable that
-//! the wrapper was started with and that its children inherit. Waits some milliseconds at most.
+//! The process group is not enough: `setsid`, container tools and daemons leave it. When a wrapper ends,
+//! its remaining children are reparented to the subreaper. They are recognised by an environment variable
+//! that the wrapper was started with and that its children inherit. Blocks for some milliseconds at most.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -15,53 +15,54 @@ use warden_policies::sample::HostMemory;
 
 use crate::host::{self, PROC};
 
-/// How often the children of the reaper are read until no new one is among them.
+/// Maximum number of rounds of reading the reaper's children until no new one appears.
 const HANDED_ON_LOOKS: usize = 5;
 
-/// How often an environment is read that is empty.
+/// Maximum number of reads of an empty environment.
 const EXEC_LOOKS: usize = 20;
 
-/// The pause between two of these.
+/// Pause between two such reads.
 const EXEC_PAUSE: Duration = Duration::from_millis(1);
 
-/// A process by its number and its start, so that another one with the same number is not taken for it.
+/// A process, identified by pid and start time, so that a process with a reused pid is not mistaken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StartedProcess {
-    /// Its process id, as we see it.
+    /// Process id in our view.
     pub pid: u32,
-    /// When it was started, in clock ticks since the boot: field 22 of `/proc/PID/stat`.
+    /// Start time in clock ticks since the boot: field 22 of `/proc/PID/stat`.
     pub started: u64,
 }
 
 impl StartedProcess {
-    /// The process that has this number now, a zombie included; `None` if there is none or `/proc` hides it.
+    /// Returns the current process with this pid, which may be a zombie; `None` if there is none or `/proc`
+    /// hides it.
     pub fn with_pid(pid: u32) -> Option<Self> {
         Some(Relative::from_stat(&stat(pid)?)?.process)
     }
 
-    /// Whether it is there and no zombie.
+    /// Returns whether it exists and is no zombie.
     pub fn is_alive(self) -> bool {
         Relative::with_pid(self.pid).is_some_and(|now| now.process == self && !now.is_zombie)
     }
 }
 
-/// What `/proc` says of a process that belongs to a child.
+/// A process that belongs to a child, as read from `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Relative {
-    /// Which one it is.
+    /// Pid and start time.
     pub process: StartedProcess,
-    /// The process id of its parent.
+    /// Process id of its parent.
     pub parent: u32,
-    /// Its process group.
+    /// Process group id.
     pub group: u32,
-    /// Its session.
+    /// Session id.
     pub session: u32,
-    /// It has ended and waits to be reaped.
+    /// The process has ended and waits to be reaped.
     pub is_zombie: bool,
 }
 
 impl Relative {
-    /// What `/proc` says of the process with this number now.
+    /// Reads the current process with this pid.
     pub fn with_pid(pid: u32) -> Option<Self> {
         Self::from_stat(&stat(pid)?)
     }
@@ -78,28 +79,31 @@ impl Relative {
     }
 }
 
-/// Whose relatives are looked for.
+/// The child whose relatives are looked for.
 #[derive(Clone, Copy, Debug)]
 pub struct Ancestry<'a> {
-    /// The child: it leads a process group of its own.
+    /// Pid of the child, which leads its own process group.
     pub leader: u32,
-    /// The process that orphans are handed to: the subreaper.
+    /// Pid of the subreaper, to which orphans are reparented.
     pub reaper: u32,
-    /// `NAME=VALUE` in the environment of the child and of what it started; no other child has the same.
+    /// `NAME=VALUE` in the environment of the child and of its descendants; unique to this child.
     pub mark: &'a str,
 }
 
-/// The processes of a child but for the child itself: its descendants, and below the subreaper the orphans that are in
-/// its group or carry its mark, with their descendants. Zombies are among them only below a parent that lives.
+/// Returns the processes of a child without the child itself: its descendants, and the subreaper's orphans
+/// that are in its group or carry its mark, with their descendants. Zombies are included only below a
+/// living parent.
 ///
-/// Source: `proc(5)` for `children`, `environ` and `stat`; `PR_SET_CHILD_SUBREAPER(2const)` for who gets orphans.
+/// Source: `proc(5)` for `children`, `environ` and `stat`; `PR_SET_CHILD_SUBREAPER(2const)` for the new
+/// parent of orphans.
 pub fn relatives(of: Ancestry<'_>) -> Vec<Relative> {
     let mut children = Children::default().of(of.reaper);
     let mut found = Vec::new();
     for _ in 0..HANDED_ON_LOOKS {
         found = relatives_among(&children, of);
         let now = Children::default().of(of.reaper);
-        // A parent that ended before its children were read has handed them to the reaper, whose had been read.
+        // A parent that ended in between has handed its children to the reaper after that one's children
+        // were read.
         if now.iter().all(|pid| children.contains(pid)) {
             break;
         }
@@ -120,7 +124,7 @@ fn relatives_among(children: &[u32], of: Ancestry<'_>) -> Vec<Relative> {
     table.below(unread)
 }
 
-/// A process and its descendants; none if it is gone.
+/// Returns a process and its descendants; nothing if it is gone.
 pub fn process_tree(top: StartedProcess) -> Vec<Relative> {
     if StartedProcess::with_pid(top.pid) != Some(top) {
         return Vec::new();
@@ -128,7 +132,8 @@ pub fn process_tree(top: StartedProcess) -> Vec<Relative> {
     Children::default().below(vec![top.pid])
 }
 
-/// The children of `reaper` that have a variable of this name in their environment, with all their descendants.
+/// Returns the children of `reaper` with a variable of this name in their environment, and all their
+/// descendants.
 pub fn marked_below(reaper: u32, name: &str) -> Vec<Relative> {
     let mut table = Children::default();
     let prefix = format!("{name}=");
@@ -138,18 +143,18 @@ pub fn marked_below(reaper: u32, name: &str) -> Vec<Relative> {
     table.below(marked)
 }
 
-/// The effective user of a process.
+/// Returns the effective user id of a process.
 pub fn user_of(pid: u32) -> Option<u32> {
     let status = Process::new(i32::try_from(pid).ok()?).and_then(|process| process.status()).ok()?;
     Some(status.euid)
 }
 
-/// The children of a process, zombies included.
+/// Returns the children of a process, including zombies.
 pub fn children_of(pid: u32) -> Vec<Relative> {
     Children::default().of(pid).into_iter().filter_map(Relative::with_pid).collect()
 }
 
-/// Host memory of these processes together, those left out that have ended; `None` if that is all of them.
+/// Sums the host memory of these processes, skipping ended ones; `None` if all have.
 pub fn host_memory_of(pids: impl IntoIterator<Item = u32>) -> Option<HostMemory> {
     pids.into_iter().filter_map(host::memory_of_one).reduce(|sum, more| HostMemory {
         anon: sum.anon.saturating_add(more.anon),
@@ -166,8 +171,8 @@ fn has_mark(pid: u32, mark: &str) -> bool {
     environment_has(pid, |one| one == mark)
 }
 
-/// Whether the environment that a process was started with has an entry like this. The files of other users are closed
-/// to us.
+/// Returns whether the environment that a process was started with has a matching entry. Files of other
+/// users' processes are not readable.
 #[expect(clippy::disallowed_methods, reason = "worker threads look here: the pause holds up no request")]
 fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
     let path: PathBuf = Path::new(PROC).join(pid.to_string()).join("environ");
@@ -176,10 +181,10 @@ fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
         environment = match std::fs::read(&path) {
             Ok(read) => read,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => break,
-            // The memory of the program before is gone while it is read.
+            // Reading fails while an exec replaces the process's memory.
             Err(_) => Vec::new(),
         };
-        // Empty or cut off while the kernel lays out the memory of another program; empty of a zombie.
+        // Empty or truncated during an exec; empty for a zombie.
         if environment.ends_with(&[0]) || Relative::with_pid(pid).is_none_or(|one| one.is_zombie) {
             break;
         }
@@ -188,7 +193,7 @@ fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
     environment.split(|byte| *byte == 0).any(|one| std::str::from_utf8(one).is_ok_and(&wanted))
 }
 
-/// Who is whose child. A kernel without the files `children` is asked once for all processes.
+/// Children by parent. On a kernel without the files `children`, all processes are scanned once.
 #[derive(Default)]
 struct Children {
     all: Option<BTreeMap<u32, Vec<u32>>>,
@@ -202,7 +207,7 @@ impl Children {
         if self.all.is_none() {
             match host::children(&process) {
                 Ok(children) => return children.into_iter().filter_map(|pid| pid.try_into().ok()).collect(),
-                // It has ended meanwhile.
+                // The process has ended.
                 Err(_) if !process.is_alive() => return Vec::new(),
                 Err(_) => {}
             }
@@ -210,7 +215,7 @@ impl Children {
         self.all.get_or_insert_with(by_parent).get(&pid).cloned().unwrap_or_default()
     }
 
-    /// These and all their descendants.
+    /// Returns these processes and all their descendants.
     fn below(&mut self, mut unread: Vec<u32>) -> Vec<Relative> {
         let mut found: BTreeMap<u32, Relative> = BTreeMap::new();
         while let Some(pid) = unread.pop() {
@@ -243,7 +248,7 @@ mod tests {
 
     use super::*;
 
-    /// One that goes on executing itself, so that it is often looked at in between.
+    /// The process executes itself repeatedly, so that it is often read during an exec.
     #[test]
     fn a_marked_process_is_found_while_it_executes_another_program() {
         let start = |script: &str| {
@@ -287,7 +292,7 @@ mod tests {
         let found = relatives(of);
         assert!(found.iter().any(|relative| relative.process.pid == left && relative.group != one.id()));
         assert!(!found.iter().any(|relative| [one.id(), other.id(), others].contains(&relative.process.pid)));
-        // Below another leader, the mark alone says whose it is.
+        // With another leader, only the mark identifies it.
         let of = Ancestry { leader: other.id(), ..of };
         let found: Vec<u32> = relatives(of).iter().map(|relative| relative.process.pid).collect();
         assert!(found.contains(&left) && found.contains(&one.id()) && found.contains(&others), "{found:?}");

@@ -1,17 +1,18 @@
-//! Whether a process can go on at all: it may be stopped, or wait for pages of its memory from a disk. Never waits.
+//! Detects a process that cannot run: it may be stopped, or wait for pages of its memory from a disk. Never
+//! blocks.
 
 use procfs::process::Process;
 
-/// How a process stands.
+/// Ability of a process to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// A signal or a debugger has stopped it.
+    /// A signal or a debugger has stopped the process.
     pub stopped: bool,
-    /// Pages that were read from a disk for it since its start.
+    /// Pages read from a disk for it since its start.
     pub major_faults: u64,
 }
 
-/// How a process stands; `None` if it is gone or `/proc` does not tell.
+/// Reads whether a process can run; `None` if it is gone or `/proc` does not show it.
 ///
 /// Source: `proc(5)`, fields 3 and 12 of `/proc/PID/stat`.
 pub fn standing(pid: u32) -> Option<Standing> {

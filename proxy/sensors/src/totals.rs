@@ -1,6 +1,7 @@
-//! The host's memory: the total that a budget in percent refers to, and what a second generation could use.
+//! The host's memory: the total that a budget in percent refers to, and the memory available for a second
+//! generation.
 //!
-//! `/proc/meminfo` tells of the host; the limits of our control groups, as containers have them, are taken off.
+//! `/proc/meminfo` describes the host; the limits of our control groups, as in containers, are applied to it.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,8 +12,8 @@ use crate::{SensorError, cgroup};
 pub struct HostTotals {
     /// `MemTotal`, or the limit of the container.
     pub total: u64,
-    /// What new allocations can take without swapping: `MemAvailable`, as the kernel estimates it, or what is left under
-    /// the limit of the container.
+    /// Memory available for new allocations without swapping: `MemAvailable`, as the kernel estimates it,
+    /// or the rest under the container's limit.
     pub available: u64,
 }
 

@@ -1,36 +1,37 @@
-//! Time: the only place where the wall clock enters this crate, for the timestamps that people read (decisions use tokio's
-//! clock), and sums of moments and configured times that cannot overflow.
+//! Time. Only this module of the crate reads the wall clock, for timestamps that people read; decisions use
+//! tokio's clock. Sums of moments and configured times cannot overflow.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::backoff::MINIMUM;
 
-/// Now, as RFC 3339 in UTC with milliseconds.
+/// Present time, as RFC 3339 in UTC with milliseconds.
 pub(crate) fn wall() -> String {
     format!("{:.3}", jiff::Timestamp::now())
 }
 
-/// A moment to come, in milliseconds since 1970 (UTC). One that has passed is now.
+/// A future moment in milliseconds since 1970 (UTC). A past one counts as now.
 pub(crate) fn unix_ms(moment: Instant) -> u64 {
     let left = moment.saturating_duration_since(Instant::now());
     let now = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
     now.saturating_add(u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Local time in minutes of the day: what windows of the day are about.
+/// Local time in minutes of the day, for daily time windows.
 pub(crate) fn minute() -> Option<u16> {
     let now = jiff::Zoned::now();
     u16::try_from(i32::from(now.hour()) * 60 + i32::from(now.minute())).ok()
 }
 
-/// `moment + by`. A sum that no clock can hold becomes a moment that nobody lives to see.
+/// `moment + by`. A sum that overflows becomes a moment some 30 years away.
 pub(crate) fn after(moment: Instant, by: Duration) -> Instant {
     const AGES: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
     moment.checked_add(by.min(AGES)).unwrap_or(moment)
 }
 
-/// When to do something again: [`after`], but never so soon that a pause configured as 0 takes a core.
+/// Next time for a repeated action: [`after`], but never so soon that a pause configured as 0 occupies a
+/// core.
 pub(crate) fn again(moment: Instant, pause: Duration) -> Instant {
     after(moment, pause.max(MINIMUM))
 }
@@ -40,7 +41,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Time since the machine was started: the same for all of its processes.
+/// Time since the machine's boot, the same in all of its processes.
 pub(crate) fn now_of_machine() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Duration::new(

@@ -1,4 +1,4 @@
-//! Why something was refused or failed. Each message says what was being done to which thing, and what cures it.
+//! Errors and refusals. Each message names the failed action and its object, and how to fix it.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,17 +11,17 @@ use warden_policies::{ByteSize, ModelName};
 /// Why a start failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// The kind.
+    /// Kind of failure.
     pub kind: FailureKind,
-    /// One sentence for people: what happened and what to do.
+    /// Description and advice for people, in one sentence.
     pub message: String,
-    /// The child's last lines of output.
+    /// Last lines of the child's output.
     pub lines: Vec<String>,
-    /// Failures in a row, this one included.
+    /// Consecutive failures, including this one.
     pub failures: u32,
 }
 
-/// What kind of failure a start met, read from the exit status and the child's output.
+/// Kind of a failed start, from the exit status and the child's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
@@ -31,52 +31,52 @@ pub enum FailureKind {
     MissingLibrary,
     /// The model file is missing, truncated or not a model.
     BadModel,
-    /// The model could not be loaded, and what was said leaves open why.
+    /// The model could not be loaded, for an unknown reason.
     NotLoaded,
     /// llama-server does not know a flag, or its value is wrong.
     BadFlag,
-    /// It could not listen.
+    /// The address could not be bound.
     Address,
     /// Host or device memory ran out.
     OutOfMemory,
-    /// It died of a signal.
+    /// A signal ended the process.
     Signal,
-    /// It did not become ready in time.
+    /// The process did not become ready in time.
     Timeout,
-    /// It came up with much less on GPUs than one like it had, and another one could serve.
+    /// The process came up with much less on GPUs than an earlier one, and another process could serve.
     Degraded,
-    /// It ended with an exit code that says no more.
+    /// The process ended with an exit code, without a known reason.
     Exit,
-    /// Somebody else's endpoint does not answer, or refuses us.
+    /// The remote endpoint does not answer, or refuses us.
     Endpoint,
 }
 
 impl FailureKind {
-    /// Whether another start with the same command cannot succeed.
+    /// True if another start with the same command cannot succeed.
     pub(crate) const fn is_permanent(self) -> bool {
         matches!(self, Self::NotExecutable | Self::MissingLibrary | Self::BadModel | Self::BadFlag)
     }
 }
 
-/// Why the fleet cannot start or take a configuration.
+/// Why the fleet cannot start or apply a configuration.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum FleetError {
-    /// The directory for the children's sockets.
+    /// The directory for the children's sockets cannot be used.
     #[error("cannot make the private directory {} for the sockets of the backends: {source}; choose another with `runtime_dir`", path.display())]
     RuntimeDir { path: PathBuf, source: io::Error },
     /// A socket's path would not fit into a Unix socket address.
     #[error("the socket path {} would have {length} bytes, and a Unix socket's path has at most {limit}: choose a shorter `runtime_dir`", path.display())]
     SocketPath {
-        /// The longest path that would be needed.
+        /// Longest path that would be needed.
         path: PathBuf,
         length: usize,
         limit: usize,
     },
-    /// The directory of the ledger, or the ledger.
+    /// The ledger or its directory cannot be used.
     #[error("cannot write the ledger {}: {source}; make its directory writable or choose another with `state_dir`", path.display())]
     StateDir { path: PathBuf, source: io::Error },
-    /// The thread that writes to the state directory.
+    /// The writer thread of the state directory cannot be started.
     #[error("cannot start a thread: {0}; raise the limit of tasks (`pids.max`, `TasksMax`)")]
     NoThread(io::Error),
     /// A name or alias means two models.
@@ -84,11 +84,11 @@ pub enum FleetError {
         "the name `{name}` means both the model `{first}` and the model `{second}`: rename one, or remove the alias"
     )]
     DuplicateName {
-        /// The name.
+        /// Name or alias.
         name: String,
-        /// One model.
+        /// First model.
         first: ModelName,
-        /// The other.
+        /// Second model.
         second: ModelName,
     },
     /// A model with no processes.
@@ -99,21 +99,21 @@ pub enum FleetError {
     ShuttingDown,
 }
 
-/// Why a name means no model.
+/// Why a name resolves to no model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum ResolveError {
-    /// Nothing has this name.
+    /// No model has this name.
     #[error("there is no model `{name}`: {}", known_models(known))]
     Unknown {
         name: String,
-        /// The names of all models, in configured order.
+        /// Names of all models, in configured order.
         known: Vec<String>,
     },
     /// No name was given, and there is more than one model (or none).
     #[error("no model was named: {}", known_models(known))]
     Missing {
-        /// The names of all models, in configured order.
+        /// Names of all models, in configured order.
         known: Vec<String>,
     },
 }
@@ -126,20 +126,21 @@ fn known_models(known: &[String]) -> String {
     }
 }
 
-/// A prompt for which there is not enough memory, with the numbers.
+/// Shortage of memory for a prompt, in numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NoRoom {
-    /// Which memory is short.
+    /// Memory that is short.
     pub series: MemoryKind,
-    /// Tokens of the prompt, as far as they are known.
+    /// Tokens of the prompt, as far as known.
     pub tokens: u64,
-    /// Bytes that it needs beyond what the process holds, the reserve included.
+    /// Bytes needed beyond the memory that the process holds, including the reserve.
     pub needed: u64,
-    /// Bytes that are left until the limit.
+    /// Bytes left until the limit.
     pub have: u64,
-    /// What a token beyond the largest prompt so far was seen to cost, in bytes.
+    /// Measured cost of a token beyond the largest prompt so far, in bytes.
     pub bytes_per_token: f64,
-    /// When to try again. Written as it always was: another version of the program may read it while it takes over.
+    /// Time to wait before a retry. The serialized form must not change: another version of the program may
+    /// read it during a takeover.
     #[serde(
         alias = "retry_after_seconds",
         deserialize_with = "warden_policies::seconds::known::deserialize"
@@ -148,7 +149,7 @@ pub struct NoRoom {
 }
 
 impl NoRoom {
-    /// Writes it for people and programs that read events.
+    /// Serializes it for people and programs that read events.
     pub(crate) fn show<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         struct Shown {
@@ -180,8 +181,8 @@ impl std::fmt::Display for NoRoom {
     }
 }
 
-/// Why a lease was not granted. In every case nothing was sent to any backend. Another version of the program may read it: a variant of which
-/// that knows nothing is not heard by it.
+/// Why a lease was not granted. Nothing was sent to any backend. Another version of the program may read
+/// it, and ignores unknown variants.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "each message says what its fields are")]
@@ -189,31 +190,31 @@ pub enum Denied {
     /// The queue is full.
     #[error("the queue is full: {waiting} of {depth} places are taken")]
     QueueFull { waiting: usize, depth: usize },
-    /// The prompt does not fit into the memory that is left.
+    /// The prompt does not fit into the available memory.
     #[error("{0}")]
     NoRoom(NoRoom),
-    /// The caller waited as long as it may.
+    /// The request has waited for the maximum time.
     #[error("no backend was free within {:.1} s", waited.as_secs_f64())]
     Deadline { waited: Duration },
-    /// The caller would wait longer than it may.
+    /// The request would have to wait longer than allowed.
     #[error(
         "it is loaded in {} s at the earliest, and a request waits for {} s at most (`queue.wait`); send again then", left.as_secs_f64().ceil(), wait.as_secs()
     )]
     TooSlow { left: Duration, wait: Duration },
-    /// It is never loaded beside models that never leave.
+    /// The model can never be loaded next to pinned ones.
     #[error("it cannot be loaded: {0}")]
     NeverLoaded(String),
-    /// The backend cannot be started at the moment; it is tried again after the given time.
+    /// The backend cannot be started at present; the next attempt comes after the given time.
     #[error("the backend does not start: {}", .0.message)]
     StartFailed(Failure, Option<Duration>),
-    /// The backend cannot start before something changes: a flag, a file. It starts as soon as that changes, and is tried
-    /// after the given time in any case.
+    /// The backend cannot start until a flag or file changes. A change starts it, and the given time in any
+    /// case.
     #[error("the backend cannot start before something changes: {}", .0.message)]
     Failed(Failure, Duration),
-    /// The endpoint that serves the model does not answer; it is asked again after the given time.
+    /// The remote endpoint does not answer; it is probed again after the given time.
     #[error("{}", .0.message)]
     Silent(Failure, Duration),
-    /// We are ending.
+    /// The program is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
     /// The model is no longer configured.
@@ -231,19 +232,19 @@ pub enum ControlError {
     /// The new generation did not start.
     #[error("the new process of `{model}` did not start: {}", failure.message)]
     StartFailed { model: ModelName, failure: Failure },
-    /// Another command came in between: a drain, a removal or the end.
+    /// Another command came in between: a drain, a removal or the shutdown.
     #[error("the restart of `{model}` was given up: {because}")]
     GivenUp { model: ModelName, because: String },
-    /// Nobody of it can be asked to give memory back.
+    /// No process of the model can be asked to give memory back.
     #[error("`{model}` cannot be asked to give memory back: {because}")]
     CannotReclaim { model: ModelName, because: String },
-    /// It is of a kind that always leaves.
+    /// The model cannot be pinned.
     #[error("`{model}` cannot be pinned: {because}")]
     CannotPin { model: ModelName, because: String },
-    /// Somebody else's endpoint serves it: there is no process.
+    /// A remote endpoint serves the model, so it has no process.
     #[error("`{model}` is served by an endpoint (`remotes`) and has no process here that could be {what}")]
     Remote { model: ModelName, what: &'static str },
-    /// We are ending.
+    /// The program is shutting down.
     #[error("the fleet is shutting down")]
     ShuttingDown,
 }
@@ -255,35 +256,35 @@ pub enum CanaryError {
     /// No such model.
     #[error(transparent)]
     Unknown(#[from] ResolveError),
-    /// Somebody else's endpoint serves it.
+    /// The model is remote.
     #[error(
         "`{0}` is served by an endpoint (`remotes`): there is no llama-server here that another one could be compared with"
     )]
     Remote(ModelName),
-    /// One at a time.
+    /// The model has a canary already.
     #[error(
         "`{0}` has a canary: wait for its verdict (`llama-warden canary status`), or end it with `llama-warden canary stop {0}`"
     )]
     Exists(ModelName),
-    /// It has none, and had none.
+    /// The model has no canary, and had none.
     #[error("`{0}` has no canary: `llama-warden canary start {0}` begins one")]
     None(ModelName),
-    /// The binary is not there.
+    /// The binary is missing.
     #[error("cannot try {}: {source}; name a llama-server, or a build of `llama-warden builds list`", path.display())]
     NoBinary { path: PathBuf, source: io::Error },
-    /// It is no program.
+    /// The file is no executable program.
     #[error("cannot try {}: it is no file that can be executed; name a llama-server", .0.display())]
     NotABinary(PathBuf),
-    /// The share.
+    /// The share of conversations is invalid.
     #[error("a canary gets a share of conversations above 0 and up to {}: {share} is none", most)]
     Share { share: f64, most: f64 },
-    /// Its name is somebody's, or a path would be too long.
+    /// The canary's name is in use, or a path would be too long.
     #[error(transparent)]
     Fleet(#[from] FleetError),
-    /// It has ended before its process was made.
+    /// The canary ended before its process was made.
     #[error("the canary of `{model}` did not begin: {because}")]
     DidNotBegin { model: ModelName, because: String },
-    /// We are ending.
+    /// The program is shutting down.
     #[error("the fleet is shutting down")]
     ShuttingDown,
 }

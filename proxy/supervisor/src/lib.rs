@@ -1,5 +1,5 @@
-//! Owns llama-server processes: starts them, probes them, hands out the right to use them, watches their memory,
-//! replaces them and keeps a record of it.
+//! Owns llama-server processes: starts and probes them, grants leases on them, watches their memory,
+//! replaces them and records it.
 //!
 //! # Theory of operation
 //!
@@ -11,40 +11,40 @@
 //!   status, metrics <--- FleetView (watch) ; events, logs (rings) ; ledger (file) <---tells--+
 //! ```
 //!
-//! * Nobody asks whether a backend is ready in order to then use it: [`Fleet::lease`] waits for the right to send one
-//!   request to one generation, and a [`Lease`] is that right.
-//! * Every model has one task. It alone owns the [`warden_policies::lifecycle::Machine`]s of its processes, carries out
-//!   their effects and arms their timers. Helper tasks only report, and their reports carry the generation, so a late
-//!   one about an old process is recognised and ignored.
-//! * Everything that the task reads before it acts, it reads in the same step: what may change meanwhile is judged again
-//!   at every turn of its loop.
+//! * No caller checks if a backend is ready and then uses it. [`Fleet::lease`] waits for the right to send
+//!   one request to one generation; a [`Lease`] is that right.
+//! * Each model has one task. It alone owns the [`warden_policies::lifecycle::Machine`]s of its processes,
+//!   carries out their effects and arms their timers. Helper tasks only report, with the generation, so
+//!   that a late report about an old process is ignored.
+//! * The task reads all inputs of an action in the same step. Inputs that may change meanwhile are judged
+//!   again at every turn of its loop.
 //!
 //! # Invariants
 //!
 //! * Leases are granted only on generations that answered a probe, never on one that drains.
-//! * Every caller of [`Fleet::lease`] is answered: with a lease, a reason, or by its own leaving.
+//! * Each call of [`Fleet::lease`] gets a lease or a reason, unless its caller leaves.
 //! * Every child is reaped, and its whole process group is gone when it is.
-//! * [`Fleet::shutdown`] ends within its deadline, the stop grace and a little.
+//! * [`Fleet::shutdown`] ends within its deadline plus the stop grace, with a small margin.
 //!
 //! # Folders
 //!
-//! An arrow goes only downwards in this list, and never in a circle; a test reads the `use` lines.
+//! Dependencies go only downwards in this list, without cycles; a test reads the `use` lines.
 //!
 //! | folder | job |
 //! |---|---|
 //! | [`fleet`] | the models by name; reload; shutdown |
-//! | `remote` | the task of a model that somebody else's endpoint serves |
-//! | `model` | the task of one model: the life of its processes, replacements, deadlines |
-//! | [`start_search`] | which switch starts a server that dies while it loads |
+//! | `remote` | the task of a remote model |
+//! | `model` | the task of one model: life of its processes, replacements, deadlines |
+//! | [`start_search`] | finds the option that lets a dying server start |
 //! | [`solo`] | one process outside of any fleet, for experiments |
-//! | `memory` | what a generation holds, what all hold, what is remembered |
-//! | [`lease`] | the right to use a generation, and who waits for it |
-//! | `process` | children: [`nursery`], spawning, probes, readings, what a start needs |
-//! | [`view`] | what is shown and kept: picture, events, logs, ledger |
-//! | [`spec`], [`error`] | what comes in, why something was refused; beside them the clock and the locks |
-//! | `origin` | somebody else's endpoint: its address, a connection, whether it answers |
-//! | `state` | the one door to the state directory: a thread that writes, and a queue before it |
-//! | `worker_threads` | threads that wait for disks, drivers and the kernel, so that no task does |
+//! | `memory` | memory of one generation, of all, and of earlier ones |
+//! | [`lease`] | the right to use a generation, and the queue for it |
+//! | `process` | children: [`nursery`], spawning, probes, readings, files needed by a start |
+//! | [`view`] | published and stored state: view, events, logs, ledger |
+//! | [`spec`], [`error`] | inputs and errors; also the clock and the locks |
+//! | `origin` | a remote endpoint: address, connection, probe |
+//! | `state` | writes the state directory: a thread and its queue |
+//! | `worker_threads` | threads for blocking calls to disks, drivers and the kernel |
 
 mod clock;
 pub mod error;

@@ -1,12 +1,12 @@
-//! One llama-server outside of any fleet, for experiments: started when asked, read when asked, never replaced.
+//! One llama-server outside of any fleet, for experiments: started and read on request, never replaced.
 //!
 //! ```text
-//!   Starter::start ── spawn (nursery, private Unix socket) ── probes ── 200 ──> Solo ── sample, sample, … ── stop
-//!                                                     └── it ends, or time is over ──> Failure
+//!     Starter::start ── spawn (nursery, private socket) ── probes ── 200 ──> Solo ── sample, … ── stop
+//!                        └── it ends, or time is over ──> Failure
 //! ```
 //!
-//! It is made of the same parts as a backend of a fleet, so what it is charged for is read in the same way. It decides
-//! nothing and sends no client's request: whoever starts one talks to its socket.
+//! It uses the same parts as a backend of a fleet, so its memory is read in the same way. It makes no
+//! decisions and sends no requests: callers talk to its socket.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -40,38 +40,39 @@ use crate::spec::{Command, Socket, SpawnRequest, Watch};
 use crate::sync::lock;
 use crate::view::{DeviceView, Modalities};
 
-/// Where single processes come from.
+/// Starts single processes.
 #[derive(Clone, Debug)]
 pub struct Starter {
     world: Arc<dyn World>,
     directory: PathBuf,
     watch: Watch,
     lifecycle: LifecyclePolicy,
-    /// The name in socket files.
+    /// Name in socket files.
     name: ModelName,
     next: Arc<AtomicU64>,
 }
 
-/// What to start.
+/// Process to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoloSpec {
-    /// Binary, arguments without any for listening, environment.
+    /// Binary, arguments except for the address, environment.
     pub command: Command,
     /// Added to our own `oom_score_adj`.
     pub oom_score_adj: i32,
-    /// What it listens on.
+    /// Kind of address.
     pub socket: Socket,
-    /// What is known of its binary.
+    /// Known facts about its binary.
     pub facts: ServerFacts,
 }
 
 impl Starter {
-    /// `runtime_dir`: a private directory for sockets, with a short path; it is made. Of `lifecycle` the start, the probes
-    /// and the stop count, of `watch` the lines that are kept and the limit of a reading.
+    /// `runtime_dir`: a private directory for sockets with a short path, created if missing. Of
+    /// `lifecycle`, start, probes and stop apply; of `watch`, the number of kept lines and the limit of a
+    /// reading.
     ///
     /// # Errors
     ///
-    /// The directory cannot be made, or its path is too long for sockets.
+    /// The directory cannot be created, or its path is too long for sockets.
     pub fn new(
         nursery: NurseryHandle,
         runtime_dir: &Path,
@@ -102,12 +103,13 @@ impl Starter {
     ///
     /// # Errors
     ///
-    /// It ends or hangs before it is ready: why, with its last lines.
+    /// It ends or hangs before it is ready. The failure has its last lines.
     pub async fn start(&self, spec: &SoloSpec) -> Result<Solo, Box<Failure>> {
         self.start_unless(spec, std::future::pending()).await.map_err(|unstarted| unstarted.failure)
     }
 
-    /// The same, with how it ended if it ended. When `stop` resolves first, the process is killed and reaped.
+    /// Same as [`Self::start`], with the exit if it ended. When `stop` resolves first, the process is
+    /// killed and reaped.
     pub(crate) async fn start_unless(
         &self,
         spec: &SoloSpec,
@@ -183,18 +185,18 @@ impl Starter {
         }
     }
 
-    /// Whether the machine has a GPU, known to a sensor or not.
+    /// True if the machine has a GPU, whether a sensor supports it or not.
     pub(crate) fn has_gpu(&self) -> bool {
         self.world.has_gpu()
     }
 
-    /// Memory of the machine that anybody could take, in bytes; `None` if it cannot be read.
+    /// Available memory of the machine in bytes; `None` if unreadable.
     pub fn available(&self) -> Option<u64> {
         self.world.available()
     }
 }
 
-/// Resolves when a start has taken longer than it may.
+/// Resolves when a start exceeds its time limit.
 async fn too_late(process: &dyn Process, lifecycle: &LifecyclePolicy) -> Lateness {
     let (in_all, still) = (lifecycle.start_timeout, lifecycle.start_stall);
     tokio::select! {
@@ -203,15 +205,15 @@ async fn too_late(process: &dyn Process, lifecycle: &LifecyclePolicy) -> Latenes
     }
 }
 
-/// A start that came to nothing.
+/// A failed start.
 #[derive(Debug)]
 pub(crate) struct Unstarted {
     pub(crate) failure: Box<Failure>,
-    /// How the process ended; `None` if there was none, or it was not ready in time.
+    /// Exit of the process; `None` if there was none, or it was not ready in time.
     pub(crate) exit: Option<Exit>,
 }
 
-/// A process that runs. Dropping it kills its process group.
+/// A running process. Dropping it kills its process group.
 #[derive(Debug)]
 pub struct Solo {
     process: Arc<dyn Process>,
@@ -226,38 +228,39 @@ pub struct Solo {
     _files: Files,
 }
 
-/// What `/props` told when it was ready; `None` where it did not say.
+/// Properties from `/props` when it was ready; unknown ones are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SoloProps {
-    /// Requests that it evaluates at a time.
+    /// Number of requests that it evaluates at a time.
     pub slots: Option<u32>,
     /// Context of a slot in tokens.
     pub n_ctx: Option<u64>,
-    /// What it takes beside text.
+    /// Input kinds besides text.
     pub modalities: Option<Modalities>,
     /// llama.cpp's build number.
     pub build: Option<u32>,
 }
 
-/// A reading of everything that is known of it.
+/// A complete reading.
 #[derive(Clone, Debug)]
 pub struct SoloReading {
-    /// As policies take it.
+    /// Sample for the policies.
     pub sample: Sample,
-    /// Bytes of host memory that it is told to keep and that nobody measures.
+    /// Bytes of host memory that it may keep and that are not measured.
     pub allowed: u64,
-    /// Why VRAM is not known, if it should be.
+    /// Why VRAM is unknown, if it should be known.
     pub vram_unknown: Option<String>,
     /// The GPUs.
     pub devices: Vec<DeviceView>,
     /// Memory of the machine.
     pub totals: Option<HostTotals>,
-    /// Its report of its GPU memory; a patched build writes one.
+    /// Report of GPU memory, if the build writes one.
     pub report: Option<Report>,
 }
 
 impl SoloReading {
-    /// Graphs that the server has captured, by its report; `None` where it limits them: then they may become more up to there.
+    /// Captured graphs, by its report; `None` if the build limits them, because they may still grow up to
+    /// the limit.
     pub fn graphs(&self) -> Option<u64> {
         let report = self.report.as_ref().filter(|report| !report.active.contains(&Fix::GraphCacheCap))?;
         Some(report.totals().counts.graphs_live)
@@ -265,33 +268,34 @@ impl SoloReading {
 }
 
 impl Solo {
-    /// Where it listens.
+    /// Address on which it listens.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// The API key that it asks for.
+    /// API key that it requires.
     pub fn api_key(&self) -> Option<&str> {
         self.key.as_deref()
     }
 
-    /// Its process id, which is also that of its process group.
+    /// PID, which is also its process group.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// From the spawn until it was ready.
+    /// Time from the spawn until it was ready.
     pub fn ready_after(&self) -> Duration {
         self.ready_after
     }
 
-    /// What it is.
+    /// Properties when it was ready.
     pub fn props(&self) -> SoloProps {
         let Props { slots, n_ctx, modalities, build, .. } = self.props;
         SoloProps { slots, n_ctx, modalities, build }
     }
 
-    /// Reads its memory now. `work` and `in_flight` are the caller's: this one sees no requests.
+    /// Reads its memory now. The caller supplies `work` and `in_flight`, because requests do not pass
+    /// through here.
     pub async fn sample(&self, edge: Edge, work: Work, in_flight: u32, largest_prompt: u64) -> SoloReading {
         let limit = self.watch.sensors.read_limit;
         let ask = Ask { confirm: false, gpu_age: Duration::ZERO, limit, metrics: true, slots: false };
@@ -318,35 +322,36 @@ impl Solo {
         }
     }
 
-    /// What it is told to keep, in sentences.
+    /// Memory that it keeps on purpose, in sentences.
     pub fn allowance(&self) -> Vec<String> {
         lock(&self.said.state).declared.words()
     }
 
-    /// Its last lines of output, oldest first.
+    /// Last lines of output, oldest first.
     pub fn lines(&self) -> Vec<String> {
         self.said.lines()
     }
 
-    /// Its output, which may be read after its end, too.
+    /// Handle to its output, readable after its end, too.
     pub fn output(&self) -> SoloOutput {
         SoloOutput(Arc::clone(&self.said))
     }
 
-    /// Waits until it ends by itself; then what that looks like. May be called again, may be dropped.
+    /// Waits until it ends by itself, and returns the failure. May be called again, may be dropped.
     pub async fn ended(&self) -> Failure {
         let exit = self.process.wait().await;
         self.judge(exit)
     }
 
-    /// The same, with how it ended.
+    /// Same as [`Self::ended`], with the exit.
     pub async fn exited(&self) -> (Exit, Failure) {
         let exit = self.process.wait().await;
         (exit, self.judge(exit))
     }
 
-    /// Waits until it has logged a crash, but neither ends nor answers a probe within `lifecycle.crash_ends`;
-    /// then what it logged. Some builds wait for a debugger when they crash, and do not end. May be dropped.
+    /// Waits until it has logged a crash but neither ends nor answers a probe within
+    /// `lifecycle.crash_ends`. Returns the crash line. Some builds wait for a debugger after a crash. May
+    /// be dropped.
     pub async fn crashed_and_stays(&self) -> String {
         let LifecyclePolicy { probe_interval, crash_ends, .. } = self.lifecycle;
         loop {
@@ -355,7 +360,7 @@ impl Solo {
             if self.process.probe(crash_ends).await.is_answer() {
                 continue;
             }
-            // One that ends is refused connections for a moment, too.
+            // An ending process also refuses connections for a moment.
             tokio::time::sleep(crash_ends).await;
             if !self.process.probe(crash_ends).await.is_answer() {
                 return line;
@@ -372,7 +377,8 @@ impl Solo {
         )
     }
 
-    /// TERM, and KILL after the grace; returns how it ended. Close all connections first: llama-server waits for them.
+    /// Sends TERM, and KILL after the grace, and returns the exit. Close all connections first:
+    /// llama-server waits for them.
     pub async fn stop(self) -> Exit {
         self.process.terminate();
         if let Ok(exit) = tokio::time::timeout(self.lifecycle.stop_grace, self.process.wait()).await {
@@ -383,17 +389,17 @@ impl Solo {
     }
 }
 
-/// What a process said, for as long as somebody wants to know.
+/// Output of a process, which outlives it.
 #[derive(Clone, Debug)]
 pub struct SoloOutput(Arc<Said>);
 
 impl SoloOutput {
-    /// Lines so far, those included that are not kept any more.
+    /// Lines so far, including those no longer kept.
     pub fn heard(&self) -> usize {
         lock(&self.0.state).heard
     }
 
-    /// The lines after the first so many, as far as they are kept, oldest first.
+    /// Lines after the first `heard`, as far as kept, oldest first.
     pub fn since(&self, heard: usize) -> Vec<String> {
         let state = lock(&self.0.state);
         let new = state.heard.saturating_sub(heard);
@@ -401,7 +407,7 @@ impl SoloOutput {
     }
 }
 
-/// Its socket and its report, removed when it is gone.
+/// Socket and report of the process, removed when it is gone.
 #[derive(Debug)]
 struct Files(PathBuf);
 
@@ -418,7 +424,7 @@ impl Drop for Files {
     }
 }
 
-/// What it said, and what that tells of what it keeps.
+/// Output of the process, and the memory that it declares there.
 #[derive(Debug)]
 struct Said {
     keep: usize,
@@ -429,7 +435,7 @@ struct Said {
 #[derive(Debug)]
 struct State {
     lines: VecDeque<String>,
-    /// Lines so far, those included that are not kept any more.
+    /// Lines so far, including those no longer kept.
     heard: usize,
     declared: DeclaredMemory,
 }
@@ -445,7 +451,7 @@ impl Said {
         if declared_memory::is_telling(&line) {
             state.declared.learn(&line);
         }
-        // What is kept goes into reports, which are made to be shown.
+        // Kept lines go into reports that may be published.
         let line = secrets::text(&self.given.hide(line));
         tracing::debug!(target: "llama_server", "{line}");
         state.heard += 1;
@@ -455,7 +461,7 @@ impl Said {
         state.lines.push_back(line);
     }
 
-    /// It is ready: defaults depend on its build.
+    /// Records that it is ready: defaults depend on its build.
     fn ready(&self, command: &Command, props: Props, available: Option<u64>) {
         let mut state = lock(&self.state);
         if props.build.is_some() {

@@ -1,5 +1,5 @@
-//! What the supervisor is told: models, how to run them, and where to keep its things. Plain data, comparable, so that
-//! a reload can tell which models changed.
+//! Inputs of the supervisor: models, how to run them, and directories. Plain comparable data, so that a
+//! reload can tell which models changed.
 
 use std::ffi::OsString;
 use std::ops::{Deref, DerefMut};
@@ -24,26 +24,26 @@ use warden_policies::{ByteSize, MemoryLimit, ModelName, ServerFacts};
 
 use crate::origin::Origin;
 
-/// How to run llama-server for one model.
+/// Command that runs llama-server for one model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Command {
-    /// Words put before the binary: a program that ends in running it, such as `nice -n 5`.
+    /// Words before the binary: a program that finally executes it, such as `nice -n 5`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub wrapper: Vec<String>,
     /// The llama-server binary.
     pub binary: PathBuf,
-    /// Its arguments, without any for listening: `--host` is the supervisor's.
+    /// Arguments, without an address: `--host` belongs to the supervisor.
     pub args: Vec<String>,
     /// Variables added to our own environment.
     pub env: Vec<(String, String)>,
-    /// Variables of our own environment that the process must not get. A name that is in `env`, too, is not passed on
-    /// either.
+    /// Variables of our own environment that the process must not inherit. A name that is also in `env` is
+    /// not passed on either.
     pub env_remove: Vec<String>,
     /// Working directory; ours if `None`.
     pub directory: Option<PathBuf>,
 }
 
-/// Name of llama.cpp's one program for all purposes, and the subcommand that makes a llama-server of it.
+/// Name of llama.cpp's combined program, and the subcommand for llama-server.
 const UNIFIED: (&str, &str) = ("llama", "serve");
 
 impl Command {
@@ -59,8 +59,7 @@ impl Command {
         }
     }
 
-    /// The words before `args`: wrapper, binary, and `serve` where the binary is llama.cpp's one program for all
-    /// purposes.
+    /// Words before `args`: wrapper, binary, and `serve` if the binary is llama.cpp's combined program.
     pub fn program_words(&self) -> Vec<OsString> {
         let mut words: Vec<OsString> = self.wrapper.iter().map(OsString::from).collect();
         words.push(self.binary.clone().into_os_string());
@@ -71,8 +70,7 @@ impl Command {
         words
     }
 
-    /// The same with its first word as the binary and all others as arguments, as a program that knows no wrapper can
-    /// start it.
+    /// Moves all words after the first into the arguments, for a program version that knows no wrapper.
     pub(crate) fn flat(self) -> Self {
         let mut words = self.program_words().into_iter();
         let binary = words.next().map(PathBuf::from).unwrap_or_default();
@@ -81,7 +79,7 @@ impl Command {
     }
 }
 
-/// What to run.
+/// Process to create.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpawnRequest {
     /// Binary, all arguments, environment, directory.
@@ -90,60 +88,60 @@ pub struct SpawnRequest {
     pub oom_score_adj: i32,
 }
 
-/// What is done about prompts that do not fit into memory.
+/// Handling of prompts that do not fit into memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdmissionSpec {
-    /// Nothing, a warning, or keeping them from being sent.
+    /// Ignore, warn, or do not send them.
     pub mode: AdmissionMode,
-    /// The numbers.
+    /// Numbers of the policy.
     pub policy: AdmissionPolicy,
 }
 
-/// One model: a name that clients address, and the processes behind it.
+/// A model: a name that clients address, and the processes behind it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
-    /// The name.
+    /// Name of the model.
     pub name: ModelName,
-    /// Other names for it.
+    /// Other names.
     pub aliases: Vec<String>,
-    /// What to run.
+    /// Command.
     pub command: Command,
-    /// How it is run: at least one process, when, on what it listens, what is recorded.
+    /// Run options: number of processes, start, address, recording.
     pub run: defaults::Model,
-    /// Who may wait, and for how long.
+    /// Limits of the queue.
     pub queue: defaults::Queue,
-    /// Requests of the slot kind at a time on one process; its number of slots if `None`.
+    /// Slot requests at a time on one process; its number of slots if `None`.
     pub max_in_flight: Option<u32>,
-    /// Without a request for so long it is unloaded; `None`: never.
+    /// Unload after this time without a request; `None`: never.
     pub ttl: Option<Duration>,
-    /// What its memory needs, and who may be loaded beside it. The number of its processes is that of `run`.
+    /// Memory needs, and models that may be loaded next to it. The number of processes is that of `run`.
     pub loading: loading::Spec,
-    /// Arguments that are added if it does not fit into memory as it is.
+    /// Arguments that are added if it does not fit into memory.
     pub fallback: Option<Fallback>,
-    /// What may start it if it dies while it loads, the cheapest and likeliest first.
+    /// Options that may start it if it dies while it loads, the cheapest and likeliest first.
     pub start_switches: Vec<StartSwitch>,
-    /// We choose its GPUs: neither its command nor its environment says anything of them.
+    /// We choose its GPUs, because neither its command nor its environment names any.
     pub choose_gpus: bool,
     /// Crash handling and deadlines.
     pub lifecycle: LifecyclePolicy,
     /// Budgets, and limits on recycling.
     pub recycle: RecyclePolicy,
-    /// What is done about prompts that do not fit into memory.
+    /// Handling of prompts that do not fit into memory.
     pub admission: AdmissionSpec,
-    /// What is done about requests that kill their server.
+    /// Handling of requests that kill their server.
     pub quarantine: QuarantinePolicy,
     /// Added to `oom_score_adj` of the child, -1000 to 1000.
     pub oom_score_adj: i32,
-    /// It is another build of this model, tried beside it: no client can ask for it.
+    /// Model of which this is a canary, which clients cannot request.
     pub canary_of: Option<ModelName>,
 }
 
-/// The settings of one model, shared. Configuration, fleet and the model's task each hold them; at 2.5 KiB a model, copies
-/// would cost a fleet of 1,000 models 10 MiB. A holder that changes a setting copies them first.
+/// Shared settings of one model. Configuration, fleet and the model's task each hold them; at 2.5 KiB a
+/// model, copies would cost a fleet of 1,000 models 10 MiB. A holder copies them before changing a setting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedSpec {
     settings: Arc<ModelSpec>,
-    /// What is known of how the binary behaves. What becomes known later is told by [`Fleet::learn`](crate::Fleet::learn);
+    /// Known facts about the binary. [`Fleet::learn`](crate::Fleet::learn) adds facts measured later;
     /// neither replaces a process.
     pub facts: ServerFacts,
 }
@@ -169,101 +167,101 @@ impl DerefMut for SharedSpec {
     }
 }
 
-/// Another build of llama-server that is tried with a model, beside its own.
+/// Another build of llama-server that is tried next to a model's own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CanarySpec {
     /// The llama-server binary.
     pub binary: PathBuf,
-    /// The id of the build in the store, if it is one of the store.
+    /// Id of the build in the store, if it is in the store.
     pub build: Option<String>,
-    /// What is known of how it behaves.
+    /// Known facts about the binary.
     pub facts: ServerFacts,
-    /// The share of conversations whose clients it answers, above 0.
+    /// Share of conversations that it answers, above 0.
     pub share: f64,
-    /// When it is over, and what is declared worse.
+    /// Duration, and thresholds for a worse build.
     pub numbers: canary::Numbers,
 }
 
-/// A model that somebody else's endpoint serves.
+/// A model that a remote endpoint serves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RemoteSpec {
-    /// The name.
+    /// Name of the model.
     pub name: ModelName,
-    /// Other names for it.
+    /// Other names.
     pub aliases: Vec<String>,
-    /// Where it is.
+    /// Address of the endpoint.
     pub origin: Arc<Origin>,
-    /// What it is called there.
+    /// Name of the model there.
     pub model: String,
-    /// Who may wait, and for how long.
+    /// Limits of the queue.
     pub queue: defaults::Queue,
     /// Requests at a time, at least 1.
     pub max_in_flight: u32,
-    /// How its endpoint is asked whether it serves.
+    /// Probes of the endpoint.
     pub numbers: defaults::Remote,
 }
 
-/// With what a model is started that does not fit into memory as it is, or dies while it loads.
+/// Arguments for starting a model that does not fit into memory, or dies while it loads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fallback {
-    /// Added behind the others, so that they count.
+    /// Arguments appended to the others, so that they take precedence.
     pub args: Vec<String>,
-    /// What one process needs then, as far as that is known.
+    /// Memory that one process then needs, as far as known.
     pub needs: Option<Needs>,
 }
 
-/// Everything the fleet needs to know.
+/// Configuration of a fleet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FleetConfig {
-    /// The models, in the order in which they are listed to clients.
+    /// Models, in the order in which clients see them.
     pub models: Vec<SharedSpec>,
-    /// Models that others serve, listed behind those.
+    /// Remote models, listed after those.
     pub remotes: Vec<RemoteSpec>,
-    /// With exactly one model: whatever name a client gives means that model, as llama-server itself does.
+    /// With exactly one model: every name means that model, as in llama-server.
     pub any_name: bool,
     /// Budgets over all processes together.
     pub shared: SharedBudgets,
-    /// Which models are loaded, and who leaves for whom.
+    /// Loading and unloading of models.
     pub loading: loading::Numbers,
-    /// The numbers of the growth detector.
+    /// Numbers of the growth detector.
     pub growth: GrowthPolicy,
-    /// When a backend is ill.
+    /// Thresholds for symptoms.
     pub health: HealthPolicy,
-    /// What is declared of canaries.
+    /// Default numbers for canaries.
     pub canary: canary::Numbers,
-    /// Private directory (mode 0700) for the children's sockets and memory reports. Its path must be short: a Unix socket's path has at
-    /// most 107 bytes.
+    /// Private directory (mode 0700) for the children's sockets and memory reports. The path must be short:
+    /// a Unix socket's path has at most 107 bytes.
     pub runtime_dir: PathBuf,
-    /// Directory of the ledger, of recordings and of what is remembered of earlier runs.
+    /// Directory of the ledger, recordings and data of earlier runs.
     pub state_dir: PathBuf,
-    /// How things are watched and kept.
+    /// Sampling and storage.
     pub watch: Watch,
 }
 
-/// Budgets over all processes on this host, and over all on each GPU. A process that passes one gives way to the one
-/// whose replacement gives back most.
+/// Budgets over all processes on this host, and over all on each GPU. If one is exceeded, the process whose
+/// replacement frees most gives way.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SharedBudgets {
-    /// Of the host's memory; above it one is replaced when quiet.
+    /// Host memory above which one process is replaced when quiet.
     pub host_soft: Option<ByteSize>,
-    /// Above this one is drained now.
+    /// Host memory above which one process is drained now.
     pub host_hard: Option<ByteSize>,
-    /// Of each GPU's memory, as a size or a share of that GPU; above it one is replaced when quiet.
+    /// Memory of each GPU, as a size or a share, above which one process is replaced when quiet.
     pub vram_soft: Option<MemoryLimit>,
-    /// Above this one is drained now.
+    /// Memory of each GPU above which one process is drained now.
     pub vram_hard: Option<MemoryLimit>,
 }
 
-/// Sampling and keeping.
+/// Sampling and storage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Watch {
-    /// What is read, and how often.
+    /// Sensors and their intervals.
     pub sensors: Sensors,
-    /// What is kept of processes, and how they are run.
+    /// Options for children and their output.
     pub child: Child,
 }
 
-/// What all models share of the configuration.
+/// Configuration shared by all models.
 #[derive(Clone, Debug)]
 pub(crate) struct Common {
     pub(crate) shared: SharedBudgets,

@@ -1,7 +1,8 @@
-//! Runs a search for a switch that starts a server which dies while it loads: one process at a time, each ended before the next begins.
+//! Runs the search for an option that lets a dying server start: one process at a time, each ended before
+//! the next.
 //!
 //! ```text
-//!   StartSearch (warden_policies) ── as configured, or with a switch ──> Starter ── ready, died, failed ──> StartSearch ── … ──> finding
+//!     StartSearch ── as configured, or with an option ──> Starter ── result ──> StartSearch ── … ──> finding
 //! ```
 
 use tokio::time::Instant;
@@ -13,22 +14,22 @@ use crate::process::failure;
 use crate::process::group::Exit;
 use crate::solo::{SoloSpec, Starter, Unstarted};
 
-/// Which server, and with which switches.
+/// Server and options for a search.
 #[derive(Clone, Debug)]
 pub struct StartHunt {
-    /// The server as it is configured.
+    /// Server as configured.
     pub spec: SoloSpec,
-    /// The switches, the cheapest and likeliest first.
+    /// Options, the cheapest and likeliest first.
     pub switches: Vec<StartSwitch>,
-    /// How often it has died as configured in a row.
+    /// Consecutive deaths as configured.
     pub deaths: u32,
-    /// How it died the last time, for people.
+    /// Description of the last death, for people.
     pub death: String,
 }
 
 impl StartHunt {
-    /// Searches until the finding is known, or `stop` is cancelled. Dropping the future kills what it has started. `watch` gets each
-    /// start: the words that are added, none for the command as it is configured.
+    /// Searches until the finding is known, or `stop` is cancelled. Dropping the future kills its process.
+    /// `watch` gets the added words before each start; none for the configured command.
     pub async fn run(
         self,
         starter: &Starter,
@@ -81,10 +82,11 @@ async fn attempt(starter: &Starter, spec: &SoloSpec, over: impl Future<Output = 
     }
 }
 
-/// How a process died that had not become ready, if it died of what a switch may avoid: a signal of its own or a failed assertion, also
-/// where a script in between made an exit code of it. A failure with a reason of its own (memory, a file, a flag) is none.
+/// Description of a death before readiness that an option may avoid: by the process's own signal or a
+/// failed assertion, also if a script turned it into an exit code. A failure with its own reason (memory, a
+/// file, a flag) is none.
 pub(crate) fn death_at_load(exit: Option<Exit>, failure: &Failure) -> Option<String> {
-    /// What a shell makes of SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
+    /// Exit codes of a shell for SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
     const OF_A_SHELL: [i32; 6] = [132, 133, 134, 135, 136, 139];
     let exit = exit.filter(|exit| exit.is_its_own())?;
     let line = failure::crash_line(&failure.lines);
@@ -98,7 +100,7 @@ pub(crate) fn death_at_load(exit: Option<Exit>, failure: &Failure) -> Option<Str
     (died && nameless).then(|| format!("{exit}{line}"))
 }
 
-/// Whether a failure of which only the words are known looks like such a death: a search finds out.
+/// True if a failure, known only by its text, may be such a death, so that a search is worthwhile.
 pub fn may_have_died(failure: &Failure) -> bool {
     failure.kind == FailureKind::Signal || failure::crash_line(&failure.lines).is_some()
 }

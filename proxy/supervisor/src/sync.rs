@@ -1,5 +1,5 @@
-//! One way to take a lock. A poisoned one is used on: its data are counters and queues whose every step leaves them
-//! whole, and refusing them would turn one failed request into a dead model.
+//! Locking. A poisoned lock is used on: its data are counters and queues that every step leaves consistent,
+//! and refusing them would turn one failed request into a dead model.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

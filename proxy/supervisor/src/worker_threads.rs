@@ -1,16 +1,16 @@
-//! Worker threads: they wait for disks, drivers, names and the kernel, so that no task does.
+//! Worker threads for blocking calls to disks, drivers, resolvers and the kernel, so that no task blocks.
 //!
 //! ```text
-//!   task ── run(kind, job) ──> queue of that kind, bounded ──> the thread that rested last ── result ──> task
-//!                 └── queue full, or no thread at all: an error, at once
+//!     task ── run(kind, job) ──> bounded queue of that kind ──> most recently idle thread ── result ──> task
+//!              └── queue full, or no thread at all: an error, at once
 //! ```
 //!
-//! Each kind has threads of its own, because whatever hangs takes them all: a mount that does not answer must not keep
-//! a reading of `/proc` waiting. They are started once and stay. A runtime's own blocking threads come and go, and a
-//! task that asks for one while the system has none to give ends in a panic.
+//! Each kind has its own threads, because a hanging resource takes them all: a dead mount must not delay a
+//! reading of `/proc`. They are started once and stay. A runtime's own blocking threads come and go, and
+//! tokio panics if the system cannot start one.
 //!
-//! The thread that rested last gets the next job: heap that a thread has used stays with it, so as few as possible are
-//! used.
+//! The most recently idle thread gets the next job, so that few threads are used: heap used by a thread
+//! stays with it.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -26,24 +26,24 @@ use tokio::sync::oneshot;
 
 use crate::sync::lock;
 
-/// What a job waits for. Jobs of one kind share threads, those of two never do.
+/// Resource that a job may wait for. Jobs of one kind share threads; different kinds never do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkKind {
-    /// `/proc` and control groups. A process that hangs in the kernel can hold up a reading of it.
+    /// `/proc` and control groups. A process that hangs in the kernel can block a reading of it.
     Kernel,
-    /// The libraries of GPU drivers.
+    /// Libraries of GPU drivers.
     Driver,
-    /// Folders and files of models, programs, libraries, saved slots: on any disk, a network's too.
+    /// Folders and files of models, programs, libraries, saved slots, on any local or network disk.
     ModelFiles,
-    /// The configuration and what it names: certificates, log files, the next program.
+    /// Configuration and files that it names: certificates, log files, the next program.
     Configuration,
-    /// Questions about what the state directory has. What is written there has a thread of its own.
+    /// Reads of the state directory. Writes have a thread of their own.
     StateFiles,
-    /// Names of hosts.
+    /// Host names.
     Names,
-    /// Words between two programs of which one takes the other's place.
+    /// Messages between two instances during a handover.
     HandOver,
-    /// Long pages: no disk, but more than a thread that serves has time for.
+    /// Long pages: no disk, but too much work for a serving thread.
     Pages,
 }
 
@@ -59,18 +59,19 @@ impl WorkKind {
         Self::Pages,
     ];
 
-    /// Threads, and jobs that may wait for one. Where one job of a kind hangs, there is a second thread for the others.
+    /// Number of threads, and of jobs that may wait. A second thread serves other jobs of a kind if one
+    /// hangs.
     const fn size(self) -> (usize, usize) {
         match self {
             // A reading of each process every few seconds, each some milliseconds.
             Self::Kernel => (2, 4096),
-            // One for all that a driver knows and one for free memory: the askers see to it that there is one of each.
+            // One full reading and one of free memory: callers run at most one of each.
             Self::Driver => (2, 4),
-            // A look at the folders, one reading ahead, and one for what starts need.
+            // A check of the folders, one reading ahead, and a check for starts.
             Self::ModelFiles => (3, 256),
-            // A reading of all of it, and one for the rest. Those of a hand-over are as few.
+            // One reading of the whole configuration, and one for the rest. A handover has as few jobs.
             Self::Configuration | Self::HandOver => (2, 16),
-            // All of it is on one disk: where that hangs, a second thread would hang, too.
+            // All files are on one disk: if it hangs, a second thread would hang, too.
             Self::StateFiles => (1, 16),
             Self::Names => (2, 64),
             Self::Pages => (1, 64),
@@ -91,16 +92,16 @@ impl WorkKind {
     }
 }
 
-/// Why a job was not done. Another try may succeed.
+/// Why a job was not done. A retry may succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkError {
-    /// Nothing that hangs is waited for.
+    /// All threads are busy and the queue is full.
     #[error("all threads of `{0}` are busy, and {1} jobs wait: does a disk or a driver hang?")]
     Busy(&'static str, usize),
-    /// The system has no thread to give.
+    /// The system cannot start a thread.
     #[error("no thread of `{0}` can be started: {1}; raise the limit of tasks (`pids.max`, `TasksMax`)")]
     NoThread(&'static str, io::Error),
-    /// The job panicked: that is in the log.
+    /// The job panicked, as logged.
     #[error("a job of `{0}` ended early because of the internal error above")]
     Lost(&'static str),
 }
@@ -123,7 +124,7 @@ struct Pool {
 
 struct Queue {
     jobs: VecDeque<Job>,
-    /// Those that have nothing to do; the last one has rested for the shortest time.
+    /// Idle threads; the last one became idle most recently.
     resting: Vec<mpsc::Sender<Job>>,
     started: usize,
 }
@@ -139,7 +140,7 @@ impl Pool {
         Self { name, threads, capacity, queue: Mutex::new(queue) }
     }
 
-    /// Starts the threads that are missing.
+    /// Starts the missing threads.
     fn start(&'static self, queue: &mut Queue) -> io::Result<()> {
         while queue.started < self.threads {
             let (seat, given) = mpsc::channel();
@@ -151,7 +152,7 @@ impl Pool {
         Ok(())
     }
 
-    /// The life of a thread. It begins among those that rest.
+    /// Loop of a thread, which begins idle.
     fn work(&self, seat: &mpsc::Sender<Job>, given: &mpsc::Receiver<Job>) {
         while let Ok(job) = given.recv() {
             run_guarded(job);
@@ -177,7 +178,7 @@ impl Pool {
         while let Some(seat) = queue.resting.pop() {
             match seat.send(job) {
                 Ok(()) => return Ok(()),
-                // Cannot be: a thread never ends.
+                // Unreachable: a thread never ends.
                 Err(mpsc::SendError(back)) => job = back,
             }
         }
@@ -189,7 +190,7 @@ impl Pool {
     }
 }
 
-/// A job that panics costs its asker an answer, and no thread.
+/// Runs a job. After a panic its caller gets no result, but the thread survives.
 fn run_guarded(job: Job) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(job)) {
         tracing::error!(panic = panic_words(&*panic), "a job of a worker thread ended in an internal error");
@@ -217,11 +218,11 @@ fn pool(kind: WorkKind) -> &'static Pool {
     &POOLS[kind as usize]
 }
 
-/// Starts all threads now, so that they are there when the system has none to give any more.
+/// Starts all threads now, before the system may run out of threads.
 ///
 /// # Errors
 ///
-/// The system has no thread to give. What is missing is tried again with each job.
+/// The system cannot start a thread. Missing ones are tried again with each job.
 pub fn start_worker_threads() -> Result<(), WorkError> {
     for kind in WorkKind::ALL {
         let pool = pool(kind);
@@ -230,7 +231,7 @@ pub fn start_worker_threads() -> Result<(), WorkError> {
     Ok(())
 }
 
-/// The result of a job, to be awaited. A job that has not begun when this is dropped is not done.
+/// Result of a job, to be awaited. Dropping it cancels a job that has not begun.
 #[derive(Debug)]
 pub struct Work<T> {
     name: &'static str,
@@ -260,7 +261,7 @@ impl<T> Future for Work<T> {
     }
 }
 
-/// Has a thread of this kind do a job.
+/// Runs a job on a thread of this kind.
 pub fn run_job<T: Send + 'static>(kind: WorkKind, job: impl FnOnce() -> T + Send + 'static) -> Work<T> {
     run_in(pool(kind), job)
 }
@@ -273,7 +274,7 @@ fn run_in<T: Send + 'static>(pool: &'static Pool, job: impl FnOnce() -> T + Send
         if reply.is_closed() {
             return;
         }
-        // The asker may leave meanwhile.
+        // The caller may have left meanwhile.
         let _left = reply.send(job());
         #[cfg(test)]
         drop(held);
@@ -285,17 +286,17 @@ fn run_in<T: Send + 'static>(pool: &'static Pool, job: impl FnOnce() -> T + Send
     Work { name: pool.name, state }
 }
 
-/// Has a thread of this kind do a job whose result nobody waits for: it is done even if that takes long.
+/// Runs a job without a result on a thread of this kind, however long it takes.
 ///
 /// # Errors
 ///
-/// It is not done.
+/// The job cannot be queued.
 pub fn run_detached(kind: WorkKind, job: impl FnOnce() + Send + 'static) -> Result<(), WorkError> {
     pool(kind).submit(Box::new(job))
 }
 
-/// Has a thread of this kind do a job, and waits for the result without a runtime, for `limit` at most: for what takes
-/// microseconds unless a disk hangs.
+/// Runs a job on a thread of this kind, and waits for the result without a runtime, at most for `limit`.
+/// For jobs that take microseconds unless a disk hangs.
 pub(crate) fn run_briefly<T: Send + 'static>(
     kind: WorkKind,
     limit: Duration,
@@ -306,11 +307,11 @@ pub(crate) fn run_briefly<T: Send + 'static>(
     result.recv_timeout(limit).ok()
 }
 
-/// The addresses of a host. Where the host is an address nothing is asked.
+/// Addresses of a host. A literal address needs no lookup.
 ///
 /// # Errors
 ///
-/// The name is not known, or names cannot be asked for now.
+/// The name is unknown, or lookups are impossible at present.
 pub async fn resolve_host(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if let Ok(address) = bare.parse() {
@@ -321,8 +322,7 @@ pub async fn resolve_host(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> 
     asked.await?
 }
 
-/// A clock that a test has stopped leaps to the next deadline while nothing is to be done: not while a thread of ours
-/// works.
+/// Keeps a paused test clock from advancing to the next deadline while one of our threads works.
 #[cfg(test)]
 #[expect(
     clippy::disallowed_methods,
@@ -384,7 +384,7 @@ mod tests {
         let pool = small(3, 8);
         let first = run_in(pool, || std::thread::current().id()).await.unwrap();
         for _ in 0..50 {
-            // It rests a moment after its answer is here.
+            // The thread becomes idle a moment after its answer arrives.
             let rests = || lock(&pool.queue).resting.len() == 3;
             while !rests() {
                 tokio::task::yield_now().await;

@@ -9,7 +9,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use warden_supervisor::{Child, Command, Exit, NurseryHandle, SpawnError, SpawnRequest, nursery};
 
-/// A deadline that only a broken test reaches.
+/// Deadline that only a broken test reaches.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
@@ -25,7 +25,7 @@ fn sh(script: &str) -> SpawnRequest {
             binary: PathBuf::from("/bin/sh"),
             args: vec!["-c".to_owned(), script.to_owned()],
             env: vec![("GIVEN".to_owned(), "value".to_owned()), ("BOTH".to_owned(), "value".to_owned())],
-            // Cargo gives it to every test, so it is in our own environment.
+            // Cargo sets it for every test, so it is in our own environment.
             env_remove: vec!["CARGO_MANIFEST_DIR".to_owned(), "BOTH".to_owned()],
             directory: Some(PathBuf::from("/")),
         },
@@ -54,7 +54,7 @@ async fn wait(child: &Child) -> Exit {
     tokio::time::timeout(PATIENCE, child.wait()).await.unwrap()
 }
 
-/// Zombies count as gone: whoever inherits an orphan reaps it in its own time.
+/// Zombies count as gone: the process that inherits an orphan reaps it later.
 fn lives(pid: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().trim_start().starts_with('Z'))
@@ -119,7 +119,7 @@ async fn grandchildren_do_not_survive_the_end_of_their_parent() {
         "sh -c 'trap \"\" TERM; echo $$; while :; do sleep 60; done' & read x </dev/null; exec sleep 60";
     let (child, mut stdout, _stderr) = spawn(&handle, script).await;
     let grandchild = line(&mut stdout).await;
-    // The leader alone dies; the group is cleared because its end was seen.
+    // Only the leader dies; the group is killed when its end is seen.
     let leader = rustix::process::Pid::from_raw(child.pid().cast_signed()).unwrap();
     rustix::process::kill_process(leader, rustix::process::Signal::KILL).unwrap();
     assert_eq!(wait(&child).await, Exit::Signal(9));
@@ -180,7 +180,7 @@ async fn a_wrapper_runs_the_binary_with_its_arguments() {
 #[tokio::test]
 async fn a_hangup_sent_to_every_process_of_a_service_does_not_end_a_child() {
     let (handle, _thread) = start();
-    // What a server that handles only INT and TERM is: nothing is set for HUP.
+    // As a server that handles only INT and TERM: HUP has no handler.
     let (child, mut stdout, _stderr) = spawn(&handle, "kill -HUP $$; echo alive; exit 4").await;
     assert_eq!(line(&mut stdout).await, "alive");
     assert_eq!(wait(&child).await, Exit::Code(4));

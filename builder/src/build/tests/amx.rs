@@ -1,11 +1,11 @@
-//! Plans on a machine whose compiler says that the processor has AMX.
+//! Plans on a machine whose compiler reports a processor with AMX.
 
 use super::*;
 use crate::build::amx;
 use crate::plan::AmxKernels;
 
-/// A machine whose C++ compiler is the real one with another `_tile_loadconfig`, which says that it reads so many
-/// bytes.
+/// A machine with the real C++ compiler and a modified `_tile_loadconfig`, which declares that it reads
+/// `bytes` bytes.
 fn rig(bytes: usize) -> Rig {
     let header = format!(
         "#include <immintrin.h>\n\
@@ -52,7 +52,7 @@ async fn a_compiler_that_keeps_it_builds_with_amx_until_a_build_was_seen_to_fail
     assert_eq!(after.amx, Some(AmxKernels::LeftOut("it died".to_owned())));
     assert_ne!(after.id, plan.id);
 
-    // A portable build has no such kernels.
+    // A portable build has no AMX kernels.
     rig.request.arch = Arch::Portable.into();
     assert_eq!(rig.builder.plan(&rig.request).await.unwrap().amx, None);
 }

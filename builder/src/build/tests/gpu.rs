@@ -1,4 +1,4 @@
-//! Builds for GPUs with toolkits that are scripts.
+//! GPU builds with toolkits made of scripts.
 
 use super::*;
 use crate::plan::ArchWish;
@@ -13,7 +13,7 @@ fn rig(programs: &[(&str, &str)]) -> Rig {
     rig
 }
 
-/// A ninja that makes a server out of this script.
+/// A ninja that writes this script as the server.
 fn server(rig: &Rig, script: &str) -> String {
     let path = rig.folder.path().join("server");
     fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -99,8 +99,8 @@ async fn without_a_driver_the_toolkits_stand_in_takes_its_place() {
     let stub = rig.folder.path().join("lib64/stubs/libcuda.so");
     fs::create_dir_all(stub.parent().unwrap()).unwrap();
     fs::write(&stub, "a stand-in").unwrap();
-    // It finds the driver only in a folder that the loader is told of, and says what it found there. A machine may have one of
-    // its own, which is larger.
+    // The server searches the driver only in the first folder of the library path, and reports what it
+    // found. The machine may have its own driver, which is larger.
     let script = "driver=\"${LD_LIBRARY_PATH%%:*}/libcuda.so.1\"; \
                   [ -e \"$driver\" ] && [ \"$(wc -c <\"$driver\")\" -lt 100 ] || \
                   { echo 'error while loading shared libraries: libcuda.so.1: no such file'; exit 127; }; \

@@ -1,8 +1,8 @@
-//! Web pages that npm makes, fails to make, or never ends to make; and sources that lack a part of one.
+//! Web pages that npm makes, fails to make, or takes too long for; and sources with an incomplete page.
 
 use super::*;
 
-/// A source whose page npm makes.
+/// A source whose page is made by npm.
 const UI: [(&str, &str); 8] = [
     ("CMakeLists.txt", "option(LLAMA_BUILD_UI x ON)"),
     ("tools/ui/CMakeLists.txt", "add_executable(llama-ui-embed embed.cpp)"),
@@ -14,7 +14,7 @@ const UI: [(&str, &str); 8] = [
     ("scripts/ui-assets.cmake", ""),
 ];
 
-/// With a node and this npm, and a cmake that keeps what it sees of the source and its options, and ends the build.
+/// A machine with node, this npm, and a cmake that records source and options and ends the build.
 fn rig(npm: &str) -> Rig {
     let cmake = "[ \"$1\" = --version ] && echo cmake version 4.0.0 && exit; \
                  top=../../..; cp -r src/tools/ui $top/seen; echo \"$@\" > $top/options; exit 1";
@@ -29,7 +29,7 @@ fn rig(npm: &str) -> Rig {
     rig
 }
 
-/// What the build told until it came to cmake: notes, and the sentence about the page of each plan.
+/// Notes of the build before cmake, and its plans.
 async fn told(rig: &mut Rig) -> (Vec<String>, Vec<Plan>) {
     let (reporter, mut events) = Reporter::channel();
     rig.builder.reporter = reporter;
@@ -87,7 +87,8 @@ async fn a_page_that_npm_cannot_make_leaves_the_build_that_a_machine_without_npm
         );
         assert!(without.extras.page.contains(why), "{}", without.extras.page);
         assert!(options(&rig).contains("-DLLAMA_BUILD_UI=OFF"), "cmake runs no npm");
-        // It is kept as what it is: the same as where there is no npm, and a hit for the next one who cannot make the page.
+        // The build without a page has the same id as on a machine without npm, so the next failure hits
+        // the store.
         fs::remove_file(rig.folder.path().join("bin/npm")).unwrap();
         rig.builder.env.path = format!("{}:/nonexistent", rig.folder.path().join("bin").display()).into();
         let bare = rig.builder.plan(&rig.request).await.unwrap();

@@ -1,4 +1,4 @@
-//! Builds with patch sets: a source, a set and compilers of our own making.
+//! Builds with patch sets, with an invented source, set and compiler.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use warden_patches::{Catalogue, PlannedSet, Refusal, Sets, Status};
 
 use super::*;
 
-/// What the source's one function is like when the set knows it.
+/// The version of the source's only function that the set knows.
 const ENGINE: &str = "// an engine\nstatic int turn(int wheel) {\n    wheel += 1;\n    return wheel;\n}\n";
 
-/// A set with one fix, which leaves `marker` in the binary. Its seam knows [`ENGINE`] only.
+/// A set with one fix, which leaves `marker` in the binary. Its seam knows only [`ENGINE`].
 fn set(folder: &Path, marker: &str) {
     let folder = folder.join("brake");
     fs::create_dir_all(&folder).unwrap();
@@ -50,7 +50,7 @@ type = "flag"
     );
     fs::write(folder.join("set.toml"), text).unwrap();
     fs::write(folder.join("brake.h"), "namespace brake { inline void stop() {} } // BRAKE-MARK\n").unwrap();
-    // The hash of the function above from its name on, as the format defines it: blanks collapsed, comments gone.
+    // The normalized text of the function above, from its name on: blanks collapsed, comments removed.
     let normal = "turn(int wheel) { wheel += 1; return wheel; }";
     let hash = &hex::encode(<sha2::Sha256 as sha2::Digest>::digest(normal))[..16];
     let known = serde_json::json!({
@@ -61,7 +61,8 @@ type = "flag"
     fs::write(folder.join("fingerprints.json"), known.to_string()).unwrap();
 }
 
-/// A ninja whose binary is the patched file with the sidecar: no server, but with what a compiler would keep of it.
+/// A ninja whose binary is the patched file with the sidecar: no server, but with the texts that a compiler
+/// would keep.
 const NINJA: &str = "mkdir bin; cat ../src/src/engine.cpp ../src/src/brake.h > bin/llama-server";
 
 fn rig(engine: &str, marker: &str) -> Rig {
@@ -93,7 +94,7 @@ async fn a_patched_build_has_its_own_name_and_its_fix_in_the_binary() {
     assert_eq!((set.as_str(), seams[0].known.as_deref()), ("brake", Some("v1")));
     assert_eq!(plan.recipe.patch_set, format!("brake@{edits}"));
     assert_eq!(plan.fixes(), ["wheel-brake"]);
-    // The binary is no server, and that is the first thing that is wrong with it: its marker was found.
+    // The marker was found, so the first failure is the start of the binary, which is no server.
     let error = rig.builder.build(&rig.request).await.unwrap_err();
     assert!(matches!(error, Error::Verify { .. }), "{error}");
     let source = rig.folder.path().join("source/src/engine.cpp");
@@ -150,7 +151,7 @@ async fn a_hook_whose_lines_are_not_compiled_is_an_error_that_names_it() {
     rig.request.patches.catalogue = Catalogue::default().with_folder(&folder).unwrap();
     let error = rig.builder.build(&rig.request).await.unwrap_err();
     assert!(matches!(error, Error::Verify { .. }), "its mark is in the binary: {error}");
-    // A linker that found nobody who calls it.
+    // A linker that drops the unused function.
     let ninja_without = NINJA.replace("cat ", "sed 's/brake hook//' ");
     let ninja = rig.folder.path().join("bin/ninja");
     let script = fs::read_to_string(&ninja).unwrap();
@@ -232,7 +233,7 @@ async fn an_archive_is_unpacked_for_the_patches_once_and_then_remembered() {
     let remembered: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(!remembered.is_empty());
     assert_eq!(rig.builder.plan(&rig.request).await.unwrap(), first);
-    // What is remembered is what is read: an engine that is not in the archive is judged.
+    // The cache is used: the judged engine is not the one in the archive.
     let other = ENGINE.replace("+= 1", "+= 2");
     for file in &remembered {
         if fs::read_to_string(file).unwrap().contains("wheel") {
@@ -240,7 +241,7 @@ async fn an_archive_is_unpacked_for_the_patches_once_and_then_remembered() {
         }
     }
     assert!(refusals(rig.builder.plan(&rig.request).await.unwrap_err())[0].unverified);
-    // And a memory that is wrong does not get into a build.
+    // A wrong cache cannot affect a build.
     rig.request.patches.allow_unverified = true;
     let error = rig.builder.build(&rig.request).await.unwrap_err();
     assert!(matches!(error, Error::SourceChanged { .. }), "{error}");

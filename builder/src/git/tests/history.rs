@@ -1,4 +1,4 @@
-//! Ranges and counts.
+//! Ranges and build numbers.
 
 use git2::Oid;
 
@@ -56,9 +56,9 @@ fn merges_are_counted_and_not_walked() {
     let found = range(&made, "b2", "main", 1).unwrap();
     assert_eq!(commits(&found), names(&[main[2], merge, last]));
     let counts: Vec<_> = found.iter().map(|revision| revision.build_number).collect();
-    // Three on the line, two on the side, the merge itself.
+    // Three commits on the main line, two on the side branch, and the merge itself.
     assert_eq!(counts, [Some(3), Some(6), Some(7)]);
-    // A beginning beside the line hides what it has in common with it, as in git.
+    // As in git, a start on a side branch excludes the commits that it shares with the main line.
     let found = range(&made, &side_one.to_string(), &main[2].to_string(), 1).unwrap();
     assert_eq!(commits(&found), names(&main[1..]));
 }

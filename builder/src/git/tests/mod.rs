@@ -1,4 +1,4 @@
-//! Repositories made by hand, and servers that hand them out.
+//! Hand-made repositories, and servers for them.
 
 mod history;
 mod obtain;
@@ -11,7 +11,7 @@ use std::path::Path;
 use git2::{Index, IndexEntry, IndexTime, ObjectType, Oid, Signature, Time};
 use tempfile::TempDir;
 
-/// 2024-06-01, and a day later for each commit.
+/// Date of the first commit, 2024-06-01; each further commit is a day later.
 const BEGIN: i64 = 1_717_200_000;
 const DAY: i64 = 86_400;
 
@@ -21,7 +21,7 @@ pub(super) struct Made {
     pub(super) repo: git2::Repository,
 }
 
-/// What a commit holds under a name.
+/// Content of a name in a commit.
 pub(super) enum Item<'a> {
     File(&'a str),
     Script(&'a str),
@@ -42,7 +42,7 @@ impl Made {
         self.folder.path()
     }
 
-    /// The smallest thing that passes for llama.cpp, with more on top.
+    /// Commits the smallest tree that counts as llama.cpp, with additional items.
     pub(super) fn llama(&self, more: &[(&str, Item<'_>)], parents: &[Oid]) -> Oid {
         let mut items = vec![
             ("CMakeLists.txt", Item::File("project")),
@@ -53,7 +53,7 @@ impl Made {
         self.commit(&items, parents)
     }
 
-    /// A commit a day after its first parent.
+    /// Commits a day after the first parent.
     pub(super) fn commit(&self, items: &[(&str, Item<'_>)], parents: &[Oid]) -> Oid {
         let mut index = Index::new().unwrap();
         for (name, item) in items {
@@ -75,12 +75,12 @@ impl Made {
         let who = Signature::new("someone", "some@example.org", &Time::new(seconds, 0)).unwrap();
         let text = format!("commit {seconds}");
         let parents: Vec<_> = parents.iter().collect();
-        // Trees that git would refuse are written as they are.
+        // Writes trees that git would refuse.
         let tree = self.repo.find_tree(tree).unwrap();
         self.repo.commit(None, &who, &who, &text, &tree, &parents).unwrap()
     }
 
-    /// A line of so many commits, the oldest first; the branch `main` is at its end.
+    /// A line of commits, oldest first; the branch `main` points to the last.
     pub(super) fn line(&self, count: usize) -> Vec<Oid> {
         let mut line: Vec<Oid> = Vec::new();
         for number in 0..count {
@@ -106,7 +106,7 @@ impl Made {
         self.repo.tag(name, &object, &who, "a tag", true).unwrap();
     }
 
-    /// Removes an object, as a partial clone lacks it.
+    /// Removes an object, as if the repository were a partial clone.
     pub(super) fn lose(&self, id: Oid) {
         let name = id.to_string();
         let path = self.path().join("objects").join(&name[..2]).join(&name[2..]);

@@ -1,4 +1,4 @@
-//! Fetching, and doing without.
+//! Fetching commits, and working offline.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn scene() -> Scene {
     let line = made.line(4);
     made.tag("b2", line[1]);
     made.annotated("b3", line[2]);
-    // As GitHub does.
+    // The setting of GitHub.
     made.repo.config().unwrap().set_bool("uploadpack.allowAnySHA1InWant", true).unwrap();
     let server = Server::start(made.path());
     Scene { made, line, server, cache: tempfile::tempdir().unwrap() }
@@ -90,7 +90,7 @@ async fn whatever_a_server_has_a_name_for_is_fetched_alone() {
     }
     let (obtained, _) = scene.ask("b3").await.unwrap();
     assert!(!obtained.repository.is_complete(), "only single commits were asked for");
-    // Known by the tag, since nothing can be counted.
+    // The number comes from the tag, because a shallow history cannot be counted.
     assert_eq!(obtained.repository.revision(&id(2)).unwrap().build_number, Some(3));
     assert_eq!(obtained.repository.shown(), scene.server.url());
 }
@@ -180,7 +180,7 @@ async fn a_server_that_hands_out_no_single_commits_is_fetched_whole() {
     let scene = scene();
     scene.made.repo.config().unwrap().set_bool("uploadpack.allowAnySHA1InWant", false).unwrap();
     scene.server.old.store(true, std::sync::atomic::Ordering::SeqCst);
-    // What is here by then ends at this one.
+    // The cached history ends at this commit.
     assert_eq!(scene.commit("main").await, scene.line[3].to_string());
     let (obtained, notes) = scene.ask(&scene.line[0].to_string()).await.unwrap();
     assert_eq!(obtained.commit, scene.line[0].to_string());
@@ -195,7 +195,7 @@ async fn history_is_fetched_whole_and_used_from_then_on() {
     let (obtained, _) = ask(scene.cache.path(), &wanted).await.unwrap();
     assert!(obtained.repository.is_complete());
     assert_eq!(obtained.repository.range("b2", "main", 1).unwrap().len(), 2);
-    // Tags come along, those on older commits too, and new ones each time.
+    // Tags are fetched, too: also those on older commits, and new ones each time.
     scene.made.tag("b2", scene.line[1]);
     scene.made.annotated("b3", scene.line[2]);
     wanted.reference = None;
@@ -207,7 +207,7 @@ async fn history_is_fetched_whole_and_used_from_then_on() {
     scene.made.branch("main2", next);
     let (obtained, _) = scene.ask("main").await.unwrap();
     assert_eq!(obtained.repository.revision(&obtained.commit).unwrap().build_number, Some(5));
-    // A branch gives way to one whose name begins with its own.
+    // A deleted branch does not block a new one whose name begins with its own.
     scene.made.repo.find_reference("refs/heads/main2").unwrap().delete().unwrap();
     scene.made.branch("main2/x", next);
     assert_eq!(scene.commit("main2/x").await, next.to_string());
@@ -216,7 +216,7 @@ async fn history_is_fetched_whole_and_used_from_then_on() {
 #[tokio::test]
 async fn a_fetch_that_breaks_off_harms_nothing_and_the_next_one_goes_on() {
     let scene = scene();
-    // Nothing that could be packed smaller.
+    // Incompressible content.
     let noise = (0..40_000_u64).fold(String::new(), |noise, number| {
         noise + &format!("{:x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     });
@@ -226,7 +226,7 @@ async fn a_fetch_that_breaks_off_harms_nothing_and_the_next_one_goes_on() {
     scene.server.limit.store(100_000, std::sync::atomic::Ordering::SeqCst);
     let error = scene.ask("large").await.unwrap_err();
     assert!(matches!(&error, Error::Git(_)), "{error}");
-    // What was there is there, and no part of the other is.
+    // The cached commits are intact, and no part of the new one is there.
     let mut offline = request(&scene.server.url(), "main");
     offline.offline = true;
     let (obtained, _) = ask(scene.cache.path(), &offline).await.unwrap();

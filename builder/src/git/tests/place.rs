@@ -1,4 +1,4 @@
-//! Commits written out as folders.
+//! Writing commits into folders.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::event::{Event, Reporter};
 use crate::git::{Fault, Repository};
 
-/// Writes a commit out; gives the folder and the notes.
+/// Writes a commit into a folder; returns the folder and the notes.
 fn place(made: &Made, commit: Oid) -> crate::Result<(tempfile::TempDir, Vec<String>)> {
     let into = tempfile::tempdir().unwrap();
     let (reporter, mut events) = Reporter::channel();
@@ -60,7 +60,7 @@ fn only_the_part_that_is_llama_cpp_is_written() {
             ("v/CMakeLists.txt", Item::File("")),
             ("v/ggml/CMakeLists.txt", Item::File("")),
             ("v/tools/server/CMakeLists.txt", Item::File("")),
-            // Inside of the repository, but outside of what is written.
+            // Inside the repository, but outside of the written part.
             ("v/up", Item::Link("../README")),
         ],
         &[],

@@ -1,4 +1,4 @@
-//! Names and what they mean; commits as trees of files.
+//! Resolving names; commits as trees of files.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ fn a_build_number_without_a_tag_is_counted() {
     let repository = open(&made);
     assert_eq!(repository.resolve("b3").unwrap(), line[2].to_string());
     assert!(repository.resolve("b5").is_err());
-    // A tag says otherwise, and wins.
+    // A tag takes precedence.
     made.tag("b3", line[0]);
     assert_eq!(repository.resolve("b3").unwrap(), line[0].to_string());
 }
@@ -72,7 +72,7 @@ fn an_unknown_name_is_refused_with_similar_ones() {
     made.tag("gguf-v1", line[0]);
     let error = open(&made).resolve("b9977").unwrap_err();
     assert!(error.to_string().ends_with("no tag, branch or commit `b9977`; similar are: b9976"), "{error}");
-    // A file of the repository that is no reference.
+    // `config` is a file of the repository, not a reference.
     assert!(open(&made).resolve("config").is_err());
 }
 
@@ -99,7 +99,7 @@ fn a_worktree_and_a_plain_clone_are_read_in_place() {
     assert_eq!(Repository::open(&tree).unwrap().resolve("HEAD").unwrap(), line[0].to_string());
     let clone = Repository::open(&clone).unwrap();
     assert_eq!(clone.resolve("HEAD").unwrap(), line[1].to_string());
-    // Known there as a branch of its origin only.
+    // The clone has this branch only as a remote branch.
     assert_eq!(clone.resolve("other").unwrap(), line[0].to_string());
 }
 
@@ -151,7 +151,7 @@ fn a_commit_is_examined_as_a_source() {
         (found.kind.as_str(), found.root.as_str(), found.server.as_str()),
         ("git", "", "tools/server")
     );
-    // Counted; a tag on the commit says more.
+    // Counted; a tag on the commit would take precedence.
     assert_eq!(found.revision.build_number, Some(2));
     made.annotated("b777", line[1]);
     assert_eq!(examine(line[1]).unwrap().revision.build_number, Some(777));

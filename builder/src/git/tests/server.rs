@@ -1,4 +1,4 @@
-//! Servers for tests: git's own behind a socket of ours, which may break off in the middle, and one that is silent.
+//! Servers for tests: git's own behind a proxy that may break connections, and a silent one.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
-/// A port that a repository can be fetched from, by `git daemon`. It ends with the test process.
+/// A `git daemon` on a local port, which ends with the test process.
 pub(super) struct Server {
     port: u16,
-    /// Connections so far.
+    /// Number of connections so far.
     pub(super) asked: Arc<AtomicUsize>,
-    /// Bytes that a connection may carry before it breaks.
+    /// Bytes after which a connection breaks.
     pub(super) limit: Arc<AtomicU64>,
-    /// It knows the first version of git's protocol only.
+    /// The server supports only version 0 of git's protocol.
     pub(super) old: Arc<AtomicBool>,
 }
 
@@ -39,7 +39,7 @@ impl Server {
         Self { port, asked, limit, old }
     }
 
-    /// One that speaks HTTP, and wants a password that nobody has.
+    /// An HTTP server that refuses every password.
     #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
     pub(super) fn forbidding() -> Self {
         let (listener, port) = listen();
@@ -55,7 +55,7 @@ impl Server {
                         _ => break,
                     }
                 }
-                // The password came as a header, as it should.
+                // Count requests with the password in a header.
                 count.fetch_add(
                     usize::from(String::from_utf8_lossy(&head).contains("Authorization: Basic")),
                     Ordering::SeqCst,
@@ -67,7 +67,7 @@ impl Server {
         Self { port, asked, limit: Arc::default(), old: Arc::default() }
     }
 
-    /// One that takes connections and never says a word.
+    /// A server that accepts connections and never answers.
     #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
     pub(super) fn silent() -> Self {
         let (listener, port) = listen();
@@ -118,8 +118,9 @@ fn serve(client: &TcpStream, folder: PathBuf, limit: u64, is_old: bool) {
     let (mut up, mut down) = (client.try_clone().unwrap(), ours.try_clone().unwrap());
     thread::spawn(move || {
         if is_old {
-            // The first line says which version the client would like; it may not know what to do with version 0. Read whole,
-            // however it comes: one that passed by would leave the protocol new.
+            // The first line requests a protocol version. Remove the request, so that the server uses
+            // version 0. Read the whole line, even if it arrives in parts: otherwise the request could
+            // reach the server.
             let mut first = b"0000".to_vec();
             up.read_exact(&mut first).ok();
             let length = usize::from_str_radix(&String::from_utf8_lossy(&first), 16).unwrap_or(0);

@@ -1,10 +1,10 @@
-//! What sources offer, and what is made of it on machines that have more and less.
+//! Features of sources, and the choice of extras on machines with different tools.
 
 use warden_patches::Revision;
 
 use super::*;
 
-/// Files by their names.
+/// Files by name.
 struct Files<'a>(Vec<(&'a str, &'a str)>);
 
 impl Tree for Files<'_> {
@@ -24,7 +24,7 @@ fn offers(files: &[(&str, &str)], server: &str) -> Offers {
 
 const OPENSSL: (&str, &str) = ("CMakeLists.txt", "option(LLAMA_OPENSSL x ON)\noption(LLAMA_BUILD_UI x ON)");
 
-/// A source whose page npm makes.
+/// A source whose page is made by npm.
 const UI: [(&str, &str); 8] = [
     OPENSSL,
     ("tools/ui/CMakeLists.txt", "add_executable(llama-ui-embed embed.cpp)"),
@@ -40,7 +40,7 @@ fn without<'a>(files: &[(&'a str, &'a str)], gone: &str) -> Vec<(&'a str, &'a st
     files.iter().copied().filter(|(name, _)| *name != gone).collect()
 }
 
-/// [`UI`] with another text in one of its files.
+/// [`UI`] with different text in one file.
 fn ui_with(changed: &str, text: &'static str) -> Vec<(&'static str, &'static str)> {
     UI.iter().map(|(name, own)| (*name, if *name == changed { text } else { own })).collect()
 }
@@ -90,7 +90,7 @@ fn a_source_that_lacks_a_part_of_its_page_is_built_without_it() {
         let found = offers(&without(&UI, gone), "tools/server");
         assert_eq!((found.page, found.stand_in), (Page::Lacks(gone.into()), false), "{gone}");
     }
-    // What it compiles even then.
+    // Files that are compiled even without a page.
     for gone in ["tools/ui/embed.cpp", "scripts/ui-assets.cmake"] {
         let found = offers(&without(&UI, gone), "tools/server");
         assert_eq!((found.page, found.stand_in), (Page::Lacks("tools/ui/embed.cpp".into()), true), "{gone}");

@@ -2,18 +2,18 @@
 
 use super::{kept_scale, nearest_step, scale_at};
 
-/// Numbers in a block.
+/// Numbers per block.
 const LENGTH: usize = 32;
 
-/// What the 16 indices of `IQ4_NL` mean, in units of the scale.
+/// Values of the 16 indices of `IQ4_NL`, in units of the scale.
 const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
-/// What the 16 floats of four bits (E2M1) mean, doubled: then all are whole.
+/// Values of the 16 four-bit floats (E2M1), doubled so that all are integers.
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
-/// Between the exponent of a block's largest number and that of its scale, with [`E2M1`] doubled: 6 is the largest, 2^2
-/// × 1.5.
+/// Difference between the exponents of a block's largest number and of its scale, with [`E2M1`] doubled:
+/// the largest value is 6 = 2^2 × 1.5.
 const E2M1_EXPONENT: u32 = 2;
 
-/// The number that is farthest from 0, with its sign.
+/// The number with the largest absolute value, with its sign.
 pub(super) fn farthest(block: &[f32]) -> f32 {
     block.iter().copied().fold(0.0, |far: f32, number| if number.abs() > far.abs() { number } else { far })
 }
@@ -30,7 +30,7 @@ pub(super) fn decode_q8_0(block: &[u8], out: &mut Vec<f32>) {
 }
 
 pub(super) fn encode_q4_0(block: &[f32], out: &mut Vec<u8>) {
-    // There is one step more below 0 than above: the farthest number gets it, whatever its sign.
+    // The range has one more step below 0 than above; the largest number gets it, for either sign.
     let (scale, bytes) = kept_scale(farthest(block) / -8.0);
     out.extend(bytes);
     push_halves(block, out, |number| (nearest_step(number, scale, -8, 7) + 8).to_le_bytes()[0]);
@@ -64,7 +64,7 @@ pub(super) fn decode_mxfp4(block: &[u8], out: &mut Vec<f32>) {
     pull_halves(&block[1..], out, |half| f32::from(E2M1[usize::from(half)]) * scale);
 }
 
-/// Half of the power of two that an E8M0 exponent means, because [`E2M1`] is doubled.
+/// Half of the power of two of an E8M0 exponent; half, because [`E2M1`] is doubled.
 fn half_of_power(exponent: u8) -> f32 {
     f32::from_bits(match exponent {
         0 => 0x0020_0000,
@@ -73,7 +73,7 @@ fn half_of_power(exponent: u8) -> f32 {
     })
 }
 
-/// The index of the table's value that is nearest to a number.
+/// Index of the table's value nearest to a number.
 fn nearest_of(table: &[i8; 16], number: f32, scale: f32) -> u8 {
     let distance = |value: i8| (number - f32::from(value) * scale).abs();
     let (mut best, mut least) = (0, f32::INFINITY);
@@ -85,7 +85,8 @@ fn nearest_of(table: &[i8; 16], number: f32, scale: f32) -> u8 {
     best
 }
 
-/// Writes 16 bytes of two halves: number *n* is the low one of byte *n*, number *n* + 16 the high one.
+/// Packs 32 four-bit numbers into 16 bytes: number *n* is the low half of byte *n*, number *n* + 16 the
+/// high half.
 fn push_halves(block: &[f32], out: &mut Vec<u8>, half: impl Fn(f32) -> u8) {
     let (low, high) = block.split_at(LENGTH / 2);
     out.extend(low.iter().zip(high).map(|(low, high)| half(*low) | half(*high) << 4));

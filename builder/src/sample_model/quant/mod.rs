@@ -1,10 +1,11 @@
-//! Weights in the forms that llama.cpp computes with, and back again.
+//! Quantises weights to llama.cpp's formats, and back.
 //!
-//! Written from the public block layouts (ggml's `ggml-common.h`, and OCP's Microscaling for MXFP4). A block keeps a
-//! scale and small integers; each number becomes the nearest that its block can say. Plain IEEE arithmetic without
-//! library functions, so that the same numbers give the same bytes on every platform.
+//! Written from the public block layouts (ggml's `ggml-common.h`, and OCP's Microscaling for MXFP4). A
+//! block has a scale and small integers; each number is rounded to the nearest representable one of its
+//! block. Uses plain IEEE arithmetic without library functions, so the same numbers give the same bytes on
+//! every platform.
 //!
-//! | form | block |
+//! | format | block |
 //! |---|---|
 //! | `Q8_0` | scale f16, 32 × i8 |
 //! | `Q4_0`, `IQ4_NL` | scale f16, 16 bytes: number *n* in the low half of byte *n*, number *n* + 16 in the high half |
@@ -19,7 +20,7 @@ mod super_blocks;
 use super::half;
 use crate::gguf::WeightKind;
 
-/// The bytes of these numbers, whose count is a multiple of the form's block.
+/// Encodes numbers, whose count is a multiple of the format's block length.
 pub(crate) fn encode(kind: WeightKind, numbers: &[f32]) -> Vec<u8> {
     let mut out = Vec::with_capacity(usize::try_from(kind.bytes(numbers.len() as u64)).unwrap_or(0));
     for block in numbers.chunks_exact(kind.block_length()) {
@@ -38,7 +39,7 @@ pub(crate) fn encode(kind: WeightKind, numbers: &[f32]) -> Vec<u8> {
     out
 }
 
-/// The numbers that these bytes mean.
+/// Decodes bytes into numbers.
 pub(crate) fn decode(kind: WeightKind, bytes: &[u8]) -> Vec<f32> {
     let block = usize::try_from(kind.bytes(kind.block_length() as u64)).unwrap_or(1);
     let mut out = Vec::with_capacity(bytes.len() / block * kind.block_length());
@@ -58,18 +59,18 @@ pub(crate) fn decode(kind: WeightKind, bytes: &[u8]) -> Vec<f32> {
     out
 }
 
-/// A scale as its block keeps it: rounded to f16, so that integers are chosen for what a reader sees.
+/// A scale rounded to f16 as stored in the block, so that integers are chosen for the scale that readers see.
 fn kept_scale(scale: f32) -> (f32, [u8; 2]) {
     let bits = half::bits(scale);
     (half::number(bits), bits.to_le_bytes())
 }
 
-/// The f16 at this place of a block.
+/// The f16 at byte `at` of a block.
 fn scale_at(block: &[u8], at: usize) -> f32 {
     half::number(u16::from_le_bytes([block[at], block[at + 1]]))
 }
 
-/// The nearest whole number within these bounds; 0 where the scale is 0.
+/// The nearest integer within these bounds; 0 if the scale is 0.
 fn nearest_step(number: f32, scale: f32, least: i8, most: i8) -> i8 {
     let steps = if scale == 0.0 { 0.0 } else { (number / scale).round_ties_even() };
     #[expect(clippy::cast_possible_truncation, reason = "bounded to an i8 just before")]

@@ -1,18 +1,18 @@
-//! Blocks of 256 numbers, whose parts have scales that are small integers themselves.
+//! Blocks of 256 numbers whose parts have quantised scales.
 
 use super::blocks::farthest;
 use super::{kept_scale, nearest_step, scale_at};
 
-/// Numbers that share a scale and a minimum in `Q4_K` and `Q5_K`.
+/// Numbers per scale and minimum in `Q4_K` and `Q5_K`.
 const PART: usize = 32;
-/// Parts of such a block.
+/// Parts per block.
 const PARTS: usize = 8;
-/// The largest scale or minimum, in six bits.
+/// Largest six-bit scale or minimum.
 const MOST: i8 = 63;
-/// Numbers that share a scale in `Q6_K`.
+/// Numbers per scale in `Q6_K`.
 const SMALL_PART: usize = 16;
 
-/// `Q4_K` and `Q5_K`: a number is `scale × integer − minimum`.
+/// Encodes `Q4_K` and `Q5_K`: a number is `scale × integer − minimum`.
 pub(super) fn encode_with_minima(block: &[f32], bits: u32, out: &mut Vec<u8>) {
     let most = largest(bits);
     let ranges: Vec<(f32, f32)> =
@@ -38,7 +38,7 @@ pub(super) fn encode_with_minima(block: &[f32], bits: u32, out: &mut Vec<u8>) {
             |n: usize| (0..PARTS).fold(0, |byte, part| byte | (integers[part * PART + n] >> 4) << part);
         out.extend((0..PART).map(fifth));
     }
-    // Two parts side by side: one in the low halves, the next in the high ones.
+    // Pairs of parts: one in the low halves, the next in the high halves.
     for pair in integers.as_chunks::<{ 2 * PART }>().0 {
         let (low, high) = pair.split_at(PART);
         out.extend(low.iter().zip(high).map(|(low, high)| (low & 0xf) | high << 4));
@@ -59,12 +59,12 @@ pub(super) fn decode_with_minima(block: &[u8], bits: u32, out: &mut Vec<f32>) {
     }
 }
 
-/// The largest integer of so many bits.
+/// The largest integer of `bits` bits.
 const fn largest(bits: u32) -> i8 {
     if bits == 5 { 31 } else { 15 }
 }
 
-/// The scale and the minimum with which the integers from 0 to `most` reach all numbers of a part.
+/// Scale and minimum with which the integers from 0 to `most` cover all numbers of a part.
 fn range_of(part: &[f32], most: i8) -> (f32, f32) {
     let (least, greatest) = part
         .iter()
@@ -72,8 +72,9 @@ fn range_of(part: &[f32], most: i8) -> (f32, f32) {
     ((greatest - least) / f32::from(most), -least)
 }
 
-/// Eight scales and eight minima of six bits in twelve bytes. The first four of each have a byte, whose upper two bits
-/// belong to the other four; what those have left is four bits each.
+/// Packs eight six-bit scales and eight six-bit minima into twelve bytes. The first four of each take a
+/// byte, whose upper two bits belong to the other four; the remaining four bits of those take the last
+/// bytes.
 fn packed_parts(scales: &[u8], minima: &[u8]) -> [u8; 12] {
     let mut bytes = [0; 12];
     for part in 0..PARTS / 2 {
@@ -96,7 +97,7 @@ fn unpacked_parts(bytes: &[u8]) -> ([u8; PARTS], [u8; PARTS]) {
     (scales, minima)
 }
 
-/// `Q6_K`: a number is `scale × integer`, the integers from −32 to 31.
+/// Encodes `Q6_K`: a number is `scale × integer`, with integers from −32 to 31.
 pub(super) fn encode_q6(block: &[f32], out: &mut Vec<u8>) {
     let wanted: Vec<f32> =
         block.as_chunks::<SMALL_PART>().0.iter().map(|part| farthest(part) / -32.0).collect();
@@ -107,8 +108,8 @@ pub(super) fn encode_q6(block: &[f32], out: &mut Vec<u8>) {
         (nearest_step(block[at], scale, -32, 31) + 32).to_le_bytes()[0]
     };
     let integers: Vec<u8> = (0..block.len()).map(integer).collect();
-    // Each half of the block is four rows of 32: rows 0 and 1 are low halves, rows 2 and 3 the high ones of the same
-    // bytes.
+    // Each half of the block has four rows of 32: rows 0 and 1 are the low halves of the bytes, rows 2 and
+    // 3 the high halves of the same bytes.
     for rows in integers.as_chunks::<128>().0 {
         out.extend((0..64).map(|n| (rows[n] & 0xf) | rows[n + 64] << 4));
     }

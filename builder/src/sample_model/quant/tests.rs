@@ -1,4 +1,4 @@
-//! What is written is read as nearly the same, in blocks of the right size.
+//! Decoding gives nearly the encoded numbers, in blocks of the right size.
 
 use super::*;
 use crate::sample_model::noise::Noise;
@@ -7,7 +7,7 @@ fn numbers(seed: u64) -> Vec<f32> {
     Noise::new(seed, "quant").take(4096, 0.1)
 }
 
-/// The root of the mean square of the differences, as a part of that of the numbers.
+/// Root mean square of the differences, relative to that of the numbers.
 fn relative_error(before: &[f32], after: &[f32]) -> f64 {
     let squares = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|number| number * number).sum::<f64>();
     let differences =
@@ -17,8 +17,8 @@ fn relative_error(before: &[f32], after: &[f32]) -> f64 {
 
 #[test]
 fn what_is_written_in_a_form_is_read_as_nearly_the_same() {
-    // A uniform error of half a step is a relative one of step / sqrt(12); a block of 32 normal numbers reaches some
-    // two deviations.
+    // A uniform error of half a step is a relative error of step / sqrt(12); a block of 32 normal numbers
+    // covers some two standard deviations.
     for (kind, most) in [
         (WeightKind::F32, 0.0),
         (WeightKind::F16, 0.0003),
@@ -62,7 +62,7 @@ fn what_was_read_is_written_as_the_same_numbers_again() {
     for kind in WeightKind::ALL {
         let once = decode(kind, &encode(kind, &numbers(3)));
         let twice = decode(kind, &encode(kind, &once));
-        // A scale is found anew from what is left of the numbers, so a part may move by less than the first time.
+        // The second scale is computed from rounded numbers, so a part may move by less than the first time.
         let error = relative_error(&once, &twice);
         assert!(error < 0.05, "{}: {error}", kind.name());
     }
@@ -78,7 +78,7 @@ fn zeroes_stay_zeroes_and_one_large_number_keeps_its_size_and_its_neighbours() {
             let read = decode(kind, &encode(kind, &block));
             let off = (read[77] / large - 1.0).abs();
             assert!(off < 0.34, "{}: {large} became {}", kind.name(), read[77]);
-            // Not quite 0 where a form has no 0, or where the minimum is not a whole number of steps.
+            // Not exactly 0 if a format has no 0, or if the minimum is no multiple of the step.
             let quiet = |number: f32| number.abs() < 0.01 * large.abs();
             assert!(
                 read.iter().enumerate().all(|(at, number)| at == 77 || quiet(*number)),
@@ -99,7 +99,7 @@ fn bits_stand_where_the_layout_has_them() {
         bytes[2..],
         [0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff]
     );
-    // The largest is 6, whose exponent of two is 2: the block's is 0, which is written as 127.
+    // The largest number is 6 with exponent 2, so the block's exponent is 0, which is stored as 127.
     let mut block = [0.0; 32];
     (block[0], block[1], block[16], block[17]) = (6.0, 0.5, -1.5, -4.0);
     let bytes = encode(WeightKind::Mxfp4, &block);

@@ -1,8 +1,8 @@
-//! Matrices of noise of any size, made while they are written: one block of random numbers, repeated.
+//! Matrices of noise of any size, produced while they are written by repeating one block of random numbers.
 //!
-//! Drawing billions of numbers would take minutes. The block's length is a prime, so rows of a matrix (which are
-//! shorter, and whose lengths are no multiples of it) start at different places of it and no two are alike until it has
-//! been used up row by row.
+//! Drawing billions of numbers would take minutes. The block's length is prime. Rows of a matrix are
+//! shorter and no divisors of it, so they start at different positions of the block, and no two rows are
+//! equal until every position was used.
 
 use std::io::{self, Write};
 use std::thread;
@@ -11,34 +11,34 @@ use super::super::half;
 use super::super::noise::Noise;
 use crate::gguf::Fill;
 
-/// Numbers in a block; the largest prime below 2^20.
+/// Numbers per block; the largest prime below 2^20.
 const PERIOD: usize = 1_048_573;
-/// Numbers that are worth a thread.
+/// Minimum numbers per thread.
 const LEAST_PART: usize = 1 << 14;
-/// Bytes that are handed to the file at once, at least, where there are that many.
+/// Minimum bytes per write to the file.
 const CHUNK: usize = 1 << 20;
 
-/// One row while it is written.
+/// A row while it is written.
 pub(super) struct Row<'a>(&'a mut [u8]);
 
 impl Row<'_> {
-    /// Sets one number; a column beyond the row's end is none.
+    /// Sets a number; a column beyond the row's end is ignored.
     pub(super) fn set(&mut self, column: usize, number: f32) {
         if let Some(place) = self.0.get_mut(2 * column..2 * column + 2) {
             place.copy_from_slice(&half::bits(number).to_le_bytes());
         }
     }
 
-    /// Makes all of it 0.
+    /// Sets all numbers to 0.
     pub(super) fn clear(&mut self) {
         self.0.fill(0);
     }
 }
 
-/// What is changed in the row of a number before it is written.
+/// Changes a row, given its index, before it is written.
 pub(super) type Edit = Box<dyn Fn(u64, &mut Row<'_>)>;
 
-/// Rows of f16 noise of this standard deviation; `edit` may change each.
+/// Rows of f16 noise with a standard deviation; `edit` may change each row.
 pub(super) fn noise(
     seed: u64,
     name: &str,
@@ -57,7 +57,7 @@ pub(super) fn noise(
     })
 }
 
-/// So many numbers as f16, drawn on all processors: that takes longer than writing them down.
+/// Draws `count` numbers as f16 on all processors, because drawing takes longer than writing.
 fn draw(noise: &Noise, count: usize, deviation: f64) -> io::Result<Vec<u8>> {
     let mut block = vec![0; 2 * count];
     let threads = thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn all_rows_are_written_and_no_two_are_alike_although_the_block_repeats() {
-        // Three times the block.
+        // Three times the block's length.
         let out = written(&noise(1, "matrix", 6144, 512, 1.0, None));
         assert_eq!(out.len(), 6144 * 512 * 2);
         let rows: BTreeSet<&[u8]> = out.chunks(1024).collect();

@@ -1,8 +1,8 @@
-//! The language model of the Gemma 4 family: windows, two sizes of heads, norms before and after every part.
+//! The language model of the Gemma 4 family: windows, two head sizes, norms before and after every part.
 //!
-//! Keys and tensors are those that llama.cpp's `src/models/gemma4.cpp` asks for. A real one reuses its embedding as output
-//! matrix; this one has an output matrix of its own, which llama.cpp takes as well and which is how the choice is limited
-//! to words.
+//! llama.cpp's `src/models/gemma4.cpp` loads these keys and tensors. A real model reuses its
+//! embedding as output matrix. This one has its own output matrix, which llama.cpp accepts, too: it
+//! restricts answers to words.
 
 use super::super::vocab::{self, Speaks};
 use super::{ATTENTION, SizedModel, Writer, words};
@@ -35,7 +35,7 @@ pub(super) fn file(model: &SizedModel) -> Gguf {
     );
     vocab::add_with_words(&mut w.file, Speaks::Pictures, words(sizes.vocab));
 
-    // llama.cpp multiplies what it takes from here by the root of the width.
+    // llama.cpp multiplies embeddings by the square root of the width.
     w.embedding(sizes, 1.0 / f64::from(width).sqrt());
     w.vector("output_norm", width, 1.0);
     model.output(&mut w.file);
@@ -47,10 +47,11 @@ pub(super) fn file(model: &SizedModel) -> Gguf {
         let p = format!("blk.{layer}.");
         w.vector(&format!("{p}attn_norm"), width, 1.0);
         w.vector(&format!("{p}ffn_norm"), width, 1.0);
-        // What a part adds is brought to one size by the norm after it, which is where the constant channel is spared.
+        // The norm after each part scales its output; the constant channel is excluded there.
         w.vector_but_first(&format!("{p}post_attention_norm"), width, share);
         w.vector_but_first(&format!("{p}post_ffw_norm"), width, share);
-        // Queries and keys have one size, too, and nothing divides their product by the root of the head's width.
+        // Queries and keys are normalized, too, and their product is not divided by the square root of the
+        // head size.
         let head = attention.head_size;
         w.vector(&format!("{p}attn_q_norm"), head, ATTENTION / f64::from(head).sqrt());
         w.vector(&format!("{p}attn_k_norm"), head, 1.0);
@@ -65,7 +66,7 @@ pub(super) fn file(model: &SizedModel) -> Gguf {
     w.file
 }
 
-/// What is no plain number.
+/// Metadata other than plain numbers.
 fn metadata(file: &mut Gguf, model: &SizedModel) {
     let sizes = &model.sizes;
     let layers = 0..sizes.layers;

@@ -1,7 +1,7 @@
-//! The vision encoder and projector of the Gemma 4 family. Keys and tensors are those that llama.cpp's
-//! `tools/mtmd/models/gemma4v.cpp` asks for. It works with any of our language models of the same width.
+//! The vision encoder and projector of the Gemma 4 family. llama.cpp's `tools/mtmd/models/gemma4v.cpp`
+//! loads these keys and tensors. The encoder works with any of our language models of the same width.
 //!
-//! llama-server scales a picture to between 70 and 1,120 tokens, of 48 by 48 pixels each.
+//! llama-server scales an image to between 70 and 1,120 tokens of 48 by 48 pixels each.
 
 use std::io;
 
@@ -11,13 +11,13 @@ use crate::gguf::{Fill, Gguf, Value, WeightKind};
 
 /// Edge of a patch in pixels.
 const PATCH: u32 = 16;
-/// Patches are pooled by this many in each direction.
+/// Patches pooled in each direction.
 const POOL: u32 = 3;
-/// Rows and columns of patches that a picture may have.
+/// Maximum rows and columns of patches in an image.
 const PLACES: u32 = 1024;
-/// Edge in pixels that the metadata tells; pictures keep their shape.
+/// Edge in pixels stated in the metadata; images keep their aspect ratio.
 const IMAGE: u32 = 768;
-/// Of the projection: pictures weigh as much as words, or a little more.
+/// Gain of the projection: image tokens weigh as much as words, or a little more.
 const GAIN: f64 = 1.5;
 
 pub(super) fn file(vision: &VisionModel) -> Gguf {
@@ -55,7 +55,7 @@ pub(super) fn file(vision: &VisionModel) -> Gguf {
     let name = "v.position_embd.weight";
     let lengths = [u64::from(width), u64::from(PLACES), 2];
     w.file.made(name, WeightKind::F32, &lengths, places(vision.seed, name, 2 * PLACES, width));
-    // The constant channel of the language model is no picture's business.
+    // Images must not write to the constant channel of the language model.
     w.matrix_but_first("mm.input_projection", vision.width, width, GAIN);
     let head = width / sizes.heads;
     for layer in 0..sizes.layers {
@@ -75,7 +75,7 @@ pub(super) fn file(vision: &VisionModel) -> Gguf {
     w.file
 }
 
-/// Rows of f32 noise: what says where in the picture a patch is.
+/// Rows of f32 noise for the position embeddings of patches.
 fn places(seed: u64, name: &str, rows: u32, columns: u32) -> Fill {
     let name = name.to_owned();
     Box::new(move |out| {

@@ -1,4 +1,4 @@
-//! The plain transformer.
+//! The `llama` architecture: a plain transformer.
 
 use super::super::vocab::{self, Speaks};
 use super::{ATTENTION, SizedModel, Writer, words};
@@ -37,7 +37,7 @@ pub(super) fn file(model: &SizedModel) -> Gguf {
         let p = format!("blk.{layer}.");
         w.vector(&format!("{p}attn_norm"), width, 1.0);
         w.vector(&format!("{p}ffn_norm"), width, 1.0);
-        // llama.cpp divides what the two give by the root of the head's width.
+        // llama.cpp divides the product of both by the square root of the head size.
         w.matrix(&format!("{p}attn_q"), queries, width, ATTENTION);
         w.matrix(&format!("{p}attn_k"), keys, width, 1.0);
         w.matrix(&format!("{p}attn_v"), keys, width, 1.0);

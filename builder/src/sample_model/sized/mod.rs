@@ -1,16 +1,17 @@
-//! Sample models by architecture and size: they exercise a GPU, or the parts of llama-server that the smaller presets
-//! do not reach (sliding windows, heads of two sizes, a vision encoder).
+//! Sample models by architecture and size: they load a GPU, or exercise parts of llama-server that the
+//! smaller presets do not reach (sliding windows, two head sizes, a vision encoder).
 //!
-//! Weights are f16 noise, written as a stream; the same [`SizedModel`] gives the same bytes on every platform. As with
-//! the smaller presets an answer is made of whole invented words, always valid UTF-8, and never ends by itself: channel
-//! 0 of the embedding is a constant that no layer writes to, and column 0 of the output matrix forbids everything but
-//! words through it (see the module above). Sums of layers are scaled so that this holds for any number of them.
+//! Weights are f16 noise, written as a stream; the same [`SizedModel`] gives the same bytes on every
+//! platform. Like with the smaller presets, an answer consists of invented words of valid UTF-8 and has no
+//! end token. Channel 0 of the embedding is a constant that no layer writes to, and through it column 0 of
+//! the output matrix excludes all tokens but words (see the parent module). Sums of layers are scaled so
+//! that this holds for any number of them.
 //!
-//! | file | job |
+//! | file | content |
 //! |---|---|
-//! | `sizes` | the numbers |
+//! | `sizes` | model sizes |
 //! | `llama`, `gemma4` | metadata and tensors of a language model |
-//! | `gemma4v` | the same of a vision encoder and projector |
+//! | `gemma4v` | metadata and tensors of a vision encoder and projector |
 //! | `block` | noise of any size |
 
 mod block;
@@ -28,33 +29,31 @@ use crate::gguf::{Gguf, Value, WeightKind};
 pub(super) use sizes::VisionSizes;
 pub use sizes::{Arch, Attention, Sizes};
 
-/// A model to write.
+/// A sample model by architecture and size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SizedModel {
-    /// Its architecture.
+    /// Architecture.
     pub arch: Arch,
-    /// Its size.
+    /// Size.
     pub sizes: Sizes,
-    /// Different seeds give models that answer differently.
+    /// Seed of the weights; models with different seeds answer differently.
     pub seed: u64,
 }
 
-/// A vision encoder and projector to write, for `--mmproj`.
+/// A vision encoder and projector for `--mmproj`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct VisionModel {
-    /// Its size.
     pub(super) sizes: VisionSizes,
-    /// Width of the language model that it projects to.
+    /// Width of the language model.
     pub(super) width: u32,
-    /// As in [`SizedModel`].
     pub(super) seed: u64,
 }
 
 impl SizedModel {
-    /// Writes the model, whole or not at all.
+    /// Writes the model atomically.
     ///
     /// # Errors
-    /// The file cannot be written; then an older file stays.
+    /// Fails if the file cannot be written; an older file stays then.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         persist(path, &self.file())
     }
@@ -66,12 +65,13 @@ impl SizedModel {
         }
     }
 
-    /// How much a layer may add to the residual stream: `parts` of them together as much as in the presets.
+    /// Amount that one of `parts` parts may add to the residual stream, so that all together add as much as
+    /// in the presets.
     fn share(parts: u32) -> f64 {
         (RESIDUAL / f64::from(parts)).sqrt()
     }
 
-    /// The output matrix: words are random, whatever else there is has a bias through the constant channel.
+    /// The output matrix: words get random rows, other tokens a bias through the constant channel.
     fn output(&self, file: &mut Gguf) {
         let last = vocab::FIRST_WORD + words(self.sizes.vocab);
         let (rows, columns) = (u64::from(self.sizes.vocab), u64::from(self.sizes.width));
@@ -92,12 +92,12 @@ impl VisionModel {
     }
 }
 
-/// Energy of all that the layers add, where the embedding's is 1.
+/// Energy of everything that the layers add, relative to the embedding's.
 const RESIDUAL: f64 = 3.0;
-/// The constant channel, in units of the other channels of the embedding. After the last norm it is 4 at any width: enough
-/// for a bias, and little of the energy.
+/// The constant channel, in units of the other channels of the embedding. After the last norm it is 4 at
+/// any width: enough for a bias, and a small part of the energy.
 const CONSTANT: f64 = 8.0;
-/// Logits of attention get this standard deviation, so that it is neither flat nor a choice of one token.
+/// Standard deviation of attention logits, so that attention is neither uniform nor restricted to one token.
 const ATTENTION: f64 = 1.5;
 
 fn words(vocab: u32) -> usize {
@@ -109,7 +109,7 @@ fn rounded(number: f64) -> f32 {
     number as f32
 }
 
-/// Metadata and tensors under the names that llama-server wants.
+/// Writes metadata and tensors under the names that llama-server expects.
 struct Writer {
     file: Gguf,
     seed: u64,
@@ -119,7 +119,7 @@ impl Writer {
     fn new(arch: &str, name: &str, seed: u64) -> Self {
         let mut file = Gguf::new(arch);
         file.set("general.name", Value::String(format!("llama-warden sample ({name})")));
-        // What llama.cpp calls "mostly f16".
+        // llama.cpp's file type "mostly f16".
         file.set("general.file_type", Value::U32(1));
         Self { file, seed }
     }
@@ -130,12 +130,12 @@ impl Writer {
         }
     }
 
-    /// A vector of one number, f32.
+    /// Adds an f32 vector that repeats one number.
     fn vector(&mut self, name: &str, length: u32, number: f64) {
         self.file.vector(&format!("{name}.weight"), vec![rounded(number); length as usize]);
     }
 
-    /// A vector of one number that leaves channel 0 alone.
+    /// Adds a vector that repeats one number, with 0 for the constant channel.
     fn vector_but_first(&mut self, name: &str, length: u32, number: f64) {
         let mut numbers = vec![rounded(number); length as usize];
         if let Some(first) = numbers.first_mut() {
@@ -144,12 +144,12 @@ impl Writer {
         self.file.vector(&format!("{name}.weight"), numbers);
     }
 
-    /// A matrix whose product with a vector of unit variance has the standard deviation `gain`.
+    /// Adds a matrix whose product with a unit-variance vector has the standard deviation `gain`.
     fn matrix(&mut self, name: &str, rows: u32, columns: u32, gain: f64) {
         self.edited(name, rows, columns, gain, false);
     }
 
-    /// The same, where row 0 is zero: it never writes to the constant channel.
+    /// Adds such a matrix with a zero row 0, so that it never writes to the constant channel.
     fn matrix_but_first(&mut self, name: &str, rows: u32, columns: u32, gain: f64) {
         self.edited(name, rows, columns, gain, true);
     }
@@ -168,7 +168,7 @@ impl Writer {
         self.file.made(&name, WeightKind::F16, &[columns, rows], fill);
     }
 
-    /// The embedding of the tokens, of this standard deviation, with the constant channel.
+    /// Adds the token embedding with this standard deviation, and with the constant channel.
     fn embedding(&mut self, sizes: &Sizes, deviation: f64) {
         let name = "token_embd.weight";
         let (rows, columns) = (u64::from(sizes.vocab), u64::from(sizes.width));

@@ -1,62 +1,61 @@
-//! The sizes of the presets with an architecture of their own.
+//! Sizes of the presets with their own architecture.
 
-/// An architecture, under llama.cpp's name.
+/// Model architecture, by llama.cpp's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arch {
-    /// A plain transformer: every layer attends to all of the context.
+    /// A plain transformer: every layer attends to the whole context.
     Llama,
-    /// Five of six layers see a window, the sixth everything, with heads of another size; norms after every part; logits
-    /// capped.
+    /// Five of six layers attend to a window, the sixth to the whole context with another head size; norms
+    /// after every part; logits are capped.
     Gemma4,
 }
 
-/// Heads of one kind of layer.
+/// Attention heads of one kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attention {
-    /// Heads of keys and values; divides the number of heads.
+    /// KV heads; must divide the number of query heads.
     pub kv_heads: u32,
-    /// Width of one head; even.
+    /// Width of one head; must be even.
     pub head_size: u32,
 }
 
-/// The size of a language model.
+/// Size of a language model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Layers, at most 512; gemma4 has at least two.
+    /// Layers, at most 512; at least two for gemma4.
     pub layers: u32,
     /// Width of the embedding; a multiple of 32.
     pub width: u32,
     /// Width inside the feed-forward part; a multiple of 32.
     pub feed: u32,
-    /// Heads of queries.
+    /// Query heads.
     pub heads: u32,
-    /// Layers that attend to everything.
+    /// Heads of layers that attend to the whole context.
     pub full: Attention,
-    /// Layers that see a window, in gemma4.
+    /// Heads of layers with a window, in gemma4.
     pub windowed: Attention,
-    /// Tokens that such a layer sees.
+    /// Window in tokens.
     pub window: u32,
-    /// Tokens in the vocabulary, of which 262 are no words.
+    /// Vocabulary size in tokens; 262 of them are no words.
     pub vocab: u32,
-    /// Tokens of context that the model says it was trained with.
+    /// Training context in tokens, as stated in the metadata.
     pub context: u32,
 }
 
-/// The size of a vision encoder.
+/// Size of a vision encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sample_model) struct VisionSizes {
     /// Layers, at most 512.
     pub(super) layers: u32,
-    /// Width; a multiple of four times the heads.
+    /// Width; must be a multiple of four times the heads.
     pub(super) width: u32,
     /// Width inside the feed-forward part.
     pub(super) feed: u32,
-    /// Heads.
     pub(super) heads: u32,
 }
 
 impl Sizes {
-    /// Loads at once, for tests on a CPU.
+    /// Small, for tests on a CPU.
     pub const LLAMA: Self = Self {
         layers: 2,
         width: 64,
@@ -68,7 +67,7 @@ impl Sizes {
         vocab: 1024,
         context: 8192,
     };
-    /// Gives a GPU something to do.
+    /// Large enough to load a GPU.
     pub const LLAMA_GPU: Self = Self {
         layers: 16,
         width: 2048,
@@ -80,7 +79,7 @@ impl Sizes {
         vocab: 8192,
         context: 131_072,
     };
-    /// Flash attention on CUDA copies a quantised cache layer by layer: 1 GiB for all of the context.
+    /// Wide: flash attention on CUDA copies a quantised cache layer by layer, 1 GiB for the whole context.
     pub const LLAMA_WIDE: Self = Self {
         layers: 2,
         width: 2048,
@@ -92,7 +91,7 @@ impl Sizes {
         vocab: 1024,
         context: 131_072,
     };
-    /// As [`Self::LLAMA`].
+    /// Small, like [`Self::LLAMA`].
     pub const GEMMA4: Self = Self {
         layers: 6,
         width: 64,
@@ -104,7 +103,7 @@ impl Sizes {
         vocab: 1024,
         context: 8192,
     };
-    /// As [`Self::LLAMA_GPU`].
+    /// Large, like [`Self::LLAMA_GPU`].
     pub const GEMMA4_GPU: Self = Self {
         layers: 18,
         width: 2048,
@@ -117,20 +116,20 @@ impl Sizes {
         context: 32_768,
     };
 
-    /// Whether a layer sees a window only: five of six do, and the last never does.
+    /// Returns true for layers with a window: five of six, and never the last one.
     pub(super) const fn is_windowed(&self, layer: u32) -> bool {
         layer % 6 != 5 && layer + 1 != self.layers
     }
 
-    /// Heads of this layer.
+    /// Attention heads of this layer.
     pub(super) const fn attention(&self, layer: u32) -> Attention {
         if self.is_windowed(layer) { self.windowed } else { self.full }
     }
 }
 
 impl VisionSizes {
-    /// Loads at once, for tests on a CPU.
+    /// Small, for tests on a CPU.
     pub(in crate::sample_model) const SMALL: Self = Self { layers: 2, width: 48, feed: 96, heads: 4 };
-    /// Gives a GPU something to do.
+    /// Large enough to load a GPU.
     pub(in crate::sample_model) const GPU: Self = Self { layers: 12, width: 768, feed: 3072, heads: 12 };
 }

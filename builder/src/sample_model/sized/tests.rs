@@ -1,4 +1,4 @@
-//! What models of a chosen size promise: facts of their headers, the bytes that were announced, the same ones everywhere.
+//! Properties of sized models: header facts, announced sizes, reproducible bytes.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ fn bytes(file: &Gguf) -> Vec<u8> {
     out
 }
 
-/// Reads what the writer wrote: the file's tensors, by name, with lengths, type and offset.
+/// Reads the written tensors by name, with dimensions, type and offset.
 fn tensors(all: &[u8]) -> BTreeMap<String, (Vec<u64>, u32, u64)> {
     struct Reader<'a>(&'a [u8]);
     impl Reader<'_> {
@@ -92,7 +92,7 @@ fn a_tiny_model_of_each_kind_is_under_a_megabyte_and_a_gpu_has_gigabytes_to_load
 fn gemma4_has_two_kinds_of_layers_and_what_llama_cpp_asks_of_each() {
     let model = GEMMA4;
     let found = tensors(&bytes(&model.file()));
-    // Four of the whole model, thirteen of each of six layers.
+    // Four tensors of the model, and thirteen for each of six layers.
     assert_eq!(found.len(), 4 + 13 * 6);
     let lengths = |name: &str| found.get(name).map(|(lengths, ..)| lengths.clone()).unwrap_or_default();
     assert_eq!(lengths("blk.0.attn_q.weight"), [64, 2 * 32]);

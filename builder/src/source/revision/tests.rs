@@ -1,4 +1,4 @@
-//! The shapes in which a tree's history survives.
+//! The forms in which a tree's history is preserved.
 
 use std::collections::HashMap;
 

@@ -1,12 +1,12 @@
-//! Whether a compiler keeps the tile configuration of Intel's AMX.
+//! Detects compilers that drop the tile configuration of Intel's AMX.
 //!
-//! `_tile_loadconfig` takes 64 bytes. GCC before 13 tells its optimiser that 8 of them are read, so that the rest is
-//! not written, and the processor refuses what happens to stand there: a server with AMX dies at the load of the first
-//! quantised model.
+//! `_tile_loadconfig` reads 64 bytes. GCC before 13 informs its optimiser that only 8 are read, so the others
+//! are not written. The processor rejects the random bytes, and a server with AMX dies while it loads its
+//! first quantised model.
 //!
-//! The fault is looked for in what the compiler makes, on any x86-64 machine: a small program is compiled to assembly,
-//! its `ldtilecfg` is replaced by code that copies the 64 bytes, and it is run and compares them. Where the processor
-//! has AMX, the program is also run as it is.
+//! The check works on any x86-64 machine: it compiles a small program to assembly, replaces its `ldtilecfg`
+//! by code that copies the 64 bytes, and runs the program, which compares them. On a processor with AMX,
+//! the unmodified program runs, too.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -21,26 +21,26 @@ use crate::process::{Ended, output};
 use super::asking::said;
 use super::found::Compilers;
 
-/// The program whose code is looked at.
+/// Source of the test program.
 const PROBE: &str = include_str!("probe.cpp");
-/// What ggml asks for before it compiles its kernels for AMX.
+/// Macro that ggml requires to compile its AMX kernels.
 const MACRO: &str = "#define __AMX_INT8__ ";
-/// What the probe returns where the system gives no tiles.
+/// Exit status of the probe if the system grants no tiles.
 const NO_TILES: i32 = 3;
 
-/// What a compiler makes of the tile configuration.
+/// Result of the check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TileCode {
-    /// All of it is there.
+    /// The compiler writes the whole configuration.
     Kept,
-    /// A part of it is left out.
+    /// The compiler drops a part of it.
     Dropped,
-    /// That cannot be found out, and why.
+    /// The check failed, with the reason.
     Unknown(String),
 }
 
-/// Whether these compilers would compile ggml's kernels for AMX: for this machine's processor, or by the user's own
-/// flags.
+/// Returns true if these compilers would compile ggml's AMX kernels: for this machine's processor, or
+/// because of the user's flags.
 pub(crate) async fn compiles_amx(
     env: &Environment,
     compilers: &Compilers,
@@ -58,12 +58,12 @@ pub(crate) async fn compiles_amx(
     match said(env, &compilers.cxx.path, &arguments, "asking for AMX", cancel).await {
         Ok(macros) => Ok(macros.lines().any(|line| line.starts_with(MACRO))),
         Err(Error::Cancelled) => Err(Error::Cancelled),
-        // Flags that it does not understand: cmake says so.
+        // Flags that the compiler does not support: cmake reports them.
         Err(_) => Ok(false),
     }
 }
 
-/// Looks at what the compiler makes. `folder` is for a folder of ours, which is removed again.
+/// Runs the check. `folder` receives a temporary folder.
 pub(crate) async fn tile_code(
     env: &Environment,
     cxx: &Path,
@@ -90,7 +90,7 @@ async fn looked_at(
     let path = |name: &str| work.join(name).to_string_lossy().into_owned();
     let (source, code, reading) = (path("probe.cpp"), path("probe.s"), path("reading.s"));
     std::fs::write(&source, PROBE).map_err(io_error("writing", &source))?;
-    // As ggml is compiled in a release, and with what its files for AMX include.
+    // The flags of ggml's release build, and the headers of its AMX files.
     let compile = ["-O3", "-mamx-tile", "-S", &source, "-o", &code];
     said(env, cxx, &compile, "compiling a probe for AMX", cancel).await?;
     let text = std::fs::read_to_string(&code).map_err(io_error("reading", &code))?;
@@ -109,13 +109,13 @@ async fn looked_at(
     said(env, cxx, &[&code, "-o", &loads], "assembling a probe for AMX", cancel).await?;
     match ran(env, &loads, &["load"], cancel).await? {
         (Some(0 | NO_TILES), _) => Ok(TileCode::Kept),
-        // The processor refuses it for another reason.
+        // The processor rejects the configuration for another reason.
         (None, Some(_)) => Ok(TileCode::Dropped),
         (code, signal) => Ok(unknown_end(code, signal)),
     }
 }
 
-/// Runs a probe: its exit status, or the signal that ended it.
+/// Runs a probe; returns its exit status, or the signal that ended it.
 async fn ran(
     env: &Environment,
     program: &str,
@@ -138,8 +138,8 @@ fn unknown_end(code: Option<i32>, signal: Option<i32>) -> TileCode {
     TileCode::Unknown(format!("the probe ended with status {code:?}, signal {signal:?}"))
 }
 
-/// The code with each `ldtilecfg` replaced by copying the 64 bytes to `seen`; all registers keep their values, and the
-/// stack is not touched. `None` if there is none.
+/// Replaces each `ldtilecfg` by code that copies the 64 bytes to `seen`, preserves all registers and does
+/// not touch the stack. `None` if there is none.
 fn with_copies(code: &str) -> Option<String> {
     let mut out = String::with_capacity(2 * code.len());
     let mut found = false;

@@ -1,4 +1,4 @@
-//! The probe with the machine's own compiler, whose intrinsic is replaced by a right one and by a wrong one.
+//! Tests of the probe with the machine's own compiler and a replaced intrinsic, right and wrong.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::*;
 
-/// A C++ compiler with another `_tile_loadconfig`, which says that it reads so many bytes.
+/// A C++ compiler with a modified `_tile_loadconfig`, which declares that it reads `bytes` bytes.
 fn compiler(folder: &Path, bytes: usize) -> PathBuf {
     let header = folder.join("other.h");
     let text = format!(
@@ -14,7 +14,7 @@ fn compiler(folder: &Path, bytes: usize) -> PathBuf {
          #define _tile_loadconfig(from) __asm__ volatile(\"ldtilecfg %0\" :: \"m\"(*(const char(*)[{bytes}])(from)))\n"
     );
     fs::write(&header, text).unwrap();
-    // Assembly is compiled, too: there the header has no place.
+    // The compiler also gets assembly, for which the header must be omitted.
     let script = format!(
         "case \"$*\" in *.cpp*) exec c++ -include {} \"$@\";; esac\nexec c++ \"$@\"",
         header.display()

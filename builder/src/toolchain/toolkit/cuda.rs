@@ -1,4 +1,4 @@
-//! CUDA: nvcc, what is beside it, and the GPUs that are here.
+//! CUDA: finds nvcc, its libraries, and this machine's GPUs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use crate::plan::backend::Backend;
 use crate::toolchain::asking::said;
 use crate::toolchain::found::{Tool, Toolkit};
 
-/// How people get it.
+/// How to install the toolkit.
 const CURE: &str = "install the CUDA toolkit (Debian: apt install nvidia-cuda-toolkit; or NVIDIA's own packages), or \
                     name its nvcc in CUDACXX";
 
-/// Finds nvcc and checks that the libraries of the toolkit are there too.
+/// Finds nvcc, and checks that the toolkit's libraries are installed, too.
 pub(super) async fn find(env: &Environment, cancel: &CancellationToken) -> Result<Toolkit> {
     let path = nvcc(env)?;
     let text = said(env, &path, &["--version"], "asking for its version", cancel).await?;
     let home = home_of(&path);
-    // Where the runtime's header is, cuBLAS's is, too; in a layout that we do not know cmake is left to look.
+    // cuBLAS's header is next to the runtime's. In an unknown layout, cmake does the search.
     let has = |header: &str| include_folders(env, &home).iter().any(|folder| folder.join(header).exists());
     if has("cuda_runtime.h") && !has("cublas_v2.h") {
         return Err(missing(
@@ -33,7 +33,7 @@ pub(super) async fn find(env: &Environment, cancel: &CancellationToken) -> Resul
     Ok(Toolkit { tool: Tool { path, version: version(&text) }, home })
 }
 
-/// nvcc, by the variables that name it, in PATH, and in the usual places.
+/// nvcc, from environment variables, in PATH, or in the usual folders.
 pub(crate) fn nvcc(env: &Environment) -> Result<PathBuf> {
     if let Some(wish) = &env.cudacxx {
         let absent = || {
@@ -61,7 +61,7 @@ pub(crate) fn nvcc(env: &Environment) -> Result<PathBuf> {
 fn include_folders(env: &Environment, home: &Path) -> Vec<PathBuf> {
     let mut folders = vec![home.join("include")];
     folders.extend(targets(home).into_iter().map(|target| target.join("include")));
-    // Debian's own package.
+    // Debian's package.
     folders.extend(env.system.iter().map(|system| system.join("usr/include")));
     folders
 }
@@ -71,20 +71,20 @@ fn targets(home: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
-/// `nvcc 13.0.88` out of `Cuda compilation tools, release 13.0, V13.0.88`.
+/// Extracts `nvcc 13.0.88` from `Cuda compilation tools, release 13.0, V13.0.88`.
 fn version(text: &str) -> String {
     let line = text.lines().find(|line| line.contains("release")).or(text.lines().next()).unwrap_or_default();
     let number = line.rsplit(' ').next().and_then(|word| word.strip_prefix('V'));
     number.map_or_else(|| line.trim().to_owned(), |number| format!("nvcc {number}"))
 }
 
-/// Whether an NVIDIA GPU is here, as far as files tell: asking a driver may take seconds.
+/// Returns true if device files of an NVIDIA GPU exist. Asking the driver could take seconds.
 pub(crate) fn has_device(env: &Environment) -> bool {
     let files = ["dev/nvidiactl", "dev/nvidia0", "usr/lib/wsl/lib/nvidia-smi"];
     env.system.iter().any(|system| files.iter().any(|file| system.join(file).exists()))
 }
 
-/// The architectures of the GPUs that are here, such as `90`, each once; empty when there is none or nobody can tell.
+/// Distinct architectures of this machine's GPUs, such as `90`; empty if there are none or they are unknown.
 pub(crate) async fn architectures(
     env: &Environment,
     nvcc: &Path,
@@ -107,7 +107,7 @@ pub(crate) async fn architectures(
     Ok(found)
 }
 
-/// A program that fails has no GPU to tell of; cancelling stays an error.
+/// Maps a failed program to empty output (no GPU); cancellation stays an error.
 fn told(said: Result<String>) -> Result<String> {
     match said {
         Err(Error::Cancelled) => Err(Error::Cancelled),
@@ -115,7 +115,7 @@ fn told(said: Result<String>) -> Result<String> {
     }
 }
 
-/// `9.0`, `90` or `8.6,8.9` into `90` or `86` and `89`.
+/// Parses `9.0`, `90` or `8.6,8.9` into `90` or `86` and `89`.
 fn capabilities(text: &str) -> Vec<String> {
     let words = text.split([',', '\n']).map(|word| word.trim().replace('.', ""));
     let number =
@@ -126,8 +126,8 @@ fn capabilities(text: &str) -> Vec<String> {
     found
 }
 
-/// A library that stands in for the driver's, `libcuda.so.1`, where there is no driver: programs start with it and find
-/// no GPU.
+/// The toolkit's stub of the driver library `libcuda.so.1`, for machines without a driver: programs start
+/// with it and find no GPU.
 pub(crate) fn driver_stub(home: &Path) -> Option<PathBuf> {
     let mut folders = vec![home.join("lib64/stubs"), home.join("lib/stubs")];
     folders.extend(targets(home).into_iter().map(|target| target.join("lib/stubs")));

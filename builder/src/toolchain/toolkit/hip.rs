@@ -1,4 +1,4 @@
-//! ROCm: hipcc, the clang behind it, the libraries, and the GPUs that are here.
+//! ROCm: finds hipcc, its clang, the libraries, and this machine's GPUs.
 
 use std::path::{Path, PathBuf};
 
@@ -11,18 +11,18 @@ use crate::plan::backend::Backend;
 use crate::toolchain::asking::said;
 use crate::toolchain::found::{Tool, Toolkit};
 
-/// Finds ROCm by its hipcc, and checks that compiler and libraries are there too.
+/// Finds ROCm by its hipcc, and checks that compiler and libraries are installed, too.
 pub(super) async fn find(env: &Environment, cancel: &CancellationToken) -> Result<Toolkit> {
     let hipcc = hipcc(env)?;
     let home = home_of(&hipcc);
     let compiler = ["lib/llvm/bin/clang++", "llvm/bin/clang++", "bin/amdclang++"];
     let path = match compiler.iter().find_map(|name| env.find(home.join(name))) {
         Some(path) => path,
-        // Debian's packages take the distribution's clang, and this program knows which.
+        // Debian's packages use the distribution's clang; hipconfig knows which one.
         None => configured(env, &home, cancel).await?,
     };
     for (header, package) in [("hipblas", "hipblas-dev"), ("rocblas", "rocblas-dev")] {
-        // In a layout that we do not know cmake is left to look.
+        // In an unknown layout, cmake does the search.
         let folder = home.join("include");
         if folder.join("hip").exists() && !folder.join(header).exists() {
             return Err(missing(
@@ -37,7 +37,7 @@ pub(super) async fn find(env: &Environment, cancel: &CancellationToken) -> Resul
     Ok(Toolkit { tool: Tool { path, version }, home })
 }
 
-/// hipcc, by the variables that name its folder, in PATH, and in the usual places.
+/// hipcc, from environment variables with its folder, in PATH, or in the usual folders.
 pub(crate) fn hipcc(env: &Environment) -> Result<PathBuf> {
     let usual = env.system.iter().flat_map(|system| {
         let mut folders = vec![system.join("opt/rocm")];
@@ -70,13 +70,13 @@ async fn configured(env: &Environment, home: &Path, cancel: &CancellationToken) 
     env.find(Path::new(folder.trim()).join("clang++")).ok_or_else(absent)
 }
 
-/// Whether an AMD GPU with the compute driver is here.
+/// Returns true if there is an AMD GPU with the compute driver.
 pub(crate) fn has_device(env: &Environment) -> bool {
     env.system.iter().any(|system| system.join("dev/kfd").exists())
 }
 
-/// The architectures of the GPUs that are here, such as `gfx1201`, each once; empty when there is none or nobody can
-/// tell.
+/// Distinct architectures of this machine's GPUs, such as `gfx1201`; empty if there are none or they are
+/// unknown.
 pub(crate) async fn architectures(
     env: &Environment,
     home: &Path,
@@ -98,7 +98,7 @@ pub(crate) async fn architectures(
     Ok(Vec::new())
 }
 
-/// One name a line; `gfx000` is the CPU.
+/// Parses one name per line; `gfx000` is the CPU.
 fn names(text: &str) -> Vec<String> {
     let lines = text.lines().map(str::trim);
     let mut found: Vec<String> =

@@ -9,12 +9,12 @@ use crate::plan::backend::Backend;
 use crate::toolchain::asking::said;
 use crate::toolchain::found::{Tool, Toolkit};
 
-/// Whether this is a machine that has Metal.
+/// Returns true on a machine with Metal.
 pub(crate) const fn is_here() -> bool {
     cfg!(target_os = "macos")
 }
 
-/// Finds xcrun and asks it for the SDK.
+/// Finds xcrun and its SDK.
 pub(super) async fn find(env: &Environment, cancel: &CancellationToken) -> Result<Toolkit> {
     if !is_here() {
         return Err(missing(

@@ -1,8 +1,8 @@
-//! What makes code for GPUs: nvcc, ROCm's clang, glslc, Xcode. Found and checked before anything is compiled, because a
-//! build that fails after minutes for want of a header is the worst way to learn of it.
+//! GPU toolkits: nvcc, ROCm's clang, glslc, Xcode. Found and checked before compilation begins, so that a
+//! missing header does not fail a build after minutes.
 //!
-//! A toolkit's version shapes the binary, so it is part of a plan's hash; where it lies is not. What a toolkit does not
-//! like about the C++ compiler is left to cmake's own error.
+//! A toolkit's version shapes the binary, so it is part of a plan's hash; its location is not. If the
+//! toolkit does not support the C++ compiler, cmake reports it.
 
 pub(super) mod cuda;
 pub(super) mod hip;
@@ -17,7 +17,7 @@ use crate::environment::Environment;
 use crate::error::Result;
 use crate::plan::backend::Backend;
 
-/// Finds and checks the toolkit of a backend; none for the CPU.
+/// Finds and checks the toolkit of a backend; `None` for the CPU.
 pub(crate) async fn find(
     env: &Environment,
     backend: Backend,

@@ -1,4 +1,4 @@
-//! Where toolkits lie, and what is said of one that is not whole.
+//! Helpers for locating toolkits, and the error about an incomplete one.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,8 @@ pub(super) fn missing(backend: Backend, missing: impl Into<String>, cure: impl I
     Error::Toolkit { backend, missing: missing.into(), cure: cure.into() }
 }
 
-/// Folders of the system whose name begins so, the highest version first: `cuda-12.8` comes before `cuda-12.10`
-/// by name, so numbers are compared as numbers.
+/// Subfolders with a name prefix, the highest version first. Versions are compared as numbers: `cuda-12.10`
+/// comes before `cuda-12.8`.
 pub(super) fn versioned_folders(parent: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     let mut found: Vec<(Vec<u32>, PathBuf)> = entries
@@ -24,7 +24,7 @@ pub(super) fn versioned_folders(parent: &Path, prefix: &str) -> Vec<PathBuf> {
     found.into_iter().rev().map(|(_, path)| path).collect()
 }
 
-/// The folder above the `bin` that a program lies in, links followed.
+/// Parent of the program's `bin` folder, after resolving links.
 pub(super) fn home_of(program: &Path) -> PathBuf {
     let real = program.canonicalize().unwrap_or_else(|_| program.to_owned());
     real.ancestors().nth(2).unwrap_or(Path::new("/")).to_owned()

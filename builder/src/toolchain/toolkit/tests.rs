@@ -1,4 +1,4 @@
-//! Machines with and without GPUs and toolkits: folders with scripts in them.
+//! Simulated machines with and without GPUs and toolkits: folders with scripts.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ const NVCC: &str =
     "echo 'nvcc: NVIDIA (R) Cuda compiler driver'; echo 'Cuda compilation tools, release 13.0, V13.0.88'";
 const SMI: &str = "[ \"$1\" = --query-gpu=compute_cap ] && printf '9.0\\n9.0\\n'";
 
-/// A machine: everything lies below one folder, its PATH is `bin`.
+/// A simulated machine below one folder; its PATH is `bin`.
 struct Machine {
     root: tempfile::TempDir,
     env: Environment,
@@ -48,14 +48,14 @@ impl Machine {
         machine
     }
 
-    /// With what makes ROCm whole.
+    /// Adds a complete ROCm.
     fn rocm(self) -> Self {
         self.program("opt/rocm/bin/hipcc", "echo 'HIP version: 6.4.43483'; echo more")
             .program("opt/rocm/lib/llvm/bin/clang++", "echo clang")
             .program("opt/rocm/bin/rocm_agent_enumerator", "echo gfx000; echo gfx1201")
     }
 
-    /// With what makes Vulkan whole.
+    /// Adds a complete Vulkan.
     fn vulkan(self) -> Self {
         self.program("bin/glslc", "echo shaderc v2024.0; echo spirv-tools")
             .with("usr/include/vulkan/vulkan_core.h", "// a header\n#define VK_HEADER_VERSION 275\n")

@@ -1,4 +1,4 @@
-//! Vulkan: the shader compiler, the headers and the loader.
+//! Vulkan: finds the shader compiler, the headers and the loader.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ use crate::plan::backend::Backend;
 use crate::toolchain::asking::said;
 use crate::toolchain::found::{Tool, Toolkit};
 
-/// Vendors whose GPUs have drivers that beat the CPU: AMD and NVIDIA. An integrated Intel GPU may be slower than its
-/// CPU, and a virtual machine's is a CPU in disguise.
+/// PCI vendors whose GPUs outperform the CPU: AMD and NVIDIA. An integrated Intel GPU may be slower than
+/// its CPU, and the GPU of a virtual machine is emulated by the CPU.
 const VENDORS: [&str; 2] = ["0x1002", "0x10de"];
 
 /// Finds glslc, the headers and the loader.
@@ -52,21 +52,21 @@ fn library_folders(env: &Environment) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = env.vulkan_sdk.iter().map(|sdk| sdk.join("lib")).collect();
     if let Some(system) = &env.system {
         folders.extend(["usr/local/lib", "usr/lib64", "usr/lib"].map(|name| system.join(name)));
-        // Debian's folder for each architecture.
+        // Debian's folder per architecture.
         let entries = fs::read_dir(system.join("usr/lib")).into_iter().flatten().flatten();
         folders.extend(entries.map(|entry| entry.path()).filter(|path| path.is_dir()));
     }
     folders
 }
 
-/// `275` out of `#define VK_HEADER_VERSION 275`.
+/// Parses `275` from `#define VK_HEADER_VERSION 275`.
 fn header_version(header: &Path) -> String {
     let text = fs::read_to_string(header).unwrap_or_default();
     let number = text.lines().find_map(|line| line.strip_prefix("#define VK_HEADER_VERSION "));
     number.unwrap_or("of unknown version").trim().to_owned()
 }
 
-/// Whether a GPU is here that is worth it, by its render node's vendor.
+/// Returns true if there is a GPU of such a vendor, by its render node.
 pub(crate) fn has_device(env: &Environment) -> bool {
     let of = |system: &PathBuf| fs::read_dir(system.join("sys/class/drm")).into_iter().flatten().flatten();
     env.system.iter().flat_map(of).any(|entry| {

@@ -1,4 +1,4 @@
-//! The questions: which words may come next, and how likely each is.
+//! Requests the probabilities of the next word.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,24 @@ use super::super::checks::{Door, post};
 use super::judge::Outcome;
 use crate::sample_model::{FIRST_WORD, WORDS};
 
-/// Tokens of the prompt: computed at once, and fewer than the 32 from which a GPU is asked to help a CPU.
+/// Tokens of the prompt: processed as one batch, and fewer than the 32 from which ggml offloads to a GPU.
 const PROMPT: usize = 24;
-/// Single tokens behind it, each computed alone: enough for a GPU to capture a graph and launch it again.
+/// Single tokens after the prompt, each computed alone: enough for a GPU to capture a graph and launch it
+/// again.
 const SINGLES: usize = 6;
 
-/// The log-probabilities of the words, behind each prompt.
+/// Log-probabilities by word, for each prompt.
 pub(super) type Answers = Vec<BTreeMap<String, f64>>;
 
-/// Asks for all words' probabilities behind the prompt, and behind each of the single tokens that follow.
+/// Requests all words' probabilities after the prompt, and after each of the single tokens that follow.
 pub(super) async fn ask(door: &Door) -> Outcome {
     let mut answers = Answers::new();
     for length in PROMPT..=PROMPT + SINGLES {
         let prompt: Vec<usize> = (0..length).map(token_at).collect();
         let body = json!({
             "prompt": prompt, "n_predict": 1, "n_probs": WORDS, "cache_prompt": true, "seed": 1,
-            // Older servers tell what is left by the samplers: all that is likely at all.
+            // Older servers report only tokens that pass the samplers; these settings let all likely tokens
+            // pass.
             "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
         });
         let answer = match post(door, "/completion", &body).await {
@@ -39,17 +41,17 @@ pub(super) async fn ask(door: &Door) -> Outcome {
     Outcome::Answered(answers)
 }
 
-/// Words of the sample model in no order.
+/// A pseudo-random word of the sample model.
 const fn token_at(at: usize) -> usize {
     FIRST_WORD + (at * 131 + 17) % WORDS
 }
 
-/// The words with their log-probabilities; `None` if it has none.
+/// The words with their log-probabilities; `None` if the answer has none.
 fn words_in(answer: &Value) -> Option<BTreeMap<String, f64>> {
     let first = answer["completion_probabilities"].get(0)?;
     let list = first["top_logprobs"].as_array().or_else(|| first["probs"].as_array())?;
     let words = list.iter().filter_map(|entry| {
-        // The first form is today's, the second that of before 2025.
+        // The first form is current, the second one dates from before 2025.
         let word = entry["token"].as_str().or_else(|| entry["tok_str"].as_str())?;
         let log = entry["logprob"].as_f64().or_else(|| entry["prob"].as_f64().map(f64::ln))?;
         log.is_finite().then(|| (word.to_owned(), log))

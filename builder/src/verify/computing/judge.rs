@@ -1,4 +1,4 @@
-//! What the outcomes of one form mean. Values only.
+//! Judges the outcomes of one weight format. Pure functions.
 
 use std::collections::BTreeMap;
 
@@ -8,34 +8,34 @@ use super::settings::Setting;
 use crate::error::{Error, Result};
 use crate::sample_model::WeightKind;
 
-/// What came of one start.
+/// Outcome of one server start.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Outcome {
     Answered(Answers),
-    /// It answers without probabilities.
+    /// The server answers without probabilities.
     NoProbabilities,
-    /// It ended by itself, and why.
+    /// The server exited, with the reason.
     Refused(String),
-    /// A signal ended it.
+    /// A signal ended the server.
     Died(String),
-    /// It did not answer as it should.
+    /// The server gave an invalid answer.
     Wrong(String),
-    /// It did not answer in time: the machine may be busy.
+    /// The server did not answer in time: the machine may be busy.
     Late(String),
 }
 
-/// The largest distance that counts as the same.
+/// The largest distance that counts as equal.
 ///
-/// Kernels for quantised weights round the activations to 8 bits, those for f16 to f16, and a cache in `q8_0` its keys
-/// and values. With llama.cpp 0c1e57098 on an AMD EPYC that makes 0.006 in f16, 0.07 to 0.16 in the other forms, and
-/// 0.19 with the cache. A scale that is doubled in every 32nd block makes 2 and more, in every eighth block of one
-/// matrix of fourteen up to 1.9.
+/// Kernels for quantised weights round the activations to 8 bits, those for f16 to f16, and a `q8_0` cache
+/// rounds keys and values. With llama.cpp 0c1e57098 on an AMD EPYC the distance is 0.006 in f16, 0.07 to
+/// 0.16 in the other formats, and 0.19 with the cache. A doubled scale in every 32nd block gives 2 and
+/// more, one in every eighth block of one matrix of fourteen up to 1.9.
 const LIMIT: f64 = 0.5;
 
-/// The distances of all settings; `None` if the server does not know the form.
+/// The distances of all settings; `None` if the server does not support the format.
 ///
 /// # Errors
-/// A setting died, ended or differed: the first one, with those that were right.
+/// Returns the first setting that crashed, exited or differed, with the settings that were right.
 pub(super) fn judge(
     kind: WeightKind,
     reference: &Answers,
@@ -74,7 +74,7 @@ pub(super) fn judge(
     }
 }
 
-/// The distance of one setting, or what is wrong with it.
+/// The distance of one setting, or its failure.
 fn fault(
     kind: WeightKind,
     setting: Setting,
@@ -88,7 +88,7 @@ fn fault(
             return Err(why);
         }
     };
-    // Four digits are what a person compares.
+    // Four decimal places suffice for readers.
     let distance = (distance(reference, &answers) * 1e4).round() / 1e4;
     if distance > LIMIT {
         let much = if distance.is_finite() { format!("{distance:.3}") } else { "beyond measure".to_owned() };
@@ -100,8 +100,7 @@ fn fault(
     Ok(ComputedTrial { weights, setting, distance, limit: LIMIT })
 }
 
-/// The root of the mean square of the differences, behind the prompt for which that is largest. Infinite if words are
-/// missing.
+/// Root mean square of the differences, for the prompt where it is largest. Infinite if words are missing.
 fn distance(reference: &Answers, answers: &Answers) -> f64 {
     if reference.len() != answers.len() {
         return f64::INFINITY;

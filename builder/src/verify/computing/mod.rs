@@ -1,17 +1,18 @@
-//! Computes with quantised weights, and compares with the same numbers in f32.
+//! Tests computation with quantised weights against the same numbers in f32.
 //!
-//! A model file of each form is loaded with each setting that takes other kernels, and asked for the probabilities of
-//! all words that may come next: behind a prompt, which is computed at once, and behind single tokens. The same numbers
-//! in f32, on the CPU, say what is right. So whatever differs comes from kernels: the distance is how much they round.
+//! A model file of each format is loaded with each setting that selects other kernels. The server is asked
+//! for the probabilities of all next words: after a prompt, which is one batch, and after single tokens.
+//! The same numbers in f32 on the CPU are the reference. Any difference comes from kernels, and the
+//! distance measures their rounding.
 //!
 //! ```text
-//!  for each form:  f32 twin (CPU) ──────────────────────────┐
-//!                  repacked | --no-repack | q8_0 KV cache ──┴─ distance ─ within the limit? ─ all settings of all forms: computed
-//!                  GPU | GPU without graphs | GPU, q8_0 KV ─┘                └ no, or it died: a kernel fault, by form and setting
+//!  each format:  f32 twin (CPU) ──────────────────────────┐
+//!                repacked | --no-repack | q8_0 KV cache ──┴─ distance ─ within the limit? ─ all: computed
+//!                GPU | GPU without graphs | GPU, q8_0 KV ─┘                └ no, or a crash: kernel fault
 //! ```
 //!
-//! A server that does not load a form with any setting, and ends by itself, does not know it. One that gives no
-//! probabilities is not tried.
+//! A server that exits with every setting of a format does not support the format. A server without
+//! probabilities is not tested.
 
 mod answers;
 mod judge;
@@ -33,32 +34,32 @@ use answers::Answers;
 use judge::{Outcome, judge};
 use settings::{KnownFlags, Setting};
 
-/// What a server computed with the weights of each form.
+/// Results of a server for each weight format.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Computed {
-    /// Every form with every setting.
+    /// Results of every format with every setting.
     pub trials: Vec<ComputedTrial>,
-    /// Forms that it does not know.
+    /// Formats that the server does not support.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<String>,
 }
 
-/// One form with one setting.
+/// Result of one format with one setting.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComputedTrial {
-    /// The form of the weights, such as `q4_0`.
+    /// Weight format, such as `q4_0`.
     pub weights: String,
-    /// What the server was started with, such as `--no-repack`.
+    /// Setting of the server, such as `--no-repack`.
     pub setting: String,
-    /// From the same numbers in f32: the root of the mean square of the differences of the words' log-probabilities,
-    /// behind the prompt for which that is largest.
+    /// Distance from the same numbers in f32: root mean square of the differences of log-probabilities, for
+    /// the prompt where it is largest.
     pub distance: f64,
-    /// The largest distance that counts as the same.
+    /// The largest distance that counts as equal.
     pub limit: f64,
 }
 
 impl Computed {
-    /// The forms, each with its largest distance, in a line.
+    /// Formats with their largest distances, as a line of text.
     pub(super) fn in_words(&self) -> String {
         let mut forms: Vec<(&str, f64)> = Vec::new();
         for trial in &self.trials {
@@ -76,7 +77,7 @@ impl Computed {
     }
 }
 
-/// What all trials of a server have in common.
+/// Common parameters of all trials of a server.
 struct Bench<'a> {
     binary: &'a Path,
     folder: &'a Path,
@@ -85,7 +86,7 @@ struct Bench<'a> {
     cancel: &'a CancellationToken,
 }
 
-/// Tries all forms. `None`: the server gives no probabilities.
+/// Tests all formats. `None`: the server reports no probabilities.
 pub(super) async fn all(
     binary: &Path,
     folder: &Path,
@@ -110,7 +111,7 @@ pub(super) async fn all(
 }
 
 impl Bench<'_> {
-    /// What the same numbers in f32 say, on the CPU.
+    /// Reference answers: the same numbers in f32, on the CPU.
     async fn reference(&self, kind: WeightKind) -> Result<Option<Answers>> {
         let path = self.folder.join("twin.gguf");
         let options = Options { weights: kind, ..Options::default() };
@@ -127,7 +128,7 @@ impl Bench<'_> {
         }
     }
 
-    /// What came of a form with each setting.
+    /// Outcomes of a format with each setting.
     async fn outcomes(
         &self,
         kind: WeightKind,
@@ -165,7 +166,7 @@ impl Bench<'_> {
         Attempt { binary, folder, name, arguments, trial, unix: self.unix }
     }
 
-    /// Runs attempts side by side; their outcomes in the same order.
+    /// Runs attempts in parallel; returns their outcomes in the same order.
     async fn run(&self, attempts: Vec<Attempt>) -> Result<Vec<Outcome>> {
         let mut running = JoinSet::new();
         for (number, attempt) in attempts.into_iter().enumerate() {
@@ -175,7 +176,7 @@ impl Bench<'_> {
         loop {
             let ended = tokio::select! {
                 biased;
-                // Dropped with the set, all servers are killed.
+                // Dropping the set kills all servers.
                 () = self.cancel.cancelled() => return Err(Error::Cancelled),
                 ended = running.join_next() => ended,
             };
@@ -194,7 +195,7 @@ impl Bench<'_> {
 struct Attempt {
     binary: PathBuf,
     folder: PathBuf,
-    /// Keeps its files apart from those of others.
+    /// Name of its files, distinct from those of other attempts.
     name: String,
     arguments: Vec<String>,
     trial: Trial,
@@ -232,7 +233,7 @@ impl Attempt {
         if !matches!(outcome, Outcome::Wrong(_)) {
             return outcome;
         }
-        // A server that died takes its answer with it: how it ended tells more.
+        // Report the exit of a crashed server, not its incomplete answer.
         match server.end().await {
             Some((why, true)) => Outcome::Died(why),
             Some((why, false)) => Outcome::Refused(why),

@@ -1,4 +1,4 @@
-//! The settings that take other kernels, and what the server understands of them.
+//! Settings that select other kernels, and the server's support for them.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -11,38 +11,37 @@ use super::super::trial::Trial;
 use crate::error::{Error, Result};
 use crate::process::{Ended, output};
 
-/// Flags of every start. One thread: more only spin on a machine that just compiled. One slot, so that the second
-/// question finds the first one's prompt.
+/// Flags of every start. One thread: more would only spin on a machine that just compiled. One slot, so
+/// that the second request finds the first one's prompt in the cache.
 pub(super) const COMMON: [&str; 6] = ["-t", "1", "-c", "512", "-np", "1"];
 
-/// What takes other kernels.
+/// A setting that selects other kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Setting {
-    /// On the CPU; weights are repacked at the load where the CPU has kernels for that, among them AMX's.
+    /// CPU; weights are repacked on load if the CPU has kernels for that, including AMX.
     Repacked,
-    /// On the CPU, as the file has them.
+    /// CPU, with the weights as stored.
     NotRepacked,
-    /// On the CPU, with flash attention over a quantised KV cache.
+    /// CPU, with flash attention over a quantised KV cache.
     QuantisedCache,
-    /// On a GPU.
     Gpu,
-    /// On a GPU, each kernel launched by itself.
+    /// GPU, with each kernel launched separately.
     GpuWithoutGraphs,
-    /// On a GPU, with flash attention over a quantised KV cache.
+    /// GPU, with flash attention over a quantised KV cache.
     GpuQuantisedCache,
 }
 
-/// What the server's help says that it understands.
+/// Flags that the server supports, by its help.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct KnownFlags {
-    /// `--no-repack`.
+    /// The server has `--no-repack`.
     pub(super) no_repack: bool,
-    /// `-fa` takes `on`; before, it was a switch.
+    /// `-fa` takes `on`; in older servers it is a switch.
     pub(super) fa_takes_word: bool,
 }
 
 impl KnownFlags {
-    /// Asks the server. One without such a help understands nothing of it.
+    /// Parses the server's help. A server without one supports no flag.
     pub(super) async fn of(binary: &Path, trial: &Trial, cancel: &CancellationToken) -> Result<Self> {
         let mut command = Command::new(binary);
         command.arg("--help").stdin(Stdio::null());
@@ -64,7 +63,7 @@ impl KnownFlags {
 }
 
 impl Setting {
-    /// Those that the server understands, on what it has.
+    /// Settings that the server and its hardware support.
     pub(super) fn all(flags: KnownFlags, has_gpu: bool) -> Vec<Self> {
         let all = [
             (Self::Repacked, true),
@@ -77,7 +76,7 @@ impl Setting {
         all.into_iter().filter_map(|(setting, here)| here.then_some(setting)).collect()
     }
 
-    /// What it is called in reports.
+    /// Name in reports.
     pub(super) const fn words(self) -> &'static str {
         match self {
             Self::Repacked => "repacked",

@@ -1,7 +1,7 @@
-//! The escape hatch: a user's plain `.patch`, for the revisions that it names, and placed strictly.
+//! Places a user's plain `.patch` for the revisions that it names.
 //!
-//! Every line of context and every removed line must stand where the patch says it stands. There is no fuzz, no
-//! offset and no merge: a patch that does not fit exactly is refused with the line that differs.
+//! Every context line and every removed line must be at its exact position. There is no fuzz, no offset and
+//! no merge: a patch that does not fit exactly is refused with the differing line.
 
 use diffy::Line;
 
@@ -12,20 +12,20 @@ use crate::set::Diff;
 use crate::set::diff::{FileDiff, build_number, parse};
 use crate::tree::{Overlay, Tree};
 
-/// What a diff would do to a tree.
+/// Result of placing a diff.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Placed {
-    /// What keeps it from being verified, or from being applied at all.
+    /// Reasons against verification or application.
     pub(super) reasons: Vec<Reason>,
-    /// What would change; none when it is refused or not for this revision.
+    /// Changes; `None` if the diff is refused or is for other revisions.
     pub(super) edits: Option<Edits>,
 }
 
-/// Places a diff into a tree. Reads, and writes nothing.
+/// Places a diff into a tree, without writing.
 ///
 /// # Errors
 ///
-/// A file of the tree is there and cannot be read.
+/// Fails if an existing file of the tree cannot be read.
 pub(super) fn place(diff: &Diff, tree: &dyn Tree) -> Result<Placed> {
     let reason = |status, file: Option<&str>, line, text: String| Reason {
         status,
@@ -49,7 +49,7 @@ pub(super) fn place(diff: &Diff, tree: &dyn Tree) -> Result<Placed> {
             return Ok(Placed { reasons: vec![reason(Status::Refused, None, None, why)], edits: None });
         }
     };
-    // A diff may hold one file twice: the second time it is the file as it became.
+    // A diff may contain a file twice: the second time, it applies to the changed file.
     let mut overlay = Overlay::new(tree);
     let mut edits: Vec<FileEdit> = Vec::new();
     for file in files {
@@ -71,7 +71,7 @@ pub(super) fn place(diff: &Diff, tree: &dyn Tree) -> Result<Placed> {
     Ok(Placed { reasons, edits: Some(Edits(edits)) })
 }
 
-/// The file after the diff; or the line at which it does not fit, and why.
+/// The file after the diff, or the line at which the diff does not fit, with the reason.
 fn strictly(
     file: &FileDiff<'_>,
     before: Option<&[u8]>,
@@ -88,7 +88,7 @@ fn strictly(
     let mut next = 0;
     for hunk in file.text.hunks() {
         let range = hunk.old_range();
-        // A hunk without old lines names the line after which it goes.
+        // A hunk without old lines names the line before the insertion.
         let start = if range.is_empty() { range.start() } else { range.start().saturating_sub(1) };
         let kept = lines.get(next..start).ok_or_else(|| {
             (Some(range.start()), format!("the file has {} lines, the diff expects more", lines.len()))
@@ -110,7 +110,7 @@ fn strictly(
             }
             after.extend_from_slice(new.unwrap_or_default());
         }
-        // Text without a newline can only be the last of a file.
+        // A line without newline must be the last of the file.
         if after.last().is_some_and(|last| *last != b'\n') && next < lines.len() {
             return Err((Some(next), "the diff ends the file here, and the file goes on".to_owned()));
         }
@@ -130,7 +130,7 @@ fn mismatch(expected: &[u8], found: Option<&[u8]>) -> String {
     format!("expected {}, found {}", quoted(expected), quoted(found))
 }
 
-/// A line, short enough for a message.
+/// A line, shortened for a message.
 fn quoted(line: &[u8]) -> String {
     const SHOWN: usize = 60;
     let text = String::from_utf8_lossy(line);
@@ -145,8 +145,8 @@ enum Range {
     Unknown(String),
 }
 
-/// Whether a diff is meant for a revision. Named commits speak first; a commit that is not named may still be within
-/// the builds.
+/// Checks if a diff is for a revision. Named commits take precedence; a commit that is not named may still
+/// be within the range of builds.
 fn in_range(diff: &Diff, revision: &Revision) -> Range {
     let builds = diff.first.is_some() || diff.last.is_some();
     if diff.commits.is_empty() && !builds {
@@ -178,7 +178,7 @@ fn in_range(diff: &Diff, revision: &Revision) -> Range {
     }
 }
 
-/// Whether two commits, either of which may be shortened, are the same.
+/// Returns true if two commit ids are equal; either may be abbreviated.
 fn same_commit(left: &str, right: &str) -> bool {
     let length = left.len().min(right.len());
     length >= 7

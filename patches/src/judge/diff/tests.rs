@@ -1,4 +1,4 @@
-//! What fits is placed, what does not is refused with the line, and nothing is ever placed somewhere else.
+//! A fitting diff is placed, another one is refused with the differing line; nothing is placed elsewhere.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Where a line may stand: anchors, comments, alternatives.
+//! Positions of inserted lines: anchors, comments, alternatives.
 
 use super::*;
 
@@ -75,7 +75,7 @@ fn a_line_is_never_put_between_an_if_and_what_it_governs() {
 fn a_line_is_never_put_into_a_comment() {
     let last = "    return WHEEL_OK;\n}\n\nstatic void";
     for (from, to) in [
-        // Compilers, and fingerprints, pass over all of these.
+        // Compilers and fingerprints ignore all of these.
         (last, last.replace("    return", "    /* turned\n       well */ return")),
         (last, last.replace("    return", "    // turned \\\n    well\n    /* and\n */ return")),
         ("b->inner;\n", "b->inner; /* the\n   inner one */\n".to_owned()),

@@ -1,4 +1,4 @@
-//! Code under conditions, and definitions that are there twice or not at all.
+//! Code in conditionals, and duplicate or missing definitions.
 
 use super::*;
 

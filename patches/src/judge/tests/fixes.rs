@@ -1,4 +1,4 @@
-//! Which fixes apply, by probes, and what sidecars need.
+//! Applicable fixes by probes, and requirements of sidecars.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn a_set_without_a_fix_that_applies_does_not_apply() {
     set.fixes.remove(0);
     let judgement = judge(&set, &tree(RUN, &WHEEL.replace("    int brakes;\n", ""))).unwrap();
     assert_eq!((judgement.status, judgement.edits.is_none()), (Status::NotApplicable, true));
-    // Whatever its hooks find: nothing is to be placed.
+    // The hooks are irrelevant: there is nothing to place.
     assert_eq!(judge(&set, &tree("", "")).unwrap().status, Status::NotApplicable);
     for probe in &mut set.probes {
         if probe.fix.is_some() {
@@ -109,11 +109,11 @@ fn a_probe_counts_outside_of_what_it_names_and_says_when_it_can_find_nothing() {
     assert_eq!(judged(&set, RUN).status, Status::Verified, "{:?}", reasons(&judged(&set, RUN)));
     let elsewhere = RUN.replace("    delete b;", "    b->inner->turn(0);\n    delete b;");
     refused(&judged(&set, &elsewhere), &["outside of wheel_run, wheel_gone", "found: 1"]);
-    // The name has changed: a count of none would mean nothing.
+    // The name has changed, so a count of zero is meaningless.
     refused(&judged(&set, &RUN.replace("turn", "spin")), &["it can find nothing here"]);
 }
 
-/// The set whose sidecar has this text.
+/// The set with this text as sidecar.
 fn with_sidecar(text: &str) -> PatchSet {
     let mut set = set();
     set.sidecars[0].content = text.as_bytes().to_vec();
@@ -128,11 +128,11 @@ fn an_error_that_a_sidecar_is_sure_to_make_is_told_by_the_judge_and_not_by_the_c
     let unlocked = tree(&RUN.replace("wheel_lock", "wheel_key"), WHEEL);
     let judgement = judge(&set, &unlocked).unwrap();
     refused(&judgement, &["sidecar `w.h`", "its line 3 says: without the lock it races"]);
-    // What a compiler knows is its affair.
+    // Macros of the compiler are unknown.
     let unknown =
         with_sidecar("#pragma once\n#if !defined(W_HAS_LOCK) && defined(_WIN32)\n#error \"no\"\n#endif\n");
     assert_eq!(judge(&unknown, &unlocked).unwrap().status, Status::Verified);
-    // What is not to be applied makes no error.
+    // A set that is not applicable has no errors.
     let mut nothing = with_sidecar(needs);
     nothing.fixes.remove(0);
     let unbraked = tree(&RUN.replace("wheel_lock", "wheel_key"), &WHEEL.replace("    int brakes;\n", ""));
@@ -152,7 +152,7 @@ fn what_a_hook_guards_is_not_counted_where_it_is_placed_and_counts_where_it_is_n
     assert_eq!(status(&set, RUN).status, Status::Verified);
     let elsewhere = RUN.replace("    delete b;", "    ((wheel *) b)->turn(0);");
     refused(&status(&set, &elsewhere), &["probe `who-turns`", "outside of wheel_run; found: 1, in line 20"]);
-    // The hook sees that it is not needed here: then nothing guards.
+    // The hook is not needed here, so nothing is guarded.
     for hook in &mut set.hooks {
         if hook.id == "end" {
             hook.optional = true;

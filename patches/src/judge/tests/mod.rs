@@ -1,4 +1,4 @@
-//! Invented code in the shape of upstream's, and what may happen to it.
+//! Invented code like upstream's, and possible changes to it.
 
 mod anchors;
 mod conditions;
@@ -160,7 +160,7 @@ fn unlearned() -> PatchSet {
     Catalogue::default().with_folder(&path).unwrap().set("mine").unwrap().clone()
 }
 
-/// The set, which knows the tree as it is above.
+/// The set, which knows the tree above.
 fn set() -> PatchSet {
     let mut set = unlearned();
     let seen = fingerprint(&set, &tree(RUN, WHEEL)).unwrap();
@@ -186,7 +186,7 @@ fn reasons(judgement: &Judgement) -> Vec<String> {
     all
 }
 
-/// Refused, with nothing to apply, for a reason that has all of these in it.
+/// Expects a refusal without edits, for a reason that contains all of these parts.
 fn refused(judgement: &Judgement, parts: &[&str]) {
     let all = reasons(judgement);
     assert_eq!((judgement.status, judgement.edits.is_none()), (Status::Refused, true), "{all:#?}");

@@ -1,4 +1,4 @@
-//! Versions of upstream's code that somebody looked at, and trees that are patched already.
+//! Reviewed versions of upstream's code, and trees that are patched already.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! A record counts for its code and for no other.
+//! A record is valid for its code only.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ fn a_record_counts_for_the_set_and_the_code_that_it_was_shown_for() {
     assert_eq!((judged.status, judged.fixes[0].status), (Status::LocallyVerified, Status::LocallyVerified));
     assert_eq!(judged.proof.as_ref().map(|proof| proof.shown.as_str()), Some(at));
 
-    // Other code, and the same code elsewhere.
+    // Changed code, and the same code elsewhere.
     let mut other = judge(&own, &tree("n += 2;")).unwrap();
     other.accept(&own, &proofs);
     assert_eq!(other.status, Status::Unverified);
@@ -83,7 +83,7 @@ fn what_is_refused_or_damaged_is_never_taken_for_shown() {
     let judged = judge(&own, &tree("n += 1;")).unwrap();
     let mut proofs = Proofs::default();
     proofs.add(Proof::of(&own, &judged, "x".into(), "t".into()));
-    // The anchor is there twice: no record makes up for that.
+    // The anchor occurs twice: a record cannot compensate for that.
     let mut refused = judge(&own, &tree("if (n) { return n; }")).unwrap();
     assert!(!refused.can_be_proved());
     refused.accept(&own, &proofs);

@@ -1,4 +1,4 @@
-//! Heads of functions and structs, and what only looks like one.
+//! Heads of functions and structs, and text that only looks like one.
 
 use super::*;
 

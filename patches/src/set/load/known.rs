@@ -1,11 +1,11 @@
-//! Reads the file with the known versions of a set's seams.
+//! Loads the file with the known versions of a set's seams.
 
 use crate::error::{Error, Result};
 use crate::scan::normal::{DIGITS, PIECE_DIGITS};
 use crate::set::Seam;
 use crate::set::fingerprints::{ABSENT, Fingerprints, SCHEMA};
 
-/// Reads a `fingerprints.json`, which is called `file` in errors.
+/// Parses a `fingerprints.json`; `file` is its name in errors.
 pub(crate) fn parse(file: &str, text: &[u8], seams: &[Seam]) -> Result<Fingerprints> {
     let fault =
         |line: Option<usize>, key: String, why: String| Error::Set { file: file.to_owned(), line, key, why };

@@ -1,4 +1,4 @@
-//! Reads a set's files and says exactly what is wrong with them: file, line and key.
+//! Loads the files of a set; errors name file, line and key.
 
 mod check;
 pub(crate) mod known;
@@ -12,18 +12,18 @@ use super::fingerprints::Fingerprints;
 use super::{Origin, PatchSet, Stated};
 use crate::error::{Error, Result};
 
-/// The file that makes a folder a set.
+/// File that makes a folder a set.
 pub(super) const SET: &str = "set.toml";
-/// The file with the known versions of its seams.
+/// File with the known versions of its seams.
 pub(super) const FINGERPRINTS: &str = "fingerprints.json";
 
-/// The version of the format.
+/// Supported version of the format.
 const SCHEMA: u32 = 1;
 
-/// A fault: where in the document, and what.
+/// An error with its position in the document.
 type Fault = (Vec<Step>, String);
 
-/// Reads one set. `folder` is its folder's name, `shown` how its folder is called in errors, `read` gives its files.
+/// Loads a set. `folder` is its folder's name, `shown` the folder's name in errors, `read` returns its files.
 pub(crate) fn set(
     folder: &str,
     shown: &str,
@@ -103,8 +103,8 @@ pub(crate) fn set(
     Ok(set)
 }
 
-/// A hash over all files of a set but for the known versions of upstream's code: these say what somebody looked at, and nothing
-/// of what the set does.
+/// Hash over all files of a set except the known versions of upstream's code: these record reviews, and do
+/// not change the set's effect.
 fn digest(set: &PatchSet, text: &str) -> String {
     let mut parts: Vec<&[u8]> = vec![text.as_bytes()];
     parts.extend(set.sidecars.iter().flat_map(|one| [one.file.as_bytes(), &one.content]));

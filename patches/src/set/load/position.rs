@@ -1,4 +1,4 @@
-//! Where in a TOML document something stands, so that an error can say so.
+//! Positions of values in a TOML document, for error messages.
 
 use std::ops::Range;
 
@@ -8,16 +8,16 @@ use toml::de::{DeTable, DeValue};
 
 use crate::error::{Error, Result};
 
-/// A step on the way to a value.
+/// A step in the path to a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Into a table.
+    /// A key of a table.
     Key(&'static str),
-    /// Into an array, from 0.
+    /// An index in an array, from 0.
     Item(usize),
 }
 
-/// A TOML text that is well-formed.
+/// A well-formed TOML text.
 #[derive(Debug)]
 pub(super) struct Document<'a> {
     file: &'a str,
@@ -38,7 +38,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Makes a value of the whole document.
+    /// Deserializes the whole document.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T> {
         toml::from_str(self.text).map_err(|error| {
             let span = error.span().unwrap_or(0..0);
@@ -51,7 +51,7 @@ impl<'a> Document<'a> {
         })
     }
 
-    /// The error for a value that is well-formed and wrong. A key that is not there stands for the table around it.
+    /// The error for an invalid value. For a missing key, the error is at the enclosing table.
     pub(super) fn fault(&self, path: &[Step], why: String) -> Error {
         let mut key = String::new();
         let mut start = None;
@@ -82,7 +82,7 @@ impl<'a> Document<'a> {
         Error::Set { file: self.file.to_owned(), line: start.map(|start| line(self.text, start)), key, why }
     }
 
-    /// The innermost key whose value, or whose own name, holds this place.
+    /// The innermost key whose name or value contains this position.
     fn key_at(&self, span: &Range<usize>) -> String {
         let mut key = String::new();
         table_key(&self.root, span, &mut key);
@@ -97,7 +97,7 @@ fn entry<'t, 'a>(table: &'t DeTable<'a>, name: &str) -> Option<(usize, &'t DeVal
         .map(|(key, value)| (key.span().start, value.get_ref()))
 }
 
-/// How an item of an array is called: by its id where it has one, else by its number from 1.
+/// Label of an array item: its id if it has one, else its number from 1.
 fn label(number: usize, value: Option<&DeValue<'_>>) -> String {
     let id = value
         .and_then(DeValue::as_table)
@@ -136,7 +136,7 @@ fn value_key(value: &DeValue<'_>, span: &Range<usize>, path: &mut String) {
     }
 }
 
-/// From a value's first to its last byte; the span of a `[[table]]` itself is its head only.
+/// The range from a value's first to its last byte; the span of a `[[table]]` itself is its head only.
 fn reach(value: &Spanned<DeValue<'_>>) -> Option<Range<usize>> {
     let own = value.span();
     let inner: Vec<Range<usize>> = match value.get_ref() {
@@ -155,12 +155,12 @@ fn holds(outer: &Range<usize>, inner: &Range<usize>) -> bool {
     outer.start <= inner.start && inner.end <= outer.end
 }
 
-/// The number of the line, from 1.
+/// Line number, from 1.
 fn line(text: &str, at: usize) -> usize {
     1 + newlines(text.as_bytes(), at)
 }
 
-/// How many lines end before this place.
+/// Number of lines that end before this offset.
 pub(super) fn newlines(text: &[u8], end: usize) -> usize {
     text.iter().take(end).filter(|byte| **byte == b'\n').count()
 }

@@ -1,4 +1,4 @@
-//! Sets that are broken, and what is said about each; and sets that are not.
+//! Invalid sets with their errors, and valid ones.
 
 use std::fs;
 use std::path::Path;

@@ -1,9 +1,9 @@
-//! How requests for several models would fare under our decisions: a recorded [`Trace`] is played, and the [`Score`]
-//! says how often models were loaded and how long requests waited.
+//! Simulates requests for several models under the project's loading decisions. A recorded [`Trace`] is
+//! played; the [`Score`] counts loads and waiting times.
 //!
-//! A model has slots; a request holds one until it is answered. A model that is being unloaded takes no request any
-//! more, ends when those that it has are answered, and its memory is free a moment later. Nothing is random here: the
-//! same trace gives the same score.
+//! A model has slots; a request holds one until it is answered. A model that is being unloaded accepts no
+//! requests, ends after its last answer, and frees its memory a moment later. There is no randomness: equal
+//! traces give equal scores.
 
 mod run;
 #[cfg(test)]
@@ -16,52 +16,52 @@ pub use self::run::run;
 /// A model of a trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tenant {
-    /// The model's name.
+    /// Name of the model.
     pub name: String,
-    /// Bytes of memory that it needs.
+    /// Bytes of memory needed.
     pub bytes: u64,
-    /// From its start to its first answer.
+    /// Time from its start to its first answer.
     pub load: Duration,
-    /// Requests at a time.
+    /// Concurrent requests.
     pub slots: u32,
 }
 
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
-    /// When it comes.
+    /// Arrival time.
     pub at: Duration,
-    /// The number of its model.
+    /// Index of its model.
     pub model: usize,
-    /// How long its answer takes.
+    /// Duration of its answer.
     pub takes: Duration,
 }
 
 /// Requests for several models that share one memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
-    /// A description in some words.
+    /// Short description.
     pub name: String,
-    /// Bytes of the memory.
+    /// Bytes of the shared memory.
     pub memory: u64,
-    /// The models.
+    /// Models that share the memory.
     pub models: Vec<Tenant>,
-    /// The requests, by the time at which they come.
+    /// Requests by arrival time.
     pub requests: Vec<Request>,
 }
 
-/// The result of a trace.
+/// Result of a trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Score {
-    /// Models loaded.
+    /// Number of loads.
     pub loads: u64,
     /// Bytes loaded.
     pub bytes: u64,
-    /// Half of the requests waited no longer than this before their answer began.
+    /// Median wait before an answer began.
     pub median: Duration,
-    /// 99 of 100.
+    /// 99th percentile of the waits.
     pub p99: Duration,
-    /// All of them.
+    /// Longest wait.
     pub longest: Duration,
     /// Requests that were never answered.
     pub unserved: usize,

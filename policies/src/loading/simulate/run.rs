@@ -1,4 +1,4 @@
-//! Plays a trace, from one event to the next.
+//! Plays a trace event by event.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -9,16 +9,16 @@ use crate::ModelName;
 use crate::book::{Needs, Part};
 use crate::loading::{Amounts, Loading, Numbers, Order, Reading, Seen, Spec, Who};
 
-/// From the end of the last request of a model that is being unloaded until its memory is free.
+/// Delay from the last answer of a model being unloaded until its memory is free.
 const MEMORY_FREE_DELAY: Duration = Duration::from_millis(500);
 
 /// Pause between decisions while requests wait.
 const WAITING_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A request that is not answered so long after the last one came never is.
+/// Time after the last arrival at which an unanswered request counts as never answered.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// The state of a model.
+/// State of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModelPlace {
     Out,
@@ -27,15 +27,15 @@ pub(super) enum ModelPlace {
     Leaving,
 }
 
-/// A model as a rule sees it.
+/// Model state visible to a loading rule.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ModelSight {
     pub(super) here: ModelPlace,
     pub(super) waiting: usize,
-    /// When the first waiting request came.
+    /// Arrival of the first waiting request.
     pub(super) oldest: Option<Duration>,
     pub(super) in_flight: u32,
-    /// Last use.
+    /// Time of last use.
     pub(super) used: Duration,
     asked: u64,
 }
@@ -67,22 +67,22 @@ struct TraceRun<'a> {
 
 /// Decides which models are loaded.
 pub(super) trait LoadingRule {
-    /// The orders for what is seen now.
+    /// Returns the orders for the present state.
     fn decide(&mut self, now: Duration, sights: &[ModelSight]) -> Vec<ModelOrder>;
 
-    /// A model has been loaded.
+    /// Notes that a model has been loaded.
     fn note_loaded(&mut self, _model: usize, _now: Duration) {}
 
-    /// The memory of a model is free.
+    /// Notes that a model's memory is free.
     fn note_gone(&mut self, _model: usize) {}
 
-    /// The pause until the next decision if nothing happens and no request waits.
+    /// Returns the pause until the next decision if nothing happens and no request waits.
     fn idle_interval(&self) -> Option<Duration> {
         None
     }
 }
 
-/// Plays a trace under our decisions.
+/// Plays a trace under the project's decisions.
 pub fn run(trace: &Trace, numbers: &Numbers) -> Score {
     play(trace, &mut OwnRule::new(trace, numbers))
 }
@@ -116,7 +116,7 @@ pub(super) fn play(trace: &Trace, rule: &mut dyn LoadingRule) -> Score {
         }
         looks &= event != TraceEvent::Look;
         run.take(now, event, rule);
-        // A model that has just been loaded serves before any rule can unload it.
+        // A newly loaded model serves before any rule can unload it.
         for model in 0..trace.models.len() {
             run.serve(now, model);
         }
@@ -225,7 +225,7 @@ impl TraceRun<'_> {
     }
 }
 
-/// Our own decisions, as they are made for real models.
+/// The project's decisions, as made for real models.
 struct OwnRule<'a> {
     loading: Loading,
     models: &'a [Tenant],

@@ -1,13 +1,13 @@
-//! Models that are loaded together.
+//! Companions: models that are loaded together.
 
 use super::*;
 
-/// A model that is loaded with others.
+/// A model with companions.
 fn with(gib: u64, others: &[&str]) -> Spec {
     Spec { with: others.iter().map(ModelName::new).collect(), ..model(gib) }
 }
 
-/// Lets a model in, and then those that it calls.
+/// Loads a model, and then the companions that it calls.
 fn load_with(all: &mut Loading, of: &str, company: &[&str]) {
     all.wants(&name(of), true);
     let mut told = vec![format!("+{of}")];
@@ -31,7 +31,7 @@ fn who_stays_together_is_loaded_together_and_leaves_together() {
     all.wants(&name("c"), true);
     assert_eq!(orders(&mut all, 200, &[]), ["+c"]);
     all.loaded(&name("c"), secs(210));
-    // Twelve of 24 GiB: c and b would do, and b stays with a.
+    // Twelve of 24 GiB: unloading c and b would do, but b stays with a.
     all.wants(&name("d"), true);
     assert_eq!(orders(&mut all, 400, &[]), ["-a"], "b has room");
     all.gone(&name("a"));
@@ -66,14 +66,14 @@ fn company_that_never_fits_or_does_not_answer_keeps_nobody_waiting() {
     all.gone(&name("a"));
     assert_eq!(orders(&mut all, 101, &[]), ["+b"]);
 
-    // It is pinned beside one that leaves no room for the company.
+    // Pinned, next to another one that leaves no room for its companion.
     let pinned = Spec { pin: true, ..model(10) };
     let mut all = loading(&[24], &[("p", pinned), ("a", with(10, &["b"])), ("b", model(10))]);
     load(&mut all, &["p"]);
     all.wants(&name("a"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["+a"]);
 
-    // It was called, and ends.
+    // The companion was called, and ends.
     let mut all = loading(&[24], &[("a", with(10, &["b"])), ("b", model(10)), ("c", model(12))]);
     all.wants(&name("a"), true);
     assert_eq!(orders(&mut all, 0, &[]), ["+a", "!b"]);
@@ -102,7 +102,7 @@ fn company_may_be_mutual_has_company_and_excludes_whom_it_excludes() {
 
 #[test]
 fn company_is_a_wish_and_keeps_nobody_from_being_served() {
-    // More than the book said is held by the one that would call it.
+    // The model that would call it holds more than the book said.
     let mut all =
         loading(&[24], &[("a", with(10, &["b"])), ("b", model(10)), ("w", model(4)), ("v", model(4))]);
     all.wants(&name("a"), true);
@@ -114,7 +114,7 @@ fn company_is_a_wish_and_keeps_nobody_from_being_served() {
     all.wants(&name("b"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["-a"], "b is asked for, and nobody else has its room");
 
-    // A pinned one holds its company: that is no room for others, and who needs less is served.
+    // A pinned model holds its companion: its room is unavailable, and a smaller model is served.
     let pinned = Spec { pin: true, ..with(10, &["b"]) };
     let mut all =
         loading(&[24], &[("a", pinned), ("b", model(8)), ("y", model(5)), ("w", model(10)), ("x", model(5))]);
@@ -127,7 +127,7 @@ fn company_is_a_wish_and_keeps_nobody_from_being_served() {
     assert_eq!(orders(&mut all, 200, &[]), ["-y"], "for x");
     assert_eq!(all.hopeless().iter().map(|(who, _)| who.clone()).collect::<Vec<_>>(), [name("w")]);
 
-    // What another program has is no room for company either.
+    // Memory of another program is no room for companions either.
     let mut all =
         loading(&[24], &[("p", Spec { pin: true, ..model(1) }), ("a", with(14, &["b"])), ("b", model(8))]);
     load(&mut all, &["p"]);
@@ -139,14 +139,14 @@ fn company_is_a_wish_and_keeps_nobody_from_being_served() {
 
 #[test]
 fn the_room_of_company_is_kept_once_and_for_those_that_may_come() {
-    // Both are asked for at the same time, and a third one is there.
+    // Both are requested at the same time, and a third one is loaded.
     let mut all = loading(&[24], &[("x", model(6)), ("a", with(10, &["b"])), ("b", model(6))]);
     load(&mut all, &["x"]);
     all.wants(&name("a"), true);
     all.wants(&name("b"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["+a", "+b"]);
 
-    // One that a pinned model excludes does not come, and nobody leaves for it.
+    // A model excluded by a pinned one is not loaded, and none is unloaded for it.
     let excludes = Spec { pin: true, never_with: vec![ModelName::new("b")], ..model(4) };
     let mut all =
         loading(&[24], &[("p", excludes), ("x", model(8)), ("a", with(8, &["b"])), ("b", model(8))]);
@@ -154,7 +154,7 @@ fn the_room_of_company_is_kept_once_and_for_those_that_may_come() {
     all.wants(&name("a"), true);
     assert_eq!(orders(&mut all, 200, &[]), ["+a"]);
 
-    // One that is on its way out comes again.
+    // A companion that is being unloaded is loaded again.
     let mut all = loading(&[24], &[("a", with(10, &["b"])), ("b", model(6))]);
     load_with(&mut all, "a", &["b"]);
     all.leaves(&name("a"));

@@ -1,4 +1,4 @@
-//! Builds that are tried: guests.
+//! Guests: builds on trial.
 
 use super::*;
 
@@ -7,13 +7,13 @@ fn a_guest_comes_only_where_there_is_room_and_leaves_before_anybody_else() {
     let guest = |gib| Spec { guest: true, ..model(gib) };
     let mut all = loading(&[24], &[("a", model(10)), ("g", guest(10)), ("b", model(10)), ("c", model(14))]);
     load(&mut all, &["a", "g"]);
-    // Even for one whom nobody waits for, and although it is in use.
+    // Even for a model without waiting requests, and although the guest is in use.
     all.wants(&name("b"), false);
     assert_eq!(orders(&mut all, 200, &[("g", IN_USE)]), ["-g"]);
     all.gone(&name("g"));
     assert_eq!(orders(&mut all, 201, &[]), ["+b"]);
     all.loaded(&name("b"), secs(210));
-    // Nobody leaves for it, nor waits behind it.
+    // No model is unloaded for a guest, and none waits behind it.
     all.wants(&name("g"), true);
     let waits = Seen { waiting: 3, ..IN_USE };
     assert_eq!(orders(&mut all, 1000, &[("g", waits)]), [""; 0]);
@@ -50,7 +50,7 @@ fn nobody_leaves_for_what_the_driver_gives_back_a_moment_later() {
     all.wants(&name("b"), true);
     assert_eq!(look(&mut all, 0, 8), ["-g"]);
     all.gone(&name("g"));
-    // Its process is gone, and what it held is not free yet.
+    // The process is gone, and its memory is not free yet.
     for ms in [3, 40, 200] {
         assert_eq!(look(&mut all, ms, 8), [""; 0], "after {ms} ms");
         let roomy = all.roomy(Some(&gpus(&[8])));
@@ -68,7 +68,7 @@ fn what_does_not_come_back_in_time_is_somebody_elses() {
     all.gone(&name("g"));
     assert_eq!(look(&mut all, 3, 8), [""; 0]);
     assert_eq!(look(&mut all, 400, 8), ["-a"]);
-    // Of one that is gone for long nothing is expected: what was seen last was seen before.
+    // Memory of a process that ended long ago is not awaited: the last look was before its end.
     let mut all = two_of_three(false);
     assert_eq!(look(&mut all, 0, 8), [""; 0]);
     all.leaves(&name("g"));
@@ -85,7 +85,7 @@ fn a_guest_that_is_only_coming_gives_back_what_it_has_taken_so_far() {
     all.read(&name("a"), held(8));
     all.wants(&name("g"), true);
     assert_eq!(look(&mut all, 0, 16), ["+g"]);
-    // It has 7 of its 8.
+    // The guest has 7 of its 8.
     assert_eq!(look(&mut all, 20, 9), [""; 0]);
     all.wants(&name("b"), true);
     assert_eq!(look(&mut all, 40, 9), ["-g"]);

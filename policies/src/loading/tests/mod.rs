@@ -1,4 +1,4 @@
-//! Rooms, turns, promises.
+//! Room, turns and promises.
 
 mod company;
 mod guests;
@@ -52,8 +52,8 @@ fn loading(room: &[u64], models: &[(&str, Spec)]) -> Loading {
     all
 }
 
-/// Orders in words: `+a` is loaded, `-b` leaves, `?c` is asked for what it hoards, `!d` is called, `=e` stays with other settings, `~f` leaves
-/// with them.
+/// Formats orders: `+a` is loaded, `-b` unloaded, `?c` asked to reclaim, `!d` called, `=e` renewed in
+/// place, `~f` restarted with new settings.
 fn orders(all: &mut Loading, now: u64, seen: &[(&str, Seen)]) -> Vec<String> {
     let of = |model: &Who| {
         let known = seen.iter().find(|(of, _)| *of == model.name.as_str());
@@ -88,7 +88,7 @@ fn holds(gib: u64) -> Reading {
     Reading { held: Amounts { host: 0, gpus: vec![gib * GIB] }, ..Reading::default() }
 }
 
-/// Loads models one after another, each of which is then read to hold so many GiB.
+/// Loads models one after another, each with a reading of this many GiB.
 fn load_read(all: &mut Loading, models: &[(&str, u64)]) {
     load(all, &models.iter().map(|(of, _)| *of).collect::<Vec<_>>());
     for (of, gib) in models {
@@ -96,14 +96,14 @@ fn load_read(all: &mut Loading, models: &[(&str, u64)]) {
     }
 }
 
-/// `x` leaves the place that `a`, which is made anew with 20 GiB at 200 s, needs.
+/// `x` leaves the place that `a` needs, which is renewed with 20 GiB at 200 s.
 fn waits_for_who_leaves(all: &mut Loading) {
     all.leaves(&name("x"));
     all.set(&name("a"), model(20));
     all.remade(&name("a"), secs(200));
 }
 
-/// A model has other settings, and its processes are to be made anew.
+/// Changes a model's settings and requests its renewal.
 fn remake(all: &mut Loading, of: &str, spec: Spec) {
     all.set(&name(of), spec);
     all.remade(&name(of), Duration::ZERO);
@@ -171,7 +171,7 @@ fn who_waits_for_ever_is_told_why_and_who_waits_for_others_turns_is_not() {
     all.numbers.max_loaded = 1;
     let count = Never::Count { pinned: vec![ModelName::new("a")], most: 1 };
     assert_eq!(all.hopeless()[0], (name("c"), count), "b leaves, and a does not");
-    // An operator drains it.
+    // An operator drains the model.
     all.leaves(&name("a"));
     assert_eq!(all.hopeless(), []);
 }
@@ -181,7 +181,7 @@ fn one_that_is_in_use_has_its_turn() {
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
     load(&mut all, &["a"]);
     all.wants(&name("b"), true);
-    // It took ten seconds to load, so it stays for thirty; without anybody who uses it it need not.
+    // The load took ten seconds, so the model keeps its turn for thirty; without use it may be unloaded.
     assert_eq!(orders(&mut all, 39, &[("a", IN_USE)]), [""; 0]);
     assert_eq!(orders(&mut all, 40, &[("a", IN_USE)]), ["-a"]);
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
@@ -198,7 +198,7 @@ fn who_came_first_is_served_first_and_a_later_one_takes_only_what_that_cannot_us
     for of in ["big", "middle", "small"] {
         all.wants(&name(of), true);
     }
-    // `a` has to go for the big one, beside which there are 4 GiB.
+    // `a` must be unloaded for the big one, next to which 4 GiB are free.
     assert_eq!(orders(&mut all, 100, &[]), ["-a", "+small"]);
     all.gone(&name("a"));
     assert_eq!(orders(&mut all, 101, &[]), ["+big"]);
@@ -211,14 +211,14 @@ fn what_was_promised_and_is_not_taken_yet_is_not_given_to_others() {
     all.wants(&name("a"), true);
     let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let next = |all: &mut Loading, gib: u64| all.next(secs(1), Some(&free(gib)), |_| Seen::default()).len();
-    // Somebody else's process has 6 GiB.
+    // Another program has 6 GiB.
     assert_eq!(next(&mut all, 18), 1);
     all.wants(&name("b"), true);
     assert_eq!(next(&mut all, 18), 0, "6 are left for b");
     all.loaded(&name("a"), secs(9));
     let held = Amounts { host: 0, gpus: vec![9 * GIB] };
     all.read(&name("a"), Reading { held, ..Reading::default() });
-    // It turned out to need less: 18 - 9 are free, and nobody has a right to them.
+    // The model needs less than expected: 18 - 9 are free and unclaimed.
     assert_eq!(next(&mut all, 9), 1);
 }
 
@@ -292,7 +292,7 @@ fn a_large_one_is_not_starved_by_small_ones_that_came_later() {
     let mut all = loading(&[24], &models);
     load(&mut all, &["a", "b", "c", "d"]);
     all.wants(&name("big"), true);
-    // Their turns end one after another, and each that leaves would be followed by the next.
+    // Turns end one after another, and each unloaded model would be followed by the next.
     let busy = ["a", "b", "c", "d", "e"].map(|of| (of, IN_USE));
     assert_eq!(orders(&mut all, 205, &busy), [""; 0], "d has its turn until 220");
     all.wants(&name("e"), true);
@@ -324,7 +324,8 @@ fn no_more_are_loaded_than_may_be_and_never_two_that_exclude_each_other() {
 }
 
 proptest! {
-    /// Models of any size that are asked at any time: promises never exceed the machine, and everybody has his turn.
+    /// Models of any size, requested at any time: promises never exceed the machine, and each model gets
+    /// its turn.
     #[test]
     fn promises_are_never_more_than_there_is_and_each_has_its_turn(
         sizes in proptest::collection::vec(1_u64..22, 2..7),
@@ -337,7 +338,7 @@ proptest! {
         let specs: Vec<(&str, Spec)> =
             names.iter().zip(&sizes).map(|(of, gib)| (of.as_str(), model(*gib))).collect();
         let mut all = loading(&[24], &specs);
-        // By model: requests that wait, since when; the end of what is answered; when it is loaded.
+        // By model: arrival of waiting requests; end of running ones; end of the load.
         let mut waiting = vec![Vec::<u64>::new(); names.len()];
         let (mut until, mut ready) = (vec![0; names.len()], vec![None; names.len()]);
         let (mut asked, mut leaves) = (vec![0; names.len()], vec![false; names.len()]);
@@ -400,7 +401,7 @@ proptest! {
             }
         }
         prop_assert!(waiting.iter().all(Vec::is_empty), "{waiting:?} still wait");
-        // At most the turns of all models, some times: sixty requests come faster than they can be served.
+        // At most several turns of all models: sixty requests arrive faster than they can be served.
         prop_assert!(longest <= 60 * (SERVICE + LOAD * 3 + 12), "{longest} s");
     }
 }

@@ -1,4 +1,4 @@
-//! What is read of memory while models come and go.
+//! Memory readings while models are loaded and unloaded.
 
 use super::*;
 
@@ -16,11 +16,11 @@ fn what_one_takes_while_it_loads_is_not_counted_twice_and_drives_nobody_out() {
     all.read(&name("a"), Reading { held, ..Reading::default() });
     all.wants(&name("b"), true);
     next(&mut all, 18);
-    // Half loaded: of the 14 that are free, 4 are still its own.
+    // Half loaded: of the 14 free GiB, 4 are still its own.
     all.wants(&name("c"), true);
     let told = next(&mut all, 14);
     assert_eq!(told, [Order::Load { model: name("c"), places: vec![vec![0]] }]);
-    // Somebody else takes what c was promised: while it comes nobody leaves for it.
+    // Another program takes c's promised memory: during the start no model is unloaded for it.
     assert_eq!(next(&mut all, 1), []);
 }
 
@@ -126,7 +126,7 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
             ..Seen::default()
         }))
     };
-    // It holds three GiB more than it was promised: six are left of the promises, three of the GPU.
+    // It holds three GiB more than promised: six are left of the promises, three of the GPU.
     let mut all = begin(held(13, true));
     assert_eq!(at(&mut all, 300_000, 3), ["?a"]);
     assert_eq!(at(&mut all, 300_100, 3), [""; 0], "the answer is awaited");
@@ -164,20 +164,20 @@ fn what_is_given_back_while_another_one_comes_is_room_at_once() {
     all.read(&name("old"), held(8));
     all.wants(&name("large"), true);
     assert_eq!(words(all.next(secs(2), Some(&gpus(&[18])), idle)), ["+large"]);
-    // It has taken 10 of its 14.
+    // The model has taken 10 of its 14.
     all.wants(&name("new"), true);
     assert_eq!(words(all.next(secs(3), Some(&gpus(&[8])), idle)), ["-old"]);
     all.gone(&name("old"));
     assert_eq!(words(all.next(secs(4), Some(&gpus(&[16])), idle)), ["+new"], "16 are free, and 4 are owed");
 
-    // What one that serves by now has taken is not taken for another one's.
+    // Memory taken by a serving model is not attributed to another one.
     let mut all = loading(&[40], &models);
     all.wants(&name("large"), true);
     all.wants(&name("old"), true);
     assert_eq!(words(all.next(secs(0), Some(&gpus(&[26])), idle)), ["+large", "+old"]);
     all.loaded(&name("old"), secs(1));
     all.read(&name("old"), held(8));
-    // Of 40 somebody else has 14: 26 less the 8 of one and 2 of the other.
+    // Of 40 another program has 14: 26 less 8 of the one and 2 of the other.
     all.wants(&name("small"), true);
     all.wants(&name("more"), true);
     assert_eq!(words(all.next(secs(2), Some(&gpus(&[16])), idle)), ["+small", "+more"], "12 of 16 are owed");
@@ -197,7 +197,7 @@ fn what_a_model_has_taken_that_was_not_read_yet_is_counted_once_and_drives_nobod
     assert_eq!(words(all.next(secs(100), Some(&all_of(54)), idle)), ["+b"]);
     all.wants(&name("c"), true);
     all.loaded(&name("b"), secs(110));
-    // It has its 40 GiB, as is seen by what is free; how much is whose is not known yet.
+    // It has its 40 GiB, as free memory shows; the owner of each part is unknown yet.
     assert_eq!(words(all.next(secs(110), Some(&all_of(14)), idle)), ["+c"]);
     all.read(&name("b"), holds(40));
     all.loaded(&name("c"), secs(115));
@@ -205,7 +205,7 @@ fn what_a_model_has_taken_that_was_not_read_yet_is_counted_once_and_drives_nobod
     all.wants(&name("c"), true);
     assert_eq!(words(all.next(secs(116), Some(&all_of(14)), idle)), ["+c"]);
     all.loaded(&name("c"), secs(117));
-    // Nobody reads it: after a while it has what it was promised, and who leaves unread leaves so much.
+    // Without a reading it counts with its promise after a while, and when unloaded it returns that much.
     assert_eq!(words(all.next(secs(130), Some(&all_of(2)), idle)), [""; 0]);
     assert_eq!(all.models[&name("c")].held().gpus, [12 * GIB]);
 }

@@ -1,4 +1,4 @@
-//! Models that are made anew: with other settings, in other places.
+//! Renewed models: with other settings, in other places.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn other_settings_take_what_is_left_and_what_is_more_than_that_waits_for_room_li
     remake(&mut all, "a", model(13));
     assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
     all.wants(&name("c"), false);
-    // Its old process is read once more.
+    // The old process is read once more.
     all.read(&name("a"), Reading { outdated: true, ..holds(8) });
     assert_eq!(orders(&mut all, 201, &[]), [""; 0], "what it was promised is nobody else's");
     all.read(&name("a"), holds(12));
@@ -80,7 +80,7 @@ fn what_becomes_smaller_stays_whoever_waits_and_what_was_kept_for_one_that_is_go
     remake(&mut all, "a", pinned(9));
     assert_eq!(orders(&mut all, 71, &busy), ["=a"]);
     all.read(&name("a"), holds(9));
-    // Nobody waits any more.
+    // No model waits any more.
     all.gone(&name("c"));
     remake(&mut all, "a", pinned(15));
     assert_eq!(orders(&mut all, 72, &busy), ["=a"], "24 - 8");
@@ -152,7 +152,7 @@ fn while_both_processes_are_there_both_have_their_room() {
     let told = all.next(secs(100), Some(&free(60)), idle);
     assert!(matches!(&told[..], [Order::Stay { beside: true, .. }]), "{told:?}");
     all.wants(&name("b"), false);
-    // The new one has 10 by now.
+    // The new process has 10 by now.
     assert_eq!(words(all.next(secs(105), Some(&free(50)), idle)), [""; 0], "20 + 24 + 40 are more than 80");
     all.read(&name("a"), holds(24));
     assert_eq!(words(all.next(secs(110), Some(&free(56)), idle)), ["+b"]);
@@ -169,7 +169,7 @@ fn what_a_process_takes_that_loads_for_minutes_is_counted_once() {
     let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
     assert_eq!(words(all.next(secs(200), Some(&free(60)), idle)), ["=a"]);
-    // Four minutes later the new one has 20 of its 24, and the old one serves.
+    // Four minutes later the new process has 20 of its 24, and the old one serves.
     assert_eq!(words(all.next(secs(440), Some(&free(40)), idle)), [""; 0]);
     all.wants(&name("b"), false);
     assert_eq!(words(all.next(secs(441), Some(&free(40)), idle)), ["+b"], "80 - 20 - 24 = 36");

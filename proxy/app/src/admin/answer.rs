@@ -1,4 +1,4 @@
-//! What each admin route answers: JSON, JSON lines, or the text for Prometheus.
+//! Answers of the admin routes: JSON, JSON lines, or text for Prometheus.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -41,38 +41,37 @@ use crate::serve::upgrade::order::{Orders, Refused};
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// What `GET /status` answers.
+/// The answer to `GET /status`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Status {
     pub(crate) instance: Instance,
-    /// Budgets by model; models without one are left out.
+    /// By model; models without a budget are left out.
     #[serde(default)]
     pub(crate) budgets: Budgets,
-    /// What might be done about models whose memory grows; models without advice are left out.
+    /// Advice on models whose memory grows; models without advice are left out.
     #[serde(default)]
     pub(crate) advice: BTreeMap<String, Vec<AdviceView>>,
-    /// What each model does about memory, as it is written, those of the user's own sets with their set; models without are
-    /// left out.
+    /// Mitigations of each model, as written in the configuration; those of the user's own sets name their
+    /// set. Models without mitigations are left out.
     #[serde(default)]
     pub(crate) mitigations: BTreeMap<String, Vec<String>>,
-    /// The programs that each model runs, and the one that its next process will be; absent from versions that did not
-    /// know.
+    /// Programs that each model runs, and first the program of its next process. Absent from older versions.
     #[serde(default)]
     pub(crate) binaries: Option<Binaries>,
-    /// Models that the configuration binds to a build or a program of their own.
+    /// Models that the configuration binds to a build or program of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bound: Vec<String>,
     /// The access log, if it has a file of its own.
     #[serde(default)]
     pub(crate) access_log: Option<AccessLogView>,
-    /// What is written to the state directory, and what is missing there.
+    /// Writes to the state directory, and lost ones.
     #[serde(default)]
     pub(crate) state: StateView,
     pub(crate) fleet: FleetView,
 }
 
 impl Status {
-    /// The program that the next process of a model will be; those that run stand behind it.
+    /// The program of a model's next process: the first of its list.
     pub(crate) fn next_binary(&self, model: &str) -> Option<&Path> {
         self.binaries.as_ref()?.get(model)?.first().map(PathBuf::as_path)
     }
@@ -80,22 +79,22 @@ impl Status {
 
 pub(crate) type Binaries = BTreeMap<String, Vec<PathBuf>>;
 
-/// The programs that the next process of each model will be.
+/// The program of each model's next process.
 pub(crate) fn next_binaries(models: &[SharedSpec]) -> Binaries {
     let one = |model: &SharedSpec| (model.name.as_str().to_owned(), vec![model.command.binary.clone()]);
     models.iter().map(one).collect()
 }
 
-/// A leak that a model looks like, and what helps.
+/// A known leak that a model's growth resembles, and its mitigations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct AdviceView {
-    /// Its id in the list of leaks.
+    /// Id in the list of known leaks.
     pub(crate) leak: String,
-    /// How likely, 0 to 1.
+    /// Confidence, 0 to 1.
     pub(crate) confidence: f64,
     /// Mitigations to try, best first.
     pub(crate) mitigations: Vec<String>,
-    /// All of it in one sentence.
+    /// Summary in one sentence.
     pub(crate) text: String,
 }
 
@@ -110,41 +109,40 @@ impl From<&Advice> for AdviceView {
     }
 }
 
-/// What the configuration says that answers need: taken anew at each reload.
+/// Parts of the configuration that answers need; read again at each reload.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Told {
     pub(crate) budgets: Budgets,
-    /// How the servers are started.
+    /// Start commands of the servers.
     pub(crate) servers: Servers,
     pub(crate) binaries: Binaries,
-    /// Models that are bound to theirs.
+    /// Models that are bound to a build or program of their own.
     pub(crate) bound: Vec<String>,
-    /// What a canary is made by.
+    /// Settings for canaries.
     pub(crate) tries: Tries,
-    /// What models were planned to need.
+    /// Memory that was planned for each model.
     pub(crate) plans: Plans,
-    /// What was configured, to be shown.
+    /// The configuration in force, for display.
     pub(crate) configuration: Option<Kept>,
 }
 
 pub(crate) type Budgets = BTreeMap<String, Budget>;
 
-/// The budgets of one model: bytes, a share like `"80%"`, or `"auto"`.
+/// Budgets of one model: bytes, a share like `"80%"`, or `"auto"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Budget {
-    /// Of host memory: replaced when quiet above this.
+    /// Host memory above which the process is replaced at a quiet moment.
     pub(crate) soft: Option<MemoryLimit>,
-    /// Of host memory: drained now above this.
+    /// Host memory above which the process is drained now.
     pub(crate) hard: Option<MemoryLimit>,
-    /// Of VRAM, on each GPU: replaced when quiet above this.
+    /// VRAM on each GPU above which the process is replaced at a quiet moment.
     #[serde(default)]
     pub(crate) vram_soft: Option<MemoryLimit>,
-    /// Of VRAM: drained now above this.
+    /// VRAM on each GPU above which the process is drained now.
     #[serde(default)]
     pub(crate) vram_hard: Option<MemoryLimit>,
 }
 
-/// The budgets of a fleet.
 pub(crate) fn budgets(models: &[SharedSpec]) -> Budgets {
     let budget = |model: &SharedSpec| Budget {
         soft: model.recycle.host_soft,
@@ -162,64 +160,64 @@ pub(crate) struct Instance {
     pub(crate) version: String,
     pub(crate) address: String,
     pub(crate) admin_socket: String,
-    /// When it started, RFC 3339.
+    /// Start time, RFC 3339.
     pub(crate) started_at: String,
-    /// Its record of replacements.
+    /// Path of the ledger.
     pub(crate) ledger: String,
-    /// Where its builds are.
+    /// Folder of the builds.
     #[serde(default)]
     pub(crate) data_dir: String,
-    /// Its own memory in bytes (`RssAnon`), where it can be read.
+    /// Anonymous memory of llama-warden in bytes (`RssAnon`), where it can be read.
     #[serde(default)]
     pub(crate) memory_anon: Option<u64>,
 }
 
-/// What `POST /drain` answers.
+/// The answer to `POST /drain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Left {
-    /// Whether probes and balancers hear that no more requests should be sent here.
+    /// True if probes and balancers are asked to send no more requests here.
     pub(crate) draining: bool,
-    /// Requests that run.
+    /// Requests in flight.
     pub(crate) in_flight: usize,
 }
 
-/// What the answers are made of. Cheap to clone.
+/// Everything that admin answers are made from. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Admin {
     pub(crate) fleet: Fleet,
     pub(crate) metrics: Arc<Metrics>,
-    /// Budgets and commands, as last configured.
+    /// Budgets and commands of the configuration in force.
     pub(crate) told: watch::Receiver<Told>,
-    /// Numbers of the gateway.
+    /// Gauges of the gateway.
     pub(crate) gauges: Arc<Gauges>,
-    /// What the gateway is told, and what keys have used.
+    /// Control of the gateway, with the usage of API keys.
     pub(crate) gateway: Control,
     pub(crate) access: AccessLog,
-    /// Those in flight, and those that ended last.
+    /// Requests in flight, and those that ended last.
     pub(crate) requests: Requests,
-    /// Who asks, in words.
+    /// The caller's name for events and the ledger.
     pub(crate) by: Arc<str>,
     pub(crate) instance: Arc<Instance>,
-    /// What all who look at the page share.
+    /// State shared by all viewers of the page.
     pub(crate) page: Arc<Desk>,
-    /// The last requests of models whose requests are recorded.
+    /// Latest requests of models whose requests are recorded.
     pub(crate) captures: Captures,
-    /// What memory did.
+    /// Recorded memory series.
     pub(crate) series: Store,
-    /// Where another program is asked to take our place.
+    /// Sends orders to upgrade to another program.
     pub(crate) upgrades: Orders,
-    /// Whether we leave a group of instances.
+    /// State of leaving a group of instances.
     pub(crate) leaving: Arc<Leaving>,
-    /// The settings of `[probe]`: what probes and balancers hear from us.
+    /// Settings of `[probe]`.
     pub(crate) probe: Arc<Probe>,
-    /// Connections that may be open.
+    /// Limit of open connections.
     pub(crate) connections: usize,
-    /// Ends answers that would go on for ever.
+    /// Ends streamed answers.
     pub(crate) stop: CancellationToken,
 }
 
 impl Admin {
-    /// `headers` say in which format metrics are wanted.
+    /// Answers a request. `headers` choose the format of metrics.
     pub(crate) async fn answer(
         &self,
         method: &Method,
@@ -301,8 +299,8 @@ impl Admin {
         }
     }
 
-    /// All metrics, in the format of `OpenMetrics`; those of keys, which are somebody's names, only if they are wanted, and the one for pickers
-    /// where those are not.
+    /// All metrics in the `OpenMetrics` format. Key names may identify people, so `of_keys` decides whether
+    /// metrics of keys are included; without them, the metric for endpoint pickers is.
     pub(crate) fn metrics_text(&self, of_keys: bool) -> String {
         let budgets = self.told.borrow().budgets.clone();
         let keys = if of_keys { self.gateway.key_counts() } else { Vec::new() };
@@ -316,7 +314,7 @@ impl Admin {
         self.metrics.text(&view, &budgets, &self.gauges, &keys, own_memory())
     }
 
-    /// What matters of this moment to who spreads requests over several instances.
+    /// Current facts for balancers that spread requests over several instances.
     pub(crate) fn facts(&self) -> Facts {
         self.facts_of(&self.fleet.view())
     }
@@ -327,7 +325,8 @@ impl Admin {
         facts::facts(view, draining, full)
     }
 
-    /// `POST /drain`: from now on probes and balancers hear that this instance leaves, or that it stays after all. Requests that run go on.
+    /// `POST /drain`: announces to probes and balancers that this instance leaves, or, with `undo`, that it
+    /// stays. Requests in flight continue.
     fn leave(&self, undo: bool) -> Response<Body> {
         let changed = if undo { self.leaving.undo() } else { Ok(self.leaving.begin()) };
         let changed = match changed {
@@ -341,7 +340,7 @@ impl Admin {
         json(StatusCode::OK, &left)
     }
 
-    /// The same for somebody else, in words.
+    /// A copy that acts in the name of `by`.
     pub(crate) fn asked_by(&self, by: &str) -> Self {
         Self { by: by.into(), ..self.clone() }
     }
@@ -353,7 +352,7 @@ impl Admin {
         status
     }
 
-    /// The same, as far as no process has to be looked at.
+    /// The status without looking at any process.
     pub(crate) fn seen(&self) -> Status {
         let instance = Instance { memory_anon: own_memory(), ..(*self.instance).clone() };
         let told = self.told.borrow().clone();
@@ -385,7 +384,7 @@ impl Admin {
     }
 }
 
-/// Adds the programs of the processes that run: after a reload they may be others than the next ones.
+/// Adds the programs of running processes: after a reload they may differ from the next ones.
 fn running_too(mut binaries: Binaries, fleet: &FleetView) -> Binaries {
     for model in fleet.models.iter().chain(&fleet.canaries) {
         let running = model.backends.iter().filter_map(|backend| {
@@ -402,12 +401,12 @@ fn running_too(mut binaries: Binaries, fleet: &FleetView) -> Binaries {
     binaries
 }
 
-/// An answer that says what is wrong.
 pub(crate) fn error(status: StatusCode, message: &str) -> Response<Body> {
     json(status, &serde_json::json!({ "error": message }))
 }
 
-/// Prometheus names the formats that it can read; who names none gets the one that everybody can.
+/// Returns true if the client accepts `OpenMetrics`. Prometheus names the formats that it reads; a client
+/// that names none gets the older format, which every client reads.
 pub(crate) fn wants_open_metrics(headers: &HeaderMap) -> bool {
     let named = |value: &http::HeaderValue| {
         value.to_str().is_ok_and(|text| text.to_ascii_lowercase().contains("application/openmetrics-text"))
@@ -437,7 +436,7 @@ fn control_error(failure: &ControlError) -> Response<Body> {
 }
 
 pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
-    // What a process said last may have quoted a key, and people show this to others.
+    // The last words of a process may quote a key, and operators share these answers.
     match serde_json::to_value(value) {
         Ok(value) => respond(status, "application/json", full(format!("{}\n", secrets::json(value)))),
         Err(problem) => respond(
@@ -459,10 +458,10 @@ fn respond(status: StatusCode, kind: &'static str, body: Body) -> Response<Body>
     response
 }
 
-/// How an item becomes a line.
+/// Serializes an item as one line.
 type Line<T> = fn(&T) -> Result<Frame<Bytes>, Infallible>;
 
-/// JSON lines: those kept, then those to come until the listener or we end.
+/// JSON lines: the kept items, then new ones until the client leaves or `stop` fires.
 fn lines<T>(kept: Vec<T>, more: Option<Receiver<T>>, stop: CancellationToken, line: Line<T>) -> Response<Body>
 where
     T: Serialize + Clone + Send + 'static,
@@ -490,7 +489,7 @@ where
         };
         match next {
             Ok(item) => Some((line(&item), (receiver, stop))),
-            // A slow reader is told what it missed instead of holding up everybody.
+            // A slow reader gets the number of items that it missed, so that it delays no other reader.
             Err(RecvError::Lagged(missed)) => {
                 Some((as_it_is(&serde_json::json!({ "missed": missed })), (receiver, stop)))
             }
@@ -499,7 +498,7 @@ where
     })
 }
 
-/// A line without secrets.
+/// A JSON line with secrets hidden.
 fn line<T: Serialize>(item: &T) -> Result<Frame<Bytes>, Infallible> {
     match serde_json::to_value(item) {
         Ok(value) => as_it_is(&secrets::json(value)),
@@ -507,7 +506,7 @@ fn line<T: Serialize>(item: &T) -> Result<Frame<Bytes>, Infallible> {
     }
 }
 
-/// A line as it is, for whoever asks for it so.
+/// A JSON line with nothing hidden, for clients that asked to see secrets.
 #[expect(clippy::unnecessary_wraps, reason = "the shape that a streamed body asks for")]
 fn as_it_is<T: Serialize>(item: &T) -> Result<Frame<Bytes>, Infallible> {
     let text = serde_json::to_string(item).map(|text| format!("{text}\n")).unwrap_or_default();

@@ -4,7 +4,7 @@ use warden_supervisor::{FleetConfig, SharedBudgets, Watch, nursery};
 
 use super::*;
 
-/// An admin whose fleet has no model; the directory keeps its ledger.
+/// An admin with a fleet without models; the directory has its ledger.
 pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let (nursery, handle) = nursery::channel();

@@ -1,4 +1,5 @@
-//! `/models/{name}/canary`: another build of llama-server is tried with a model, watched, ended.
+//! `/models/{name}/canary`: starts another build of llama-server for a share of a model's traffic, shows
+//! it, ends it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,18 +16,18 @@ use crate::config::machine::Machine;
 use crate::config::resolve::binary::{self, Choice};
 use crate::config::resolve::store;
 
-/// A canary as it is asked for.
+/// A canary as requested.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Wish {
     choice: Choice,
-    /// A share of conversations; `None`: the default.
+    /// Share of conversations; `None`: the default.
     share: Option<f64>,
     requests: Option<u64>,
     time: Option<Duration>,
     slower: Option<f64>,
 }
 
-/// Where builds are, and what is declared of canaries: as last configured.
+/// Folders of builds, and the canary defaults, of the configuration in force.
 #[derive(Clone, Debug)]
 pub(crate) struct Tries {
     pub(crate) data: PathBuf,
@@ -43,7 +44,7 @@ impl Default for Tries {
     }
 }
 
-/// The names in a query, for the answer to another one.
+/// The accepted query names, quoted when a request has an unknown one.
 const NAMES: &str = "`build` or `binary`, `share`, `requests`, `for`, `slower`";
 
 impl Wish {
@@ -89,7 +90,7 @@ impl Wish {
         }
     }
 
-    /// Finds the llama-server, and asks it whether it is one.
+    /// Finds the llama-server, and runs it once to check that it is one.
     async fn spec(self, tries: &Tries) -> Result<CanarySpec, String> {
         let look = |id: Option<&str>| store::find(&tries.data, id);
         let machine = Machine::read();
@@ -104,14 +105,14 @@ impl Wish {
 }
 
 impl Admin {
-    /// Does what is wanted of the canary of a model.
+    /// Shows, starts or ends the canary of a model.
     pub(super) async fn canary(&self, model: &str, order: Order<Wish>) -> Response<Body> {
         let done = match order {
             Order::Show => self.fleet.canary_view(model),
             Order::Stop => self.fleet.stop_canary(model).await,
             Order::Start(Err(why)) => return error(StatusCode::BAD_REQUEST, &why),
             Order::Start(Ok(wish)) => {
-                // Before any program is run for it.
+                // Checked before any program is run for the model.
                 if let Err(unknown) = self.fleet.resolve(Some(model)) {
                     return error(StatusCode::NOT_FOUND, &unknown.to_string());
                 }

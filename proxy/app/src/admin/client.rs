@@ -1,4 +1,4 @@
-//! The command line's end of the admin socket.
+//! The command line's client of the admin socket.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,24 +23,26 @@ use super::answer::Status;
 use super::instance::{self, LocatedInstance};
 use crate::exit::Failure;
 
-/// How long a connection may take. One that is accepted takes no time; an instance whose queue is full this long does not turn.
+/// Limit for connecting. An accepted connection takes no time; an instance whose queue stays full this long
+/// hangs.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// Between two attempts to connect to a socket whose queue is full.
+/// Pause between attempts to connect to a socket whose queue is full.
 const QUEUE_PAUSE: Duration = Duration::from_millis(20);
-/// Bytes of a whole answer, and of one line of a long one: the status of a thousand models has a few MiB.
+/// Limit in bytes of a whole answer, and of one line of a streamed one. The status of a thousand models has
+/// a few MiB.
 const LARGEST_ANSWER: usize = 32 << 20;
 const ROOT: u32 = 0;
 
-/// The way to one instance.
+/// Connects to the admin socket of one instance.
 pub(crate) struct Client {
     socket: PathBuf,
-    /// The user who runs it; unknown where the operator named the socket.
+    /// The user who runs the instance; unknown where the operator named the socket.
     owner: Option<u32>,
 }
 
-/// Finds the instance to talk to: the socket that was named, else the only one that the state directory knows of, else the
-/// only one that has left word in one of `places`: it may keep its state elsewhere. Of several, `address` chooses the
-/// one that serves there.
+/// Finds the instance to talk to. The order: the named socket, the only instance known to the state
+/// directory, the only instance with a pointer in one of `places` (it may keep its state elsewhere).
+/// `address` selects one of several instances.
 pub(crate) fn find(
     named: Option<PathBuf>,
     state: &Path,
@@ -77,7 +79,7 @@ fn choose(found: &[LocatedInstance], address: Option<&str>) -> Result<Client, Fa
 }
 
 impl Client {
-    /// A client of the instance behind a socket that the operator names.
+    /// A client of the instance at a socket that the operator named.
     pub(crate) fn new(socket: PathBuf) -> Self {
         Self { socket, owner: None }
     }
@@ -87,7 +89,7 @@ impl Client {
         Self { socket: PathBuf::from(&found.instance.admin_socket), owner: Some(found.owner) }
     }
 
-    /// Connects, and looks which user answers: another one may have bound the name while no instance ran.
+    /// Connects, and checks the peer's user: another user may have bound the name while no instance ran.
     pub(crate) async fn connect(&self) -> Result<UnixStream, Failure> {
         let shown = self.socket.display();
         let connecting = async {
@@ -121,13 +123,13 @@ impl Client {
         ))
     }
 
-    /// Whether a user may be the one who runs the instance.
+    /// Returns true if `peer` may be the user who runs the instance.
     fn may_be_answered_by(&self, peer: u32) -> bool {
         let own = geteuid().as_raw();
         match self.owner {
             Some(owner) => peer == owner || (peer == ROOT && own != ROOT),
             None if peer == own || peer == ROOT => true,
-            // Root looks after services of other users. Their sockets are in folders that root gave them.
+            // Root manages services of other users. Their sockets lie in folders that root gave them.
             None => {
                 let folder = self.socket.parent().filter(|_| own == ROOT);
                 folder.is_some_and(|folder| trusted_path::owner(folder).is_ok_and(|owner| owner == peer))
@@ -135,14 +137,14 @@ impl Client {
         }
     }
 
-    /// What the instance says of itself within a reasonable time; `None` if it says nothing.
+    /// The instance's status; `None` if it does not answer within the limit.
     pub(crate) async fn status(&self) -> Option<Status> {
         let limit = warden_policies::defaults().child.version_timeout;
         let asking = self.json(Method::GET, &["status"]);
         timeout(limit, asking).await.ok()?.ok()
     }
 
-    /// Asks and waits for the whole answer.
+    /// Sends a request and reads the whole JSON answer.
     pub(crate) async fn json<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -151,7 +153,7 @@ impl Client {
         self.json_with(method, segments, &[]).await
     }
 
-    /// The same with a query.
+    /// [`Self::json`] with a query.
     pub(crate) async fn json_with<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -162,13 +164,14 @@ impl Client {
         serde_json::from_slice(&body).map_err(|problem| unreadable(&problem))
     }
 
-    /// Asks and waits for the whole answer, which is text.
+    /// Sends a `GET` and reads the whole answer as text.
     pub(crate) async fn text(&self, segments: &[&str]) -> Result<String, Failure> {
         let body = self.send(Method::GET, segments, &[]).await?.whole().await?;
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
-    /// Asks for JSON lines and hands each to `each`, until the answer ends or `each` fails. `wishes`: `follow`, `reveal`.
+    /// Requests JSON lines and passes each to `each`, until the answer ends or `each` fails. `wishes`:
+    /// `follow`, `reveal`.
     pub(crate) async fn lines<T: DeserializeOwned>(
         &self,
         segments: &[&str],
@@ -212,7 +215,7 @@ impl Client {
         let stream = TokioIo::new(self.connect().await?);
         let (mut sender, connection) = http1::handshake(stream).await.map_err(|problem| broken(&problem))?;
         let mut tasks = JoinSet::new();
-        // How it ends is seen in the answer.
+        // A failed connection shows in the answer.
         tasks.spawn(async move { drop(connection.await) });
         let response = sender.send_request(request).await.map_err(|problem| broken(&problem))?;
         let answer = Answer { response, _sender: sender, _tasks: tasks };
@@ -221,10 +224,10 @@ impl Client {
     }
 }
 
-/// An answer whose body is still to come.
+/// An answer whose body has not been read.
 struct Answer {
     response: Response<Incoming>,
-    /// The connection lives as long as both of these.
+    /// Keeps the connection open, together with `_tasks`.
     _sender: http1::SendRequest<Empty<Bytes>>,
     _tasks: JoinSet<()>,
 }
@@ -235,7 +238,7 @@ impl Answer {
         body.map(http_body_util::Collected::to_bytes).map_err(|problem| unreadable(&problem))
     }
 
-    /// Why the instance did not do it.
+    /// The error that the instance answered with.
     async fn refusal(self, status: StatusCode) -> Failure {
         let body = self.whole().await.unwrap_or_default();
         let body: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
@@ -261,7 +264,7 @@ fn url(segments: &[&str], query: &[(&str, String)]) -> Result<Url, Failure> {
     url.path_segments_mut().map_err(|()| bad())?.clear().extend(segments);
     if !query.is_empty() {
         url.query_pairs_mut().extend_pairs(query);
-        // A blank may be spelled in two ways, of which `/series` reads one.
+        // A blank has two spellings in a query; `/series` reads only `%20`.
         let plain = url.query().map(|query| query.replace('+', "%20"));
         url.set_query(plain.as_deref());
     }

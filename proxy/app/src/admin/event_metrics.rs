@@ -1,4 +1,4 @@
-//! Numbers about what happens to processes, for Prometheus: counted as the fleet tells of it.
+//! Metrics of what happens to processes, counted from the fleet's events.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -11,7 +11,7 @@ use warden_supervisor::{Event, EventKind, FleetView};
 use super::families::{families, labels};
 use super::metrics::ModelLabel;
 
-/// From a tiny model's restart to that of a model of hundreds of gigabytes.
+/// From the restart of a tiny model to that of one of hundreds of gigabytes.
 const GAP_SECONDS: [f64; 12] = [0.0, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
 
 labels! {
@@ -63,7 +63,7 @@ fn gap_histogram() -> Histogram {
 }
 
 impl EventMetrics {
-    /// What alerts look at stands at 0 before it happens for the first time: from nothing to 1 is no increase to Prometheus.
+    /// Creates the series that alerts read at 0: Prometheus sees no increase from an absent series to 1.
     pub(super) fn begin(&self, view: &FleetView) {
         for model in &view.models {
             let label = ModelLabel { model: model.name.as_str().to_owned() };
@@ -73,7 +73,7 @@ impl EventMetrics {
         }
     }
 
-    /// Something happened in the fleet.
+    /// Counts an event of the fleet.
     pub(super) fn count(&self, event: &Event) {
         let Some(model) = event.model.as_ref().map(|model| model.as_str().to_owned()) else { return };
         match &event.kind {
@@ -112,7 +112,7 @@ impl EventMetrics {
         }
     }
 
-    /// What became of conversations. Those that are due are counted when that is done.
+    /// Counts carried and lost conversations. Conversations still due are counted when they are done.
     fn warmed(&self, model: &str, warmth: &Warmth) {
         let cold = Cold::ALL.map(|cold| (cold.as_str(), warmth.cold.get(&cold).copied().unwrap_or(0)));
         let warm =

@@ -1,7 +1,7 @@
-//! Declares metrics, so that what each is called, counts and says of itself stands in one place.
+//! Macros that declare metrics: name, unit, labels and meaning of each stand in one place.
 //!
-//! The words behind a name are those of docs/metrics.md, whose tables are printed from here (`metrics_page`, a test, renews them);
-//! their first sentence is the `# HELP` of the metric.
+//! docs/metrics.md explains the terms. Its tables are printed from these declarations (`metrics_page`, a
+//! test, renews them); the first sentence of a meaning is the `# HELP` of the metric.
 
 #[cfg(test)]
 use prometheus_client::metrics::counter::Counter;
@@ -13,10 +13,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-/// In front of every name.
+/// Prefix of every name.
 pub(super) const PREFIX: &str = "llama_warden";
 
-/// Structs of labels.
+/// Declares structs of labels.
 macro_rules! labels {
     ($($visible:vis $name:ident { $($field:ident: $type:ty),* })*) => {$(
         #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prometheus_client::encoding::EncodeLabelSet)]
@@ -29,8 +29,8 @@ macro_rules! labels {
     )*};
 }
 
-/// A struct of metrics: each with its name, its unit if it has one, and what it means. What else the struct holds stands in
-/// parentheses behind its name.
+/// Declares a struct of metrics, each with its name, its optional unit and its meaning. Other fields of the
+/// struct stand in parentheses after its name.
 macro_rules! families {
     (@new) => { Default::default() };
     (@new $value:expr) => { $value };
@@ -52,7 +52,7 @@ macro_rules! families {
                 $(super::families::add(registry, $metric, families!(@unit $($unit)?), $meaning, self.$field.clone());)*
             }
 
-            /// What it declares, for the documentation.
+            /// The declared metrics, for the documentation.
             #[cfg(test)]
             pub(super) fn rows() -> Vec<super::families::Row> {
                 vec![$(super::families::Row::of::<$type>($metric, families!(@unit $($unit)?), $meaning)),*]
@@ -63,16 +63,16 @@ macro_rules! families {
 
 pub(super) use {families, labels};
 
-/// The names of a set of labels.
+/// Label names of a set of labels.
 #[cfg(test)]
 pub(super) trait Labels {
     const NAMES: &'static [&'static str];
 }
 
-/// What a metric is.
+/// Kind and labels of a metric type.
 #[cfg(test)]
 pub(super) trait Shape {
-    /// As Prometheus calls it.
+    /// Prometheus' word for the kind.
     const KIND: &'static str;
     const LABELS: &'static [&'static str] = &[];
 }
@@ -98,7 +98,7 @@ impl<L: Labels, M: Shape, C> Shape for Family<L, M, C> {
     const LABELS: &'static [&'static str] = L::NAMES;
 }
 
-/// A metric as the documentation has it.
+/// A metric as a row of the documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg(test)]
 pub(super) struct Row {
@@ -113,14 +113,14 @@ impl Row {
     pub(super) fn of<M: Shape>(name: &str, unit: Option<Unit>, meaning: &'static str) -> Self {
         let unit = unit.map(|unit| format!("_{}", unit.as_str())).unwrap_or_default();
         let total = if M::KIND == "counter" { "_total" } else { "" };
-        // Those of others have a prefix of their own.
+        // Metrics named after another project keep its prefix.
         let prefix = if name.contains(':') { String::new() } else { format!("{PREFIX}_") };
         let name = format!("{prefix}{name}{unit}{total}");
         Self { name, kind: M::KIND, labels: M::LABELS, meaning }
     }
 }
 
-/// The library adds `_total` to counters and the unit to what has one.
+/// Registers a metric. The library adds `_total` to counters, and the unit.
 pub(super) fn add(
     registry: &mut Registry,
     name: &str,
@@ -135,7 +135,7 @@ pub(super) fn add(
     }
 }
 
-/// The first sentence of what a metric means, without marks of Markdown and without its full stop, which the library adds.
+/// The first sentence of a meaning, without Markdown and without its full stop, which the library adds.
 fn help(meaning: &str) -> String {
     let sentence = meaning.split_once(". ").map_or(meaning, |(first, _)| first).trim_end_matches('.');
     let mut text = String::with_capacity(sentence.len());
@@ -151,8 +151,8 @@ fn help(meaning: &str) -> String {
     text
 }
 
-/// The same for those who read the older format, in which a counter is declared by its whole name: `promtool check metrics`, and
-/// whoever does not ask for `OpenMetrics`.
+/// Converts to the older format, in which a counter is declared by its whole name. `promtool check metrics`
+/// and clients that do not ask for `OpenMetrics` read it.
 pub(crate) fn plain_text(open_metrics: &str) -> String {
     let mut counter = "";
     let mut text = String::with_capacity(open_metrics.len());
@@ -161,7 +161,7 @@ pub(crate) fn plain_text(open_metrics: &str) -> String {
         let declared = line.strip_prefix("# HELP ").or_else(|| line.strip_prefix("# TYPE "));
         match declared.and_then(|rest| rest.split_once(' ')) {
             Some((name, words)) => {
-                // `# HELP` comes first, and which kind it is stands in the next line.
+                // `# HELP` comes first; the next line has the kind.
                 let kind = lines[at..].iter().take(2).find_map(|line| line.strip_prefix("# TYPE "));
                 if kind.is_some_and(|kind| kind.strip_prefix(name) == Some(" counter")) {
                     counter = name;

@@ -1,5 +1,5 @@
-//! Numbers about growth, for Prometheus: what the detector says of each memory, what is forecast, and what the policy does
-//! next. All are read from the fleet's picture at each scrape; what is not known has no line.
+//! Metrics of memory growth: the detector's verdict of each series, forecasts, and the policy's next
+//! action. All are read from the fleet's view at each scrape; unknown values have no line.
 
 use std::sync::atomic::AtomicU64;
 
@@ -91,13 +91,13 @@ families! {
 }
 
 impl GrowthMetrics {
-    /// Gauges are made anew, so that what is not known any more leaves no line behind.
+    /// Sets the gauges from scratch, so that values that became unknown leave no line.
     pub(super) fn read(&self, view: &FleetView) {
         self.clear();
         for model in view.models.iter().chain(&view.canaries) {
             for (number, backend) in model.backends.iter().enumerate() {
-                // While one process replaces another, a replica has two: the newer one comes last and counts. It may not know yet
-                // what the other one did, and what that one did is nothing of this one.
+                // While one process replaces another, a replica has two. The newer process comes last and
+                // is the one reported. The growth of the older process does not describe the newer one.
                 let mut later = model.backends.iter().skip(number + 1);
                 let is_newest = !later.any(|other| other.pid.is_some() && other.replica == backend.replica);
                 self.read_backend(model.name.as_str(), backend, is_newest);
@@ -171,7 +171,7 @@ impl GrowthMetrics {
                 (&self.earliest, seconds.low),
                 (&self.latest, seconds.high),
             ];
-            // What may never be has no time.
+            // A forecast that never happens has no line.
             for (gauge, seconds) in all.into_iter().filter(|(_, seconds)| *seconds < f64::MAX) {
                 gauge.get_or_create(&labels).set(seconds);
             }
@@ -191,7 +191,7 @@ impl GrowthMetrics {
         }
     }
 
-    /// The parts of one memory that holds `now` bytes.
+    /// Sets the components of one memory of `now` bytes.
     fn read_components(&self, replica: &ReplicaLabels, growth: &Growth, now: u64) {
         let settled = growth.baseline.map_or(now, |baseline| baseline.min(now));
         let declared = growth.fill.used.min(growth.fill.allowed).min(now - settled);

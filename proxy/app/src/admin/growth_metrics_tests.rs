@@ -1,4 +1,4 @@
-//! What Prometheus is told about growth.
+//! Metrics of growth, as text.
 
 use super::*;
 use prometheus_client::encoding::text::encode;
@@ -16,7 +16,7 @@ fn interval(value: f64) -> Interval {
     Interval { value, low: value / 2.0, high: value * 2.0 }
 }
 
-/// A backend that leaks host memory by images, and of which VRAM is known on GPU 0.
+/// A backend that leaks host memory with each image, and whose VRAM on GPU 0 is known.
 pub(crate) fn leaking() -> BackendView {
     let growth = Growth {
         series: MemoryKind::Host,

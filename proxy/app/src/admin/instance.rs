@@ -1,13 +1,14 @@
-//! The directories of one instance, and how the command line finds a running one.
+//! The directories of one instance, and the pointers by which the command line finds a running one.
 //!
 //! ```text
 //!   <runtime_dir>/llama-warden-<pid>/     ours, with the sockets: `warden_supervisor::private_dir`
-//!   <state_dir>/instances/<pid>.json      who runs, and on which admin socket
-//!   $XDG_RUNTIME_DIR/llama-warden-instances/<pid>.json     the same, for whoever has another state directory
+//!   <state_dir>/instances/<pid>.json      PID and admin socket of a running instance
+//!   $XDG_RUNTIME_DIR/llama-warden-instances/<pid>.json     the same, for another state directory
 //! ```
 //!
-//! Such a pointer is locked as long as its instance lives, in whatever process or mount namespace, and removed at the end.
-//! An instance that was killed leaves it behind; who looks for instances removes what nobody holds and nobody answers for.
+//! A pointer is locked while its instance lives, in any process or mount namespace, and removed at the end.
+//! A killed instance leaves its pointer behind; a search removes pointers that no process locks and no
+//! instance answers for.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -28,51 +29,51 @@ use crate::config::resolve::dirs::Dirs;
 use crate::exit::Failure;
 use crate::sync::lock;
 
-/// The folder of pointers in a state directory.
+/// Folder of pointers in a state directory.
 const IN_STATE: &str = "instances";
-/// The folder of pointers in a place that is not ours alone.
+/// Folder of pointers in a place shared with other programs.
 const IN_COMMON: &str = "llama-warden-instances";
 
-/// Our directories, ours alone as long as this lives.
+/// The directories of this instance, locked until the claim is dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
     runtime: PrivateDir,
     pointers: Pointers,
 }
 
-/// Those that are in place; more may come.
+/// Pointers written so far; later attempts add more.
 type Pointers = Arc<Mutex<Vec<Pointer>>>;
 
 impl Claim {
-    /// Makes the directories and takes them.
+    /// Creates the directories and locks them.
     pub(crate) fn take(dirs: &Dirs) -> Result<Self, Failure> {
         writable(&dirs.state)?;
         PrivateDir::sweep(&dirs.runtime_base);
         Ok(Self { runtime: private_dir(&dirs.runtime)?, pointers: Pointers::default() })
     }
 
-    /// Goes on with the directories of the program before us. They are its own until [`Self::own`].
+    /// Continues with the predecessor's directories. They belong to the predecessor until [`Self::own`].
     pub(crate) fn inherit(dirs: &Dirs, lock: OwnedFd) -> Self {
         Self { runtime: PrivateDir::inherit(&dirs.runtime, lock), pointers: Pointers::default() }
     }
 
-    /// For the program after us.
+    /// The lock, for the successor.
     pub(crate) fn lock(&self) -> io::Result<OwnedFd> {
         self.runtime.lock()
     }
 
-    /// They are ours to take away.
+    /// Takes ownership: the directories are removed at our end.
     pub(crate) fn own(&mut self) {
         self.runtime.own();
     }
 
-    /// They are the next program's.
+    /// Gives up ownership: the directories belong to the successor.
     pub(crate) fn leave(&mut self) {
         self.runtime.leave();
     }
 
-    /// Tells the command line where we are: in the state directory, and as far as possible in a place that everybody
-    /// knows. Where the disk is full there is something left to do: trying again until there is room.
+    /// Writes pointers for the command line: into the state directory and, where possible, into a shared
+    /// place. Where the disk is full, returns a future that retries until there is room.
     pub(crate) fn announce(
         &mut self,
         state: &Path,
@@ -107,8 +108,8 @@ impl Claim {
         Ok(again)
     }
 
-    /// Takes everything away, without waiting for a disk that hangs: a pointer to an instance that has ended misleads
-    /// nobody.
+    /// Removes everything, but does not wait for a disk that hangs: a pointer to an ended instance misleads
+    /// no search.
     pub(crate) async fn end(self) {
         const PATIENCE: Duration = Duration::from_secs(1);
         let Self { runtime, pointers } = self;
@@ -123,7 +124,7 @@ fn put_in_state(dir: &Path, instance: &Instance) -> io::Result<Pointer> {
     Pointer::put(dir, instance)
 }
 
-/// Tries to leave word in a folder until it succeeds.
+/// Retries writing a pointer until it succeeds.
 async fn announce_later(pointers: Pointers, dir: PathBuf, instance: Instance) {
     const PAUSE: Duration = Duration::from_secs(5);
     loop {
@@ -137,7 +138,7 @@ async fn announce_later(pointers: Pointers, dir: PathBuf, instance: Instance) {
     }
 }
 
-/// Makes the directory for sockets, or says why that cannot be.
+/// Creates the directory for sockets.
 pub(crate) fn private_dir(path: &Path) -> Result<PrivateDir, Failure> {
     let hint = "choose another `paths.runtime_dir`";
     let made = PrivateDir::make(path).map_err(|problem| {
@@ -175,18 +176,18 @@ fn sorted(mut all: Vec<LocatedInstance>) -> Vec<LocatedInstance> {
     all
 }
 
-/// The running instances that a state directory knows of.
+/// Running instances known to a state directory.
 pub(crate) fn running(state: &Path) -> Vec<LocatedInstance> {
     sorted(in_folder(&state.join(IN_STATE)))
 }
 
-/// The running instances that a state directory or one of `places` knows of.
+/// Running instances known to a state directory or to one of `places`.
 pub(crate) fn everywhere(state: &Path, places: &[PathBuf]) -> Vec<LocatedInstance> {
     let common = places.iter().flat_map(|place| in_folder(&place.join(IN_COMMON)));
     sorted(in_folder(&state.join(IN_STATE)).into_iter().chain(common).collect())
 }
 
-/// Those of the state directory; where it knows of none, those that have left word elsewhere.
+/// Running instances known to the state directory; if it knows none, those known to `places`.
 pub(crate) fn nearest(state: &Path, places: &[PathBuf]) -> Vec<LocatedInstance> {
     let own = running(state);
     if own.is_empty() { everywhere(state, places) } else { own }
@@ -254,7 +255,7 @@ mod tests {
         let dir = base.path().join(IN_STATE);
         let away = instance(7, &base.path().join("not-here.sock"));
         let pointer = put(&dir, &away);
-        // Another process that has the same number, in a container of its own.
+        // Another process with the same PID, in a container of its own.
         let same = instance(7, &base.path().join("or-this.sock"));
         let second = put(&dir, &same);
         assert_eq!(found(running(base.path())), [away, same.clone()]);
@@ -271,7 +272,7 @@ mod tests {
         fs::create_dir(&dir).unwrap();
         let socket = base.path().join("a.sock");
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        // As versions that locked nothing wrote them.
+        // Pointers of older versions, which locked nothing.
         for (pid, socket) in [(1, socket.clone()), (2, base.path().join("gone.sock"))] {
             fs::write(dir.join(format!("{pid}.json")), serde_json::to_vec(&instance(pid, &socket)).unwrap())
                 .unwrap();

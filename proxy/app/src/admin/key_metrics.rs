@@ -1,4 +1,4 @@
-//! What each API key has used, for Prometheus. Their number is that of the file of keys, so labels stay few.
+//! Usage metrics of each API key. The file of keys bounds the number of labels.
 
 use std::sync::atomic::Ordering;
 
@@ -30,7 +30,7 @@ families! {
 }
 
 impl KeyMetrics {
-    /// Takes over what is true now. The gateway counts; keys that are gone have no lines.
+    /// Takes over the gateway's counts; removed keys have no lines.
     pub(super) fn read(&self, counts: &[KeyCounts]) {
         self.requests.clear();
         self.in_flight.clear();

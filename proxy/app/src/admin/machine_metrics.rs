@@ -1,4 +1,4 @@
-//! Numbers about the machine, for Prometheus: its memory and its GPUs, as they were read last. What is not known has no line.
+//! Metrics of the machine: memory and GPUs, as last read. Unknown values have no line.
 
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::family::Family;
@@ -15,7 +15,7 @@ labels! {
     GpuLabels { gpu: u32 }
 }
 
-/// No labels: the one number is there or is not.
+/// An empty set of labels, for a metric with at most one line.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Alone;
 
@@ -51,7 +51,7 @@ families! {
 }
 
 impl MachineMetrics {
-    /// Gauges are made anew, so that what is not known any more leaves no line behind.
+    /// Sets the gauges from scratch, so that values that became unknown leave no line.
     pub(super) fn read(&self, view: &FleetView) {
         let gpus = [&self.gpu_total, &self.gpu_used, &self.gpu_free, &self.gpu_temperature, &self.gpu_xid];
         gpus.into_iter().for_each(Family::clear);

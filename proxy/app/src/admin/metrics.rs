@@ -1,15 +1,15 @@
-//! Numbers for Prometheus: what requests came to, what replacements cost, what processes hold.
+//! Prometheus metrics: requests, replacements, memory of processes.
 //!
-//! Counters and histograms are fed as things happen; what is true *now* is read from the fleet at each scrape. Each group is a
-//! file of its own; docs/metrics.md has a table of each, printed from what is declared here.
+//! Counters and histograms are fed as things happen; gauges are read from the fleet at each scrape. Each
+//! group has its own file; docs/metrics.md has a table of each, printed from the declarations.
 //!
 //! | group | file |
 //! |---|---|
 //! | requests | `request_metrics` |
 //! | models and their processes | `model_metrics` |
-//! | what happened to them | `event_metrics` |
+//! | events of processes | `event_metrics` |
 //! | growth, forecasts, the policy | `growth_metrics` |
-//! | what patched servers report | `report_metrics` |
+//! | reports of patched servers | `report_metrics` |
 //! | the machine | `machine_metrics` |
 //! | API keys | `key_metrics` |
 //! | one instance of several | `pool_metrics` |
@@ -59,7 +59,7 @@ families! {
         connections: Gauge = "connections", "Client connections open.";
         limited: Family<LimitLabel, Counter>
             = "limited",
-            "Connections that were refused or closed by a limit. See [below](#what-limits-do-to-connections).";
+            "Connections that were refused or closed by a limit. See [below](#connection-limits).";
         tls_not_after: Gauge
             = "tls_certificate_expiry_timestamp" in Unit::Seconds,
             "When the certificate in use ends, in seconds since 1970; 0 without TLS.";
@@ -85,10 +85,9 @@ families! {
     }
 }
 
-/// Behind the last metric.
+/// The line after the last metric.
 const END: &str = "# EOF\n";
 
-/// All of them.
 #[derive(Default)]
 pub(crate) struct Metrics {
     registry: Registry,
@@ -102,11 +101,11 @@ pub(crate) struct Metrics {
     own: OwnMetrics,
     pool: PoolMetrics,
     vllm: VllmMetrics,
-    /// The names of vLLM begin otherwise.
+    /// Metrics with vLLM's names, which have another prefix.
     foreign: Registry,
-    /// What the metrics of one instance of several are read from, noted before each scrape.
+    /// Source of the pool metrics, set before each scrape.
     noted: Mutex<Pool>,
-    /// What is true now is written anew for each scrape, in several steps.
+    /// Held during a scrape, which sets gauges in several steps.
     scrape: Mutex<()>,
 }
 
@@ -134,26 +133,26 @@ impl Metrics {
         self.requests.done(record);
     }
 
-    /// What the page counts, by model.
+    /// The counts shown on the page, by model.
     pub(crate) fn tallies(&self) -> BTreeMap<String, Arc<Tally>> {
         self.requests.tallies()
     }
 
-    /// Something happened in the fleet.
+    /// Counts an event of the fleet.
     pub(crate) fn event(&self, event: &warden_supervisor::Event) {
         self.events.count(event);
     }
 
-    /// Lines that are missing in the logs so far.
+    /// Sets the number of lines lost from the logs so far.
     pub(crate) fn lost_lines(&self, access: u64, log: u64) {
-        // The writers count; a scrape only repeats it.
+        // The writers count; a scrape only copies the counts.
         self.own.lost_access_lines.inner().store(access, Ordering::Relaxed);
         self.own.lost_log_lines.inner().store(log, Ordering::Relaxed);
     }
 
-    /// What became of what is kept in the state directory.
+    /// Takes over the losses of files in the state directory.
     pub(crate) fn note_state(&self, view: &StateView) {
-        // Each kind from the beginning on, so that a rise from nothing is seen.
+        // Each kind exists from the beginning, so that a rise from 0 is seen.
         for kind in StateKind::ALL {
             let lost = view.lost.get(kind.as_str()).copied().unwrap_or_default();
             let label = StateLabel { kind: kind.as_str() };
@@ -164,24 +163,24 @@ impl Metrics {
         self.own.state_silent.set(view.silent_seconds.unwrap_or_default() as i64);
     }
 
-    /// What answers to probes are counted by.
+    /// Counters of answers to probes.
     pub(crate) fn pace(&self) -> Pace {
         self.pool.pace()
     }
 
-    /// What an instance of several is like now.
+    /// Takes over the current facts of this instance for the pool metrics.
     pub(crate) fn note_pool(&self, pool: Pool) {
         *lock(&self.noted) = pool;
     }
 
-    /// Spans are exported from now on: they are counted from 0.
+    /// Creates the counters of exported spans at 0.
     pub(crate) fn begin_spans(&self) {
         for fate in Fate::ALL {
             self.spans(fate, 0);
         }
     }
 
-    /// What became of spans.
+    /// Counts spans by outcome.
     pub(crate) fn spans(&self, fate: Fate, count: usize) {
         let labels = OutcomeLabel { outcome: fate.as_str() };
         self.own.spans.get_or_create(&labels).inc_by(count as u64);
@@ -192,12 +191,12 @@ impl Metrics {
         self.own.spans.get_or_create(&OutcomeLabel { outcome: fate.as_str() }).get()
     }
 
-    /// The picture of the fleet has changed.
+    /// Counts the reports in a changed view of the fleet.
     pub(crate) fn fleet_changed(&self, view: &FleetView) {
         self.reports.count(view);
     }
 
-    /// All of it, in the format of `OpenMetrics`.
+    /// All metrics in the `OpenMetrics` format.
     pub(crate) fn text(
         &self,
         view: &FleetView,
@@ -223,7 +222,7 @@ impl Metrics {
         if pool.vllm {
             self.vllm.read(&pool, &there);
             encoded = encode(&mut text, &self.foreign);
-            // There is one end.
+            // Only one `# EOF` is allowed.
             text.truncate(text.len() - text.strip_suffix(END).map_or(0, |_| END.len()));
         }
         match encoded.and_then(|()| encode(&mut text, &self.registry)) {
@@ -240,7 +239,7 @@ impl OwnMetrics {
         self.tls_not_after.set(whole(gateway.tls_not_after.load(Ordering::Relaxed)));
         for limit in Limit::ALL {
             let label = LimitLabel { limit: limit.as_str() };
-            // The gateway counts; a scrape only repeats it.
+            // The gateway counts; a scrape only copies the count.
             let counter = self.limited.get_or_create(&label);
             counter.inner().store(gateway.limited.count(limit), Ordering::Relaxed);
         }

@@ -1,4 +1,4 @@
-//! The tables of docs/metrics.md: printed from what is declared, and compared with what is exported.
+//! The tables of docs/metrics.md: printed from the declarations, and compared with the exported metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::printed::{END, check_page};
 
 const HEAD: &str = "| name | kind | labels | meaning |\n|---|---|---|---|\n";
 
-/// The tables, each with its name.
+/// The tables with their names.
 fn tables() -> [(&'static str, Vec<Row>); 10] {
     [
         ("requests", RequestMetrics::rows()),
@@ -32,7 +32,7 @@ fn tables() -> [(&'static str, Vec<Row>); 10] {
     ]
 }
 
-/// Every metric with its labels.
+/// Kind and labels of every declared metric, by name.
 pub(super) fn declared() -> BTreeMap<String, (&'static str, BTreeSet<&'static str>)> {
     let rows = tables().into_iter().flat_map(|(_, rows)| rows);
     rows.map(|row| (row.name, (row.kind, row.labels.iter().copied().collect()))).collect()
@@ -46,7 +46,7 @@ fn table(rows: &[Row]) -> String {
     rows.iter().map(line).collect()
 }
 
-/// `WARDEN_RENEW_DOCS=1` writes the page anew.
+/// `WARDEN_RENEW_DOCS=1` rewrites the page.
 #[test]
 fn the_tables_of_metrics_are_those_that_are_declared() {
     let tables = tables().map(|(name, rows)| {
@@ -63,7 +63,7 @@ fn no_metric_is_declared_twice_and_each_says_what_it_means_in_sentences() {
     assert_eq!(declared().len(), rows.len(), "two have one name");
     for row in rows {
         assert!(row.meaning.ends_with('.') || row.meaning.ends_with('…'), "{}: {}", row.name, row.meaning);
-        // The library would write it twice.
+        // The library would add the suffix twice.
         for unit in ["_total_total", "_seconds_seconds", "_bytes_bytes"] {
             assert!(!row.name.contains(unit), "{}", row.name);
         }

@@ -1,4 +1,4 @@
-//! What Prometheus is told, as text.
+//! Metrics for Prometheus, as text.
 
 use super::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -85,7 +85,7 @@ fn report(devices: &[(i32, Counts)]) -> Report {
     }
 }
 
-/// The view with these reports of its old and its new process.
+/// A view with these reports of the old and the new process.
 fn reporting(number: u64, old: Option<Report>, new: Option<Report>) -> FleetView {
     let mut view = FleetView { number, ..view() };
     let backends = &mut Arc::make_mut(&mut view.models[0]).backends;
@@ -113,7 +113,7 @@ fn what_backends_report_is_summed_by_device_and_their_counters_never_go_down() {
         assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
     };
     let old = report(&[(0, counts(5)), (1, counts(1))]);
-    // Not only scrapes count: the next one may come when the old process is gone.
+    // Counted between scrapes: at the next scrape the old process may be gone.
     metrics.fleet_changed(&reporting(1, Some(old.clone()), None));
     let text = scrape(&metrics, &reporting(2, Some(old), Some(report(&[(0, counts(2))]))));
     has(&text, "cuda_graphs", "device=\"0\"", "7");
@@ -122,7 +122,7 @@ fn what_backends_report_is_summed_by_device_and_their_counters_never_go_down() {
     has(&text, "cuda_pool_bytes", "device=\"0\"", &i64::MAX.to_string());
     has(&text, "cuda_graphs_evicted_total", "device=\"0\"", "7");
     has(&text, "cuda_pool_purged_bytes_total", "device=\"1\"", "100");
-    // The old one has gone; the new one goes on, and leaves a context out once.
+    // The old process has ended; the new one continues, and its report lacks a context once.
     for new in [report(&[(0, counts(3))]), report(&[]), report(&[(0, counts(4))])] {
         metrics.fleet_changed(&reporting(3, None, Some(new)));
     }
@@ -131,7 +131,7 @@ fn what_backends_report_is_summed_by_device_and_their_counters_never_go_down() {
     let text = scrape(&metrics, &last);
     has(&text, "cuda_graphs_evicted_total", "device=\"0\"", "9");
     has(&text, "cuda_graphs", "device=\"0\"", "4");
-    // A picture that comes late is not counted again.
+    // A late view is not counted again.
     metrics.fleet_changed(&reporting(1, Some(report(&[(0, counts(5))])), None));
     let text = scrape(&metrics, &FleetView { number: 5, ..FleetView::default() });
     has(&text, "cuda_graphs_evicted_total", "device=\"0\"", "9");
@@ -275,7 +275,7 @@ fn canary_ended() -> EventKind {
     EventKind::CanaryEnded { entry: Box::new(entry) }
 }
 
-/// A fleet in which everything appears.
+/// A fleet with a value for every metric.
 fn everything(metrics: &Metrics) -> FleetView {
     metrics.request_done(&Record { stream: true, ..record() });
     metrics.begin_spans();

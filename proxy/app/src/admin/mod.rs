@@ -1,19 +1,19 @@
-//! The operator's side: status, restart, drain, logs, events and metrics, over a Unix socket that only its owner can
-//! open, and over a loopback address if configured. None of it is ever on the public listener.
+//! The operator's side: status, restart, drain, logs, events and metrics, over a Unix socket that only its
+//! owner can open, and over a loopback address if configured. None of it is ever on the public listener.
 //!
 //! | module | job |
 //! |---|---|
-//! | [`route`] | which request means what; pure |
-//! | [`answer`] | what each route answers |
+//! | [`route`] | maps requests to routes; pure |
+//! | [`answer`] | answers of the routes |
 //! | [`server`] | the listeners |
-//! | [`metrics`] | numbers for Prometheus |
-//! | [`instance`] | directories of one instance, and how the command line finds it |
+//! | [`metrics`] | Prometheus metrics |
+//! | [`instance`] | directories of one instance, and the command line's search for it |
 //! | [`mod@pointer`] | files that say where an instance is, and which of them are believed |
-//! | [`requests`] | what is in flight and what ended, and how one is cancelled |
-//! | [`canary`] | another build that is tried with a model |
-//! | [`series`] | what memory did |
-//! | [`client`] | the command line's end |
-//! | [`page`] | what a browser shows |
+//! | [`requests`] | requests in flight and ended, and their cancellation |
+//! | [`canary`] | another build tried with a model |
+//! | [`series`] | recorded memory series |
+//! | [`client`] | the command line's client |
+//! | [`page`] | the page for a browser |
 
 pub(crate) mod answer;
 pub(crate) mod canary;

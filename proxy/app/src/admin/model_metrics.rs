@@ -1,5 +1,5 @@
-//! Numbers about models and their processes, for Prometheus. All are read from the fleet's picture at each scrape; what the
-//! supervisor counts is only repeated.
+//! Metrics of models and their processes. All are read from the fleet's view at each scrape; counts are the
+//! supervisor's.
 
 use std::sync::atomic::Ordering;
 
@@ -85,7 +85,7 @@ families! {
 }
 
 impl ModelMetrics {
-    /// Gauges are made anew at each scrape, so that a removed model leaves no line behind.
+    /// Sets the gauges from scratch at each scrape, so that a removed model leaves no line.
     pub(super) fn read(&self, view: &FleetView, budgets: &Budgets) {
         self.clear();
         self.read_budgets(view, budgets);
@@ -115,7 +115,8 @@ impl ModelMetrics {
         self.vram_budget.clear();
     }
 
-    /// What is configured, in bytes. `auto` is found out for each process: `backend_forecast_limit_bytes` has it.
+    /// Sets configured budgets in bytes. `auto` is computed for each process: see
+    /// `backend_forecast_limit_bytes`.
     fn read_budgets(&self, view: &FleetView, budgets: &Budgets) {
         let bytes = |limit: Option<MemoryLimit>, total: Option<u64>| match (limit?, total) {
             (limit, Some(total)) => limit.resolve(ByteSize(total)),
@@ -162,7 +163,7 @@ impl ModelMetrics {
             let labels = ComponentLabels { model: label.model.clone(), component };
             self.reclaimed_bytes.get_or_create(&labels).inner().store(bytes, Ordering::Relaxed);
         }
-        // The supervisor counts; a scrape only repeats it.
+        // The supervisor counts; a scrape only copies the count.
         for (counter, count) in
             [(&self.quarantined, known.quarantined), (&self.quarantine_refusals, known.refusals)]
         {
@@ -170,7 +171,7 @@ impl ModelMetrics {
         }
     }
 
-    /// While one generation replaces another, a replica has two processes: its memory is that of both.
+    /// While one generation replaces another, a replica has two processes; its memory is the sum of both.
     fn read_backend(&self, model: &str, backend: &BackendView) {
         let label = ReplicaLabels { model: model.to_owned(), replica: backend.replica };
         let is_ready = backend.phase == Phase::Ready;

@@ -1,10 +1,12 @@
-//! Pointers: files that say where an instance is. Which ones are believed, and how they are written and removed.
+//! Pointers: files that say where an instance is. Decides which ones are believed; writes and removes them.
 //!
-//! The command line acts on what a pointer says: it restarts models there, and has the instance replaced by another program. So a
-//! pointer counts only if it belongs to our user or to root, in a folder of theirs. Root also believes the user of a folder that root gave
-//! away (`/run/llama-warden` is the service's), and removes nothing of that user.
+//! The command line acts on a pointer's content: it restarts models of that instance, and has the instance
+//! replaced by another program. So a pointer counts only if it belongs to our user or to root, in a folder
+//! of theirs. Root also believes the user of a folder that root gave away (`/run/llama-warden` is the
+//! service's), and removes nothing of that user.
 //!
-//! Folder and file are opened once and judged as opened, because another user may exchange what a name leads to at any time.
+//! Folder and file are opened once and checked as opened, because another user may replace a path's target
+//! at any time.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -22,15 +24,15 @@ use warden_supervisor::trusted_path;
 
 use super::answer::Instance;
 
-/// Bytes of a pointer: paths and an address, of which none is longer than some thousand bytes.
+/// Largest pointer in bytes: it holds paths and an address of at most some thousand bytes each.
 const LARGEST: u64 = 64 << 10;
-/// Pointers of one folder that are read.
+/// Limit of pointers read from one folder.
 const MOST: usize = 1000;
-/// Names of one instance that are tried: processes of different namespaces may have the same number.
+/// Limit of names tried for one instance: processes of different namespaces may have the same PID.
 const NAMES: u32 = 100;
 const ROOT: u32 = 0;
 
-/// A running instance, and the user whose pointer says so.
+/// A running instance, and the user who owns its pointer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LocatedInstance {
     pub(crate) instance: Instance,
@@ -42,17 +44,17 @@ pub(crate) struct LocatedInstance {
 pub(super) struct PointerFolder {
     directory: File,
     own: u32,
-    /// The other user who is believed here.
+    /// Another user who is believed here.
     given_to: Option<u32>,
-    /// Pointers that nobody holds are removed.
+    /// True if unlocked pointers may be removed.
     is_ours: bool,
 }
 
 impl PointerFolder {
-    /// Opens it; `None` if another user made it.
+    /// Opens a folder; `None` if an untrusted user owns it.
     ///
     /// # Errors
-    /// It is missing or cannot be read; for root: another user can exchange it.
+    /// The folder is missing or cannot be read; for root: another user can replace it.
     pub(super) fn open(path: &Path) -> io::Result<Option<Self>> {
         let own = geteuid().as_raw();
         let given_to = if own == ROOT { Some(trusted_path::owner(path)?) } else { None };
@@ -66,7 +68,7 @@ impl PointerFolder {
         user == self.own || user == ROOT || self.given_to == Some(user)
     }
 
-    /// The running instances that it knows of.
+    /// The running instances with a pointer in this folder.
     pub(super) fn instances(&self) -> Vec<LocatedInstance> {
         let names = Dir::read_from(&self.directory).into_iter().flatten().flatten();
         let names = names.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
@@ -74,9 +76,9 @@ impl PointerFolder {
         names.take(MOST).filter_map(|name| self.read(&name)).collect()
     }
 
-    /// The running instance that one pointer is about. One that is dead is removed.
+    /// The running instance of one pointer. The pointer of a dead instance is removed.
     fn read(&self, name: &OsStr) -> Option<LocatedInstance> {
-        // A pipe would be waited for, a link leads elsewhere.
+        // A pipe would block the open, a link leads elsewhere.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = File::from(openat(&self.directory, name, flags, Mode::empty()).ok()?);
         let facts = file.metadata().ok()?;
@@ -90,7 +92,8 @@ impl PointerFolder {
         if flock(&file, FlockOperation::NonBlockingLockShared).is_err() {
             return Some(LocatedInstance { instance, owner });
         }
-        // Nobody holds it. Versions before this one did not, so it counts whether a process listens.
+        // No process locks the pointer. Older versions did not lock it, so a listening process also proves
+        // life.
         match listener(&instance.admin_socket) {
             Listener::User(user) => (user == owner).then_some(LocatedInstance { instance, owner }),
             Listener::Busy => Some(LocatedInstance { instance, owner }),
@@ -105,19 +108,19 @@ impl PointerFolder {
     }
 }
 
-/// What is at the path of a socket.
+/// State of a socket's path.
 enum Listener {
-    /// A process of this user.
+    /// A process of this user listens.
     User(u32),
-    /// A process that has not accepted its last connections.
+    /// A process listens, but its queue is full.
     Busy,
-    /// Nobody, and nobody will ever listen there again.
+    /// No process listens, and none ever will.
     Nobody,
-    /// Whatever is wrong may pass.
+    /// Not known; the error may pass.
     Unknown,
 }
 
-/// Looks without waiting: a socket whose queue is full would keep us for ever.
+/// Connects without waiting: a socket whose queue is full would block for ever.
 fn listener(path: &str) -> Listener {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let Ok(socket) = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None) else {
@@ -134,19 +137,19 @@ fn listener(path: &str) -> Listener {
     }
 }
 
-/// Removes a name, if it is still that of the file.
+/// Removes a name, if it still refers to the file.
 fn remove(directory: &File, name: &OsStr, file: &File) {
     let there = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok();
     let is_same = |facts: fs::Metadata| {
         there.is_some_and(|there| (there.st_dev, there.st_ino) == (facts.dev(), facts.ino()))
     };
     if file.metadata().is_ok_and(is_same) {
-        // Gone is as good.
+        // A missing file is as good as a removed one.
         let _gone = unlinkat(directory, name, AtFlags::empty());
     }
 }
 
-/// The file that says where an instance is, locked and removed by the instance itself.
+/// A pointer of our own, locked while this lives and removed on drop.
 #[derive(Debug)]
 pub(super) struct Pointer {
     directory: File,
@@ -155,7 +158,7 @@ pub(super) struct Pointer {
 }
 
 impl Pointer {
-    /// Writes one into a folder that exists.
+    /// Writes a pointer into an existing folder.
     pub(super) fn put(folder: &Path, instance: &Instance) -> io::Result<Self> {
         let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
         flock(new.as_file(), FlockOperation::NonBlockingLockExclusive)?;
@@ -165,7 +168,7 @@ impl Pointer {
         for number in 1..=NAMES {
             let more = if number == 1 { String::new() } else { format!("-{number}") };
             let name = OsString::from(format!("{}{more}.json", instance.pid));
-            // One that a killed process of our number has left makes room.
+            // Removes the pointer of a killed process with our PID.
             drop(known.as_ref().and_then(|known| known.read(&name)));
             match new.persist_noclobber(folder.join(&name)) {
                 Ok(file) => return Ok(Self { directory, name, file }),
@@ -183,7 +186,7 @@ impl Drop for Pointer {
     }
 }
 
-/// The running instances that a folder knows of: none where it is missing, or another user's.
+/// The running instances of a folder; none if it is missing or untrusted.
 pub(super) fn in_folder(path: &Path) -> Vec<LocatedInstance> {
     match PointerFolder::open(path) {
         Ok(Some(folder)) => folder.instances(),
@@ -282,7 +285,8 @@ mod tests {
         std::os::unix::fs::chown(&folder, Some(MALLORY), None).unwrap();
         std::os::unix::fs::chown(&file, Some(0), None).unwrap();
         assert_eq!(in_folder(&folder), [], "our file in her folder, which she has made in a public place");
-        // In a place that is root's alone, root has given her the folder: what she says is about her own instance.
+        // Below a folder that only root can change, root gave her this folder: her pointer is about her own
+        // instance.
         fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
         std::os::unix::fs::chown(&file, Some(MALLORY), None).unwrap();
         assert_eq!(in_folder(&folder), [], "root answers on that socket, not she");

@@ -1,5 +1,5 @@
-//! Numbers for who spreads requests over several instances: an endpoint picker, a balancer. All are of this moment, of all models
-//! together where nothing else is said, and can be had without asking any llama-server.
+//! Metrics for balancers and endpoint pickers that spread requests over several instances. All describe
+//! this moment, cover all models together unless stated otherwise, and need no request to any llama-server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use super::metrics::{ModelLabel, whole};
 use crate::probe::facts::Context;
 use crate::probe::pace::Pace;
 
-/// Tokens of a block, for a picker that counts in blocks. llama-server has none: a small number loses little to rounding.
+/// Tokens per block, for a picker that counts blocks. llama-server has none: a small number loses little to
+/// rounding.
 const BLOCK: u64 = 16;
 
 labels! {
@@ -26,7 +27,7 @@ labels! {
     AdapterLabels { max_lora: String, running_lora_adapters: String, waiting_lora_adapters: String }
 }
 
-/// A number that need not be whole.
+/// A gauge of a fractional number.
 pub(crate) type Fraction = Gauge<f64, AtomicU64>;
 
 families! {
@@ -71,16 +72,17 @@ families! {
     }
 }
 
-/// What they are read from.
+/// Source of the pool metrics.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pool {
     pub(crate) facts: Facts,
     pub(crate) contexts: BTreeMap<String, Context>,
-    /// The line that `agent-check` of `HAProxy` gets; `None`: nothing is known.
+    /// Answer to `agent-check` of `HAProxy`; `None`: not known.
     pub(crate) line: Option<Line>,
-    /// Whether there are the names of vLLM, too.
+    /// True if the metrics with vLLM's names exist, too.
     pub(crate) vllm: bool,
-    /// Whether pickers read it: what is loaded is a label, of which each change is another series, and nobody else needs it so.
+    /// True if a picker reads the metrics. Only pickers need the loaded models as a label; each change of
+    /// it creates a new series.
     pub(crate) pickers: bool,
 }
 
@@ -98,7 +100,7 @@ impl Pool {
     }
 }
 
-/// Which context there is, and which models are there.
+/// Room of the context, and names of loaded models, as labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct There {
     cache: CacheLabels,
@@ -110,11 +112,11 @@ pub(super) struct There {
 impl There {
     pub(super) fn of(pool: &Pool, view: &FleetView, now: i64) -> Self {
         let blocks = pool.context().room / BLOCK;
-        // Who asks may ask by any name.
+        // A client may use any alias.
         let all_names = |model: &Arc<ModelView>| {
             let aliases = model.aliases.iter().map(ToString::to_string);
             let all = std::iter::once(model.name.to_string()).chain(aliases);
-            // It would be read as two.
+            // A name with a comma would be read as two.
             all.filter(|name| !name.contains(',')).collect::<Vec<_>>()
         };
         let named = |state: ModelState| {
@@ -141,7 +143,7 @@ impl There {
 }
 
 impl PoolMetrics {
-    /// For the thread that answers probes.
+    /// Counters for the thread that answers probes.
     pub(super) fn pace(&self) -> Pace {
         Pace { answers: self.answers.clone(), late: self.late.clone(), longest: self.longest.clone() }
     }

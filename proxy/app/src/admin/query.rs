@@ -1,14 +1,14 @@
-//! What is asked for in a query or a form: pairs, decoded as forms are (`+` is a space). The one reader for every route of ours. Pure.
+//! Reads queries and forms: pairs, decoded as forms are (`+` is a space). Used by every route of ours. Pure.
 
 use reqwest::Url;
 
-/// Pairs in the order they were given, decoded.
+/// Decoded pairs in their given order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Query(Vec<(String, String)>);
 
 impl Query {
-    /// Of a query, or of a form as browsers send it. What cannot be decoded is decoded as browsers do, with marks for what is no text:
-    /// for pages, which show something whatever stands in the address.
+    /// Decodes a query, or a form as browsers send it. Invalid bytes become replacement characters, as in
+    /// browsers: a page answers every address.
     pub(crate) fn of(query: Option<&str>) -> Self {
         let Some(query) = query.filter(|query| !query.is_empty()) else { return Self::default() };
         let mut url = base();
@@ -17,10 +17,10 @@ impl Query {
         Self(all.map(|(name, value)| (name.into_owned(), value.into_owned())).collect())
     }
 
-    /// The same for what acts on it.
+    /// [`Self::of`], but strict: for routes that change something.
     ///
     /// # Errors
-    /// In words: a `%` that begins no byte, or what is no UTF-8; a name twice, of which nobody knows the one that is meant.
+    /// In words: a `%` that begins no byte, text that is no UTF-8, or a name that occurs twice.
     pub(crate) fn read(query: Option<&str>) -> Result<Self, String> {
         for pair in query.unwrap_or_default().split('&') {
             if warden_gateway::percent_decoded(pair).is_none() {
@@ -42,24 +42,24 @@ impl Query {
         }
     }
 
-    /// One value, the first of its name. One that is empty counts as none.
+    /// The first value of a name. An empty value counts as none.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         let found = self.0.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
     }
 
-    /// Takes one value out; an empty one is one.
+    /// Removes and returns a value, even an empty one.
     pub(crate) fn take(&mut self, name: &str) -> Option<String> {
         let at = self.0.iter().position(|(known, _)| known == name)?;
         Some(self.0.remove(at).1)
     }
 
-    /// Whether a switch is on: its name alone, or with `1` or `true`.
+    /// Returns true if a switch is on: its name alone, or with `1` or `true`.
     pub(crate) fn asks(&self, name: &str) -> bool {
         self.0.iter().any(|(known, value)| known == name && matches!(value.as_str(), "" | "1" | "true"))
     }
 
-    /// The first name that nobody took.
+    /// The first name that was not taken.
     pub(crate) fn left(&self) -> Option<&str> {
         self.0.first().map(|(name, _)| name.as_str())
     }
@@ -75,11 +75,11 @@ fn base() -> Url {
     Url::parse("http://localhost/").expect("a constant")
 }
 
-/// An address with these pairs. Values that are empty are left out.
+/// An address with these pairs. Empty values are left out.
 pub(crate) fn address(path: &str, pairs: &[(&str, &str)]) -> String {
     let mut url = base();
     url.query_pairs_mut().extend_pairs(pairs.iter().filter(|(_, value)| !value.is_empty()));
-    // A blank may be spelled in two ways, of which not everybody reads both.
+    // A blank has two spellings, and not every reader knows `+`.
     match url.query().filter(|query| !query.is_empty()) {
         Some(query) => format!("{path}?{}", query.replace('+', "%20")),
         None => path.to_owned(),
@@ -122,7 +122,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever is asked: it is pairs of text, and an address made of them means the same.
+        /// Any query is parsed into pairs of text, and an address made of them has the same meaning.
         #[test]
         fn any_query_is_pairs(query in crate::mutated::mutated_text(&["model=org%2Fa+b&span=7d&token=%ff&do=restart%20m", "&&=&a&=b&%"])) {
             let asked = Query::of(Some(&query));

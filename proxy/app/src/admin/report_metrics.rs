@@ -1,8 +1,9 @@
-//! Numbers for Prometheus out of the memory reports of the backends.
+//! Metrics from the memory reports of backends.
 //!
-//! What is held now is read from the fleet at each scrape. What has happened is counted here: a process counts from 0, and
-//! its counters are gone with it, so each increase is added to a counter of ours that never goes down. Increases are taken
-//! at every change of the fleet's picture, so that those of a process that lives between two scrapes are not lost.
+//! Current values are read from the fleet at each scrape. Events are counted here: a process counts from 0,
+//! and its counters end with it. So each increase is added to a counter of ours that never falls. Increases
+//! are taken at every change of the fleet's view, so that those of a process that lives between two scrapes
+//! are not lost.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -20,7 +21,7 @@ use super::families::{families, labels};
 use super::metrics::whole;
 use crate::sync::lock;
 
-/// Contexts remembered per process; beyond them only those in its report. A process has a few.
+/// Contexts remembered per process; above this, only those in its report. A process has a few.
 const CONTEXTS_KEPT: usize = 1024;
 
 labels! {
@@ -64,17 +65,17 @@ families! {
     }
 }
 
-/// What has been counted already.
+/// Counts taken over so far.
 #[derive(Default)]
 struct Seen {
-    /// The last picture.
+    /// Number of the last view.
     number: u64,
-    /// By process, and by device and number of the context in it.
+    /// By process, then by device and number of the context.
     contexts: HashMap<GenerationId, HashMap<(i32, u32), Counts>>,
 }
 
 impl ReportMetrics {
-    /// Adds what has happened since the last picture. Older pictures than that say nothing new.
+    /// Adds the increases since the last view. Older views are ignored.
     pub(super) fn count(&self, view: &FleetView) {
         let mut seen = lock(&self.seen);
         if view.number < seen.number {
@@ -130,7 +131,7 @@ impl ReportMetrics {
         }
     }
 
-    /// Gauges are made anew, so that a removed model leaves no line behind.
+    /// Sets the gauges from scratch, so that a removed model leaves no line.
     pub(super) fn read(&self, view: &FleetView) {
         for gauge in
             [&self.contexts, &self.graphs, &self.pool, &self.pool_peak, &self.handles, &self.workspace]
@@ -158,7 +159,7 @@ impl ReportMetrics {
     }
 }
 
-/// While one process replaces another, a replica has two: what it holds is held by both.
+/// Sums the reports by device. While one process replaces another, a replica has two; both are included.
 fn held(view: &FleetView) -> BTreeMap<DeviceLabels, Totals> {
     let mut all: BTreeMap<DeviceLabels, Totals> = BTreeMap::new();
     for model in view.models.iter().chain(&view.canaries) {

@@ -1,5 +1,5 @@
-//! What requests came to. Where a request of some kind counts is looked up once: with names for labels, looking up
-//! costs more than counting.
+//! Request metrics. The metrics of a kind of request are looked up once and kept: with names as labels, a
+//! lookup costs more than counting.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -30,15 +30,15 @@ labels! {
     OutcomeLabels { model: String, outcome: &'static str }
 }
 
-/// Requests that count into the same places: model, route, status, outcome.
+/// Labels of a request: model, route, status, outcome.
 type Kind = (Option<ModelName>, &'static str, u16, &'static str);
 
-/// Where requests of one kind are counted.
+/// Metrics of requests with the same labels.
 struct Counted {
     requests: Counter,
     outcomes: Counter,
     seconds: Histogram,
-    /// Looked up when there is a first byte.
+    /// Looked up at the first request with a first byte.
     ttfb: OnceLock<Histogram>,
     of_model: Option<CountedOfModel>,
 }
@@ -46,7 +46,7 @@ struct Counted {
 struct CountedOfModel {
     tally: Arc<Tally>,
     queue: Histogram,
-    /// Looked up when there is one.
+    /// Looked up at the first request with a first token.
     first_token: OnceLock<Histogram>,
     token: OnceLock<Histogram>,
     retries: Counter,
@@ -155,18 +155,18 @@ impl RequestMetrics {
         }
     }
 
-    /// What the page counts, by model.
+    /// The counts shown on the page, by model.
     pub(super) fn tallies(&self) -> BTreeMap<String, Arc<Tally>> {
         self.tallies.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How long a stream took to its first token, and for each one behind it.
+    /// Records a stream's time to first token, and the time for each further token.
     fn tokens(&self, of_model: &CountedOfModel, first: Duration, record: &Record) {
         let label = || ModelLabel { model: model_text(record.model.as_ref()) };
         let to_first =
             of_model.first_token.get_or_init(|| self.first_token_seconds.get_or_create(&label()).clone());
         to_first.observe(first.as_secs_f64());
-        // One that broke off in the middle says nothing of the speed.
+        // A stream that broke off says nothing about the speed.
         let behind = record.work.output_tokens.saturating_sub(1);
         if behind > 0 && record.outcome == Outcome::Ok {
             let each = of_model.token.get_or_init(|| self.token_seconds.get_or_create(&label()).clone());
@@ -174,7 +174,7 @@ impl RequestMetrics {
         }
     }
 
-    /// Looks up what one kind of request counts into; that costs more than counting.
+    /// Looks up the metrics of one kind of request; costs more than counting.
     fn counted_for(&self, (model, route, status, outcome): &Kind) -> Counted {
         let (text, route, status, outcome) = (model_text(model.as_ref()), *route, *status, *outcome);
         let label = ModelLabel { model: text.clone() };

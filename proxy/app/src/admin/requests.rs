@@ -1,5 +1,5 @@
-//! `GET /requests`, `GET /requests/{id}` and `POST /requests/{id}/cancel`: what is in flight, what ended last, and how one is ended. Never
-//! what a request says: where requests are recorded, one is shown as it was recorded.
+//! `GET /requests`, `GET /requests/{id}` and `POST /requests/{id}/cancel`: lists requests in flight and
+//! ended, and cancels one. Shows a request's content only where requests of its model are recorded.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,50 +14,50 @@ use super::answer::{Admin, Body, error, json};
 use super::query::Query;
 use crate::captures::Capture;
 
-/// Which requests are asked for.
+/// Filter of the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Filter {
-    /// The model, by its name or an alias.
+    /// Name or alias.
     pub(crate) model: Option<String>,
     pub(crate) state: Option<Wanted>,
-    /// At most so many.
+    /// Limit of listed requests.
     pub(crate) limit: Option<usize>,
 }
 
-/// How far a request has to have come.
+/// Filter by progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     InFlight,
     State(RequestState),
 }
 
-/// What `GET /requests` answers.
+/// The answer to `GET /requests`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RequestList {
-    /// Requests in flight in all, whatever was asked for.
+    /// All requests in flight, regardless of the filter.
     pub(crate) in_flight: usize,
-    /// Those that were asked for: in flight, the oldest first; then those that ended, the last one first.
+    /// Matching requests: in flight, oldest first; then ended, latest first.
     pub(crate) requests: Vec<RequestView>,
-    /// How many more there are.
+    /// Matching requests beyond the limit.
     pub(crate) left_out: usize,
 }
 
-/// What `GET /requests/{id}` answers.
+/// The answer to `GET /requests/{id}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OneRequest {
-    /// Those with that id: clients may give several the same.
+    /// Requests with that id: clients may reuse an id.
     pub(crate) requests: Vec<RequestView>,
-    /// The last of them as it was recorded, if its model's requests are.
+    /// The latest of them as recorded, if requests of its model are recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) recorded: Option<Capture>,
 }
 
-/// What `POST /requests/{id}/cancel` answers.
+/// The answer to `POST /requests/{id}/cancel`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Cancelled {
-    /// The request as it was then.
+    /// The request when it was cancelled.
     pub(crate) cancelled: RequestView,
-    /// It had been told before.
+    /// True if it had been cancelled before.
     pub(crate) again: bool,
 }
 
@@ -71,7 +71,7 @@ impl Filter {
     ///
     /// # Errors
     ///
-    /// In words: a name or a value that means nothing, with those that do.
+    /// In words: an unknown name or value, with the valid ones.
     pub(crate) fn of(query: Option<&str>) -> Result<Self, String> {
         let mut given = Query::read(query)?;
         let (model, limit) = (given.take("model"), whole("limit", given.take("limit"))?);
@@ -103,11 +103,11 @@ impl Wanted {
     }
 }
 
-/// The number of the request that is meant, where several have its id.
+/// The number that the query gives, which selects one of several requests with the same id.
 ///
 /// # Errors
 ///
-/// In words: the query says something else.
+/// In words: the query has another name, or its value is no number.
 pub(crate) fn number_of(query: Option<&str>) -> Result<Option<u64>, String> {
     let mut given = Query::read(query)?;
     let number = whole("number", given.take("number"))?;
@@ -117,7 +117,7 @@ pub(crate) fn number_of(query: Option<&str>) -> Result<Option<u64>, String> {
     }
 }
 
-/// Adds what only the fleet knows: which replica, and whether a request waits for its model.
+/// Adds facts of the fleet: the replica, and whether a request waits for its model to load.
 pub(crate) fn placed(mut requests: Vec<RequestView>, fleet: &FleetView) -> Vec<RequestView> {
     let models: BTreeMap<&str, &ModelView> =
         fleet.models.iter().map(|model| (model.name.as_str(), &**model)).collect();
@@ -135,7 +135,7 @@ pub(crate) fn placed(mut requests: Vec<RequestView>, fleet: &FleetView) -> Vec<R
     requests
 }
 
-/// Those that are asked for, `model` by the name that the fleet has for it.
+/// Applies the filter. `model`: the fleet's name of the filter's model.
 fn listed(all: Vec<RequestView>, filter: &Filter, model: Option<&str>) -> RequestList {
     let in_flight = all.iter().filter(|one| one.is_in_flight()).count();
     let is_meant = |one: &RequestView| {
@@ -149,7 +149,7 @@ fn listed(all: Vec<RequestView>, filter: &Filter, model: Option<&str>) -> Reques
     RequestList { in_flight, requests, left_out }
 }
 
-/// Milliseconds for people: `12 ms`, `1.2 s`, `11 min 5 s`.
+/// Formats milliseconds: `12 ms`, `1.2 s`, `11 min 5 s`.
 pub(crate) fn took(ms: f64) -> String {
     let time = Duration::try_from_secs_f64(ms / 1e3).unwrap_or_default();
     match time.as_secs() {
@@ -159,7 +159,7 @@ pub(crate) fn took(ms: f64) -> String {
     }
 }
 
-/// A time and what was done in it: `1.2 s, 4096`; what is not known is left out.
+/// Formats a time with its tokens: `1.2 s, 4096`; unknown parts are left out.
 pub(crate) fn short(ms: Option<f64>, tokens: u64) -> String {
     match (ms, tokens) {
         (None, 0) => "-".to_owned(),
@@ -170,11 +170,11 @@ pub(crate) fn short(ms: Option<f64>, tokens: u64) -> String {
 }
 
 impl Admin {
-    /// Those that are asked for.
+    /// Lists the matching requests.
     ///
     /// # Errors
     ///
-    /// There is no such model.
+    /// The model is unknown.
     pub(crate) fn list_requests(&self, filter: &Filter) -> Result<RequestList, String> {
         let resolved = filter.model.as_deref().map(|name| self.fleet.resolve(Some(name))).transpose();
         let model = resolved.map_err(|unknown| unknown.to_string())?;
@@ -182,7 +182,7 @@ impl Admin {
         Ok(listed(all, filter, model.as_ref().map(ModelName::as_str)))
     }
 
-    /// Those with this id, and the last of them as it was recorded. `None`: there is none any more.
+    /// Requests with this id, and the latest of them as recorded. `None`: none is listed any more.
     pub(crate) fn one_request(&self, id: &str) -> Option<OneRequest> {
         let mut requests = placed(self.requests.list(), &self.fleet.view());
         requests.retain(|one| one.id == id);
@@ -197,7 +197,7 @@ impl Admin {
         }
     }
 
-    /// Tells a request to end, and tells that it was told.
+    /// Cancels a request and returns it as it was.
     ///
     /// # Errors
     ///

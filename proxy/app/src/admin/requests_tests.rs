@@ -1,4 +1,4 @@
-//! Which requests are shown, and what is said of those that cannot be.
+//! Filters of the list of requests, and errors of invalid ones.
 
 use warden_policies::{GenerationId, ModelName};
 

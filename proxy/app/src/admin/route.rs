@@ -1,4 +1,4 @@
-//! The admin routes: a method and a path become one value, or a reason why not. Pure.
+//! The admin routes: maps method and path to a route, or to the reason for a refusal. Pure.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,29 +20,29 @@ pub(crate) enum Route {
     Series(Option<String>),
     /// `GET /events`
     Events {
-        /// Whether to wait for more.
+        /// Wait for further events.
         follow: bool,
     },
     /// `GET /models/{name}/logs`
     Logs {
         model: String,
-        /// Whether to wait for more.
+        /// Wait for further lines.
         follow: bool,
-        /// Whether what looks like a secret is wanted, too.
+        /// Show likely secrets, too.
         reveal: bool,
     },
     /// `POST /models/{name}/restart`
     Restart(String),
     /// `POST /models/{name}/drain`
     Drain(String),
-    /// `POST /drain`: the whole instance is left alone by balancers.
+    /// `POST /drain`: asks balancers to avoid the whole instance.
     Leave {
-        /// Whether it is not, after all.
+        /// Take that back.
         undo: bool,
     },
     /// `POST /models/{name}/reclaim`
     Reclaim(String),
-    /// `POST /models/{name}/pin` and `/unpin`: whether it may leave for another model.
+    /// `POST /models/{name}/pin` and `/unpin`: whether the model is kept loaded.
     Pin(String, bool),
     /// `GET`, `POST` or `DELETE /models/{name}/canary`
     Canary(String, Order<Wish>),
@@ -53,16 +53,16 @@ pub(crate) enum Route {
     /// `POST /requests/{id}/cancel`
     CancelRequest {
         id: String,
-        /// Which of several with that id.
+        /// Selects one of several requests with that id.
         number: Result<Option<u64>, String>,
     },
     /// `POST /quarantine/release` of all, `POST /quarantine/release/{which}` of a model or a fingerprint.
     Release(Option<String>),
-    /// `POST /upgrade`, to which program and within what time.
+    /// `POST /upgrade`: path of the program, and time limit.
     Upgrade(Result<(Option<PathBuf>, Option<Duration>), String>),
 }
 
-/// What is wanted of something that a model has beside what serves, and that goes on by itself.
+/// A request about a background task of a model, such as a canary.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Order<T> {
     /// `POST`
@@ -74,7 +74,7 @@ pub(crate) enum Order<T> {
 }
 
 impl<T> Order<T> {
-    /// The order of a method; `wish` reads what is to be begun.
+    /// Maps a method; `wish` reads the settings of a task to start.
     fn of(method: &Method, wish: impl FnOnce() -> Result<T, String>) -> Result<Self, Mismatch> {
         match *method {
             Method::POST => Ok(Self::Start(wish())),
@@ -85,7 +85,7 @@ impl<T> Order<T> {
     }
 }
 
-/// Why a request means nothing.
+/// Why no route matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mismatch {
     NotFound,
@@ -93,16 +93,16 @@ pub(crate) enum Mismatch {
     Method(&'static str),
 }
 
-/// The route that lets another program take our place.
+/// The route that upgrades to another program.
 pub(crate) const UPGRADE: &str = "/upgrade";
 
-/// In front of what is to be released.
+/// Prefix of the path that releases one model or fingerprint.
 const RELEASE: &str = "/quarantine/release/";
 
-/// In front of a request's id.
+/// Prefix of the path of one request.
 const REQUEST: &str = "/requests/";
 
-/// The routes, for the answer to a wrong one.
+/// The routes, listed in the answer to an unknown one.
 pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], \
                                  GET /series[?model=NAME&range=6h or from=UNIX&to=UNIX&points=N], GET /models/NAME/logs[?follow=1&reveal=1], \
                                  POST /drain[?undo=1], POST /models/NAME/restart, POST /models/NAME/drain, POST /models/NAME/reclaim, \
@@ -111,7 +111,7 @@ pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=
                                  GET /requests[?model=NAME&state=STATE&limit=COUNT], GET /requests/ID, POST /requests/ID/cancel[?number=NUMBER], \
                                  POST /quarantine/release[/MODEL or /FINGERPRINT], POST /upgrade[?to=PROGRAM&wait=60s], and for browsers GET /page/";
 
-/// Reads a request. A model's name may hold slashes, plain or percent-encoded.
+/// Parses a request. A model's name may contain slashes, plain or percent-encoded.
 pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, Mismatch> {
     let switches = Query::of(query);
     let asks = |name: &str| switches.asks(name);
@@ -160,7 +160,7 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
     if method.as_str() == wanted { Ok(route) } else { Err(Mismatch::Method(wanted)) }
 }
 
-/// To which program, and within what time.
+/// Reads the program's path and the time limit.
 fn upgrade(query: Option<&str>) -> Result<(Option<PathBuf>, Option<Duration>), String> {
     let mut given = Query::read(query)?;
     let to = given.take("to").map(PathBuf::from);
@@ -173,15 +173,15 @@ fn upgrade(query: Option<&str>) -> Result<(Option<PathBuf>, Option<Duration>), S
     }
 }
 
-/// Whether a request has what only browsers write.
+/// Returns true if a request has headers that only browsers send.
 pub(crate) fn has_browsers_marks(headers: &HeaderMap) -> bool {
     headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
 }
 
-/// The host that a request names, unless that is a loopback address or `localhost`; empty where it names none.
+/// The requested host, unless it is a loopback address or `localhost`; empty if there is none.
 ///
-/// Over TCP it gives a page in a browser away: such a page can reach loopback addresses under a host name of its own
-/// choosing, and there is no key to stop it.
+/// Over TCP a foreign host reveals a page in a browser: such a page can reach loopback addresses under any
+/// host name of its own, and no key would stop it.
 pub(crate) fn foreign_host(headers: &HeaderMap) -> Option<&str> {
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {

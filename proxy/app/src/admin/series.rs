@@ -1,4 +1,4 @@
-//! `GET /series`: what memory did, for programs.
+//! `GET /series`: recorded memory series, for programs.
 
 use http::{Response, StatusCode};
 
@@ -18,7 +18,7 @@ impl Admin {
                 Err(failed) => error(StatusCode::SERVICE_UNAVAILABLE, &failed.to_string()),
             };
         };
-        // By another name it is the same model.
+        // The query may use an alias.
         let own = self.fleet.resolve(Some(model)).map_or_else(|_| model.clone(), |name| name.to_string());
         match of_model(&self.series, &self.fleet.view(), &own, &ask).await {
             Ok(data) => json(StatusCode::OK, &data),

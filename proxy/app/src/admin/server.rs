@@ -29,31 +29,31 @@ use super::route::{UPGRADE, foreign_host, has_browsers_marks};
 use crate::exit::Failure;
 use crate::sync::lock;
 
-/// Connections that wait to be taken, as std has it.
+/// Limit of connections that wait to be accepted, as in std.
 const BACKLOG: u32 = 128;
 
-/// How often it is looked whether the socket can still be found.
+/// Interval of the checks that the socket's file still exists.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A copy of a Unix socket that was made again, if one was.
+/// A copy of the Unix socket, once it was made again.
 pub(crate) type Remade = Arc<Mutex<Option<OwnedFd>>>;
 
 pub(crate) struct Listeners {
     path: PathBuf,
-    /// Device and number of the socket's file.
+    /// Device and inode of the socket's file; `None` if the service manager made the socket.
     file: Option<(u64, u64)>,
     pause: Duration,
     unix: UnixListener,
-    /// A copy of the one that was made again, for the next program.
+    /// A copy of a socket made again, for the successor.
     remade: Remade,
     tcp: Option<TcpListener>,
-    /// The next program has the sockets: the file stays.
+    /// Cancelled when the successor has the sockets: the file stays.
     stays: CancellationToken,
     asking: Asking,
     asked: UnboundedReceiver<oneshot::Sender<()>>,
 }
 
-/// The sockets of the program before us. `given`: whoever started the first one made the Unix socket, and removes its file.
+/// Wraps the predecessor's sockets. `given`: the service manager made the Unix socket, and removes its file.
 pub(crate) fn inherit(
     unix: OwnedFd,
     tcp: Option<OwnedFd>,
@@ -68,26 +68,26 @@ pub(crate) fn inherit(
     Ok(Listeners::new(path, file, unix, tcp, pause))
 }
 
-/// Sockets that listen already.
+/// Sockets that already listen.
 #[derive(Debug, Default)]
 pub(crate) struct Given {
-    /// With the path that programs connect to.
+    /// The socket, and the path that programs connect to.
     pub(crate) unix: Option<(std::os::unix::net::UnixListener, PathBuf)>,
     pub(crate) tcp: Option<std::net::TcpListener>,
 }
 
-/// Asks whether a loop turns.
+/// Asks a loop to prove that it is responsive.
 #[derive(Clone, Debug)]
 pub(crate) struct Asking(UnboundedSender<oneshot::Sender<()>>);
 
 impl Asking {
-    /// And where the loop hears it.
+    /// Also returns the receiver for the loop.
     pub(crate) fn new() -> (Self, UnboundedReceiver<oneshot::Sender<()>>) {
         let (asking, asked) = unbounded_channel();
         (Self(asking), asked)
     }
 
-    /// Resolves when it does; fails when it has ended.
+    /// Resolves when the loop answers; fails when the loop has ended.
     pub(crate) fn ask(&self) -> oneshot::Receiver<()> {
         let (question, answer) = oneshot::channel();
         drop(self.0.send(question));
@@ -95,8 +95,8 @@ impl Asking {
     }
 }
 
-/// Binds them, but for those that are given. `pause` follows a failure to accept. A socket file that nobody listens on any more is
-/// replaced.
+/// Binds the sockets that are not `given`. `pause` is the wait after a failed accept. A socket file on
+/// which no process listens is replaced.
 pub(crate) async fn bind(
     socket: &Path,
     address: Option<SocketAddr>,
@@ -129,7 +129,7 @@ pub(crate) async fn bind(
     Ok(Listeners::new(path, file, unix, tcp, pause))
 }
 
-/// The listener, and which file it is.
+/// The listener, with device and inode of its file.
 async fn bind_unix(socket: &Path) -> Result<(UnixListener, (u64, u64)), Failure> {
     let shown = socket.display();
     let cannot = |problem: &io::Error| {
@@ -152,7 +152,7 @@ async fn bind_unix(socket: &Path) -> Result<(UnixListener, (u64, u64)), Failure>
                     "stop it, or choose another `admin.socket`",
                 ));
             }
-            // Nobody will ever listen there again. Whatever else is wrong, the socket may be somebody's.
+            // No process will ever listen there again. After any other error the socket may be in use.
             Err(problem) if problem.kind() == io::ErrorKind::ConnectionRefused => {
                 std::fs::remove_file(socket).map_err(|problem| cannot(&problem))?;
             }
@@ -166,11 +166,12 @@ async fn bind_unix(socket: &Path) -> Result<(UnixListener, (u64, u64)), Failure>
     Ok((listener, (made.dev(), made.ino())))
 }
 
-/// A socket that is nobody else's from its first moment: who connected before its mode is changed would be served afterwards. On Linux it
-/// gets the mode that its descriptor has.
+/// Binds a socket that is private from its first moment: a client that connects before the mode is changed
+/// would be served afterwards. On Linux the file gets the mode of the descriptor.
 fn private(socket: &Path) -> io::Result<UnixListener> {
     let made = UnixSocket::new_stream()?;
-    // Elsewhere that is no right of a socket, and the mode is changed as soon as it has a name.
+    // On other systems the descriptor's mode has no effect; there the caller changes the file's mode after
+    // binding.
     let _elsewhere = rustix::fs::fchmod(&made, rustix::fs::Mode::from_raw_mode(0o600));
     made.bind(socket)?;
     made.listen(BACKLOG)
@@ -189,34 +190,34 @@ impl Listeners {
         Self { path, file, pause, unix, remade, tcp, stays, asking, asked }
     }
 
-    /// The TCP address, with the port that was really bound.
+    /// The TCP address, with the port that was bound.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.tcp.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
-    /// Copies of the sockets for the next program: the Unix one first.
+    /// Copies of the sockets for the successor: the Unix one first.
     pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
         let tcp = self.tcp.as_ref().map(|tcp| tcp.as_fd().try_clone_to_owned());
         std::iter::once(self.unix.as_fd().try_clone_to_owned()).chain(tcp).collect()
     }
 
-    /// Whether whoever started us made the Unix socket.
+    /// Returns true if the service manager made the Unix socket.
     pub(crate) fn given(&self) -> bool {
         self.file.is_none()
     }
 
-    /// Cancelled when the next program has the sockets.
+    /// Cancelled when the successor has the sockets.
     pub(crate) fn stays(&self) -> CancellationToken {
         self.stays.clone()
     }
 
-    /// Where there is a copy of the Unix socket as soon as it is made again.
+    /// Holds a copy of the Unix socket once it is made again.
     pub(crate) fn remade(&self) -> Remade {
         self.remade.clone()
     }
 
-    /// Makes the socket again if its file is gone: cleaners of `/tmp` and the end of a login session take it away, and
-    /// then nobody can ask us anything. What others have put in its place stays.
+    /// Makes the socket again if its file is gone. Cleaners of `/tmp` and the end of a login session remove
+    /// it, and then no program can reach us. A file that another program has put in its place stays.
     async fn restore(&mut self) {
         let is_gone =
             std::fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
@@ -241,19 +242,20 @@ impl Listeners {
         }
     }
 
-    /// Where programs connect to.
+    /// The path that programs connect to.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What asks whether it turns.
+    /// Asks the admin loop whether it is responsive.
     pub(crate) fn asking(&self) -> Asking {
         self.asking.clone()
     }
 
-    /// Answers until `admin.stop`; ends when the last answer has.
+    /// Serves until `admin.stop`; ends after the last answer.
     pub(crate) async fn serve(mut self, admin: Admin) {
-        // Clients look whose process listens. Where a service manager or the program before us made the socket, it is ours from now on.
+        // Clients check which process listens. The service manager or our predecessor made the socket;
+        // listening again makes it ours.
         if let Err(problem) = rustix::net::listen(&self.unix, BACKLOG.cast_signed()) {
             tracing::debug!(%problem, "the admin socket is still that of the program that made it");
         }
@@ -270,7 +272,7 @@ impl Listeners {
                     continue;
                 }
                 Some(question) = self.asked.recv() => {
-                    // Whoever asked may have left.
+                    // The asker may have gone.
                     let _left = question.send(());
                     continue;
                 }
@@ -285,12 +287,12 @@ impl Listeners {
             };
             if let Err(problem) = accepted {
                 tracing::warn!(%problem, "the admin listener cannot accept a connection");
-                // Out of files, most likely: a busy loop would not free any.
+                // Probably out of file descriptors: a busy loop would not free any.
                 tokio::time::sleep(self.pause).await;
             }
         }
-        // Whoever looks for a running instance should not find the file of one that has ended.
-        // One that was handed over stays, and another's, if ours was removed and made again meanwhile, is not ours to remove.
+        // Removed so that a search for running instances does not find it. The file stays if the socket was
+        // handed over, or if it is another program's, made after ours was removed.
         let there = std::fs::symlink_metadata(&self.path).ok();
         if !self.stays.is_cancelled()
             && there.is_some_and(|facts| self.file == Some((facts.dev(), facts.ino())))
@@ -299,13 +301,13 @@ impl Listeners {
         }
         tasks.close();
         tasks.wait().await;
-        // The fleet ends before us, so what was asked of it has an answer.
+        // The fleet ends before us, so requested actions have an outcome.
         admin.page.work.close();
         admin.page.work.wait().await;
     }
 }
 
-/// Who is at the other end, as the kernel knows it.
+/// The process and user at the other end, as the kernel reports them.
 fn peer(stream: &tokio::net::UnixStream) -> String {
     stream.peer_cred().map_or_else(
         |_| "somebody (admin socket)".to_owned(),
@@ -320,7 +322,7 @@ async fn accept(listener: Option<&TcpListener>) -> io::Result<(tokio::net::TcpSt
     }
 }
 
-/// Why a request may come from a page in a browser and is refused.
+/// The reason why a request that a browser page may have sent is refused.
 fn refused_origin(headers: &HeaderMap, over_tcp: bool) -> Option<String> {
     if has_browsers_marks(headers) {
         let message =
@@ -335,7 +337,7 @@ fn refused_origin(headers: &HeaderMap, over_tcp: bool) -> Option<String> {
     ))
 }
 
-/// `peer`: whose it is, if it came over TCP.
+/// Serves one connection. `peer`: the client's address, if it came over TCP.
 async fn connection<S>(stream: S, admin: Admin, peer: Option<IpAddr>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -348,7 +350,7 @@ where
                 Ok(answer) => return Ok::<_, Infallible>(answer),
                 Err(request) => request,
             };
-            // Somebody may have led the socket to an address that a browser can reach.
+            // An operator may have forwarded the socket to an address that a browser can reach.
             if let Some(message) = refused_origin(request.headers(), peer.is_some()) {
                 return Ok(error(StatusCode::FORBIDDEN, &message));
             }
@@ -358,7 +360,7 @@ where
                     "which program runs is decided on the admin socket, which only its owner can open";
                 return Ok(error(StatusCode::FORBIDDEN, message));
             }
-            // So it is where somebody names one for some of the requests.
+            // The same holds for a canary with a program of its own.
             if peer.is_some()
                 && uri.path().ends_with("/canary")
                 && Query::of(uri.query()).get("binary").is_some()
@@ -455,7 +457,7 @@ mod tests {
         assert_eq!(client.get(&url).send().await.unwrap().status(), 200);
         let from_page = client.get(&url).header("origin", "http://evil.example");
         assert_eq!(from_page.send().await.unwrap().status(), 403);
-        // A scrape under another name is told the way, and not that it is a browser.
+        // A scrape under another host name gets advice, and is not called a browser.
         let scrape = client.get(&url).header("host", "warden.example:9090").send().await.unwrap();
         assert_eq!(scrape.status(), 403);
         let told = scrape.text().await.unwrap();

@@ -1,4 +1,4 @@
-//! `llama-warden build`: source in, a verified llama-server in the store out.
+//! `llama-warden build`: builds llama-server from source, verifies it, and adds it to the store.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -27,14 +27,13 @@ use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 use crate::out;
 
-/// What `build` takes.
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "a command line has flags")]
 pub(crate) struct BuildArgs {
-    /// Folder or archive (.tar.gz, .tar.xz, .zip) with llama.cpp somewhere in it.
+    /// Folder or archive (.tar.gz, .tar.xz, .zip) that contains llama.cpp.
     #[arg(long, value_name = "PATH", conflicts_with_all = ["sdist", "git", "reference", "offline"])]
     source: Option<PathBuf>,
-    /// Takes the pinned source archive of llama-cpp-python, through pip.
+    /// Builds the pinned source archive of llama-cpp-python, downloaded through pip.
     #[arg(long, conflicts_with_all = ["git", "reference", "offline"])]
     sdist: bool,
     #[command(flatten)]
@@ -43,16 +42,17 @@ pub(crate) struct BuildArgs {
     target: TargetArgs,
     #[command(flatten)]
     patches: PatchArgs,
-    /// Compilers at once. Default: as many as cores and memory allow.
+    /// Number of parallel compilers. Default: as many as cores and memory allow.
     #[arg(long, short, value_name = "N")]
     jobs: Option<NonZeroUsize>,
     /// An option for cmake, as NAME=VALUE. May be repeated.
     #[arg(short = 'D', value_name = "NAME=VALUE")]
     options: Vec<String>,
-    /// Takes the build into use for all models that name none, whatever is in use there.
+    /// Makes the build the default for all models that name no build, replacing the current default.
     #[arg(long = "use", conflicts_with = "plan")]
     take: bool,
-    /// Shows what would be built, and builds nothing. Asks the source for the commit; `--sdist` downloads the archive for it.
+    /// Shows the build plan and builds nothing. Asks the source for the commit; `--sdist` downloads the
+    /// archive.
     #[arg(long)]
     plan: bool,
     /// Prints the result as JSON, for programs.
@@ -62,23 +62,22 @@ pub(crate) struct BuildArgs {
     config: ConfigArgs,
 }
 
-/// Where builds are kept.
 pub(crate) fn dirs(loaded: &Loaded, machine: &Machine) -> Result<Dirs, Failure> {
     let paths = loaded.dirs(machine)?;
     Ok(Dirs { cache: paths.cache, data: paths.data })
 }
 
-/// The patch sets that there are: the curated ones, and those of the configuration.
+/// Loads the curated patch sets and those of the configuration.
 pub(crate) fn sets(loaded: &Loaded, machine: &Machine) -> Result<Catalogue, Failure> {
     Ok(loaded.patch_sets(machine)?)
 }
 
-/// The archive that the defaults pin.
+/// The source archive that the defaults pin.
 pub(crate) fn pin(build: &Build) -> sdist::Pin {
     sdist::Pin { version: build.sdist_version.clone(), sha256: build.sdist_sha256.clone() }
 }
 
-/// A request with the numbers of the configuration.
+/// Creates a build request with the limits of the configuration.
 pub(crate) fn request(source: Source, patches: Selection, build: &Build) -> Request {
     Request {
         source,
@@ -102,7 +101,7 @@ pub(crate) fn run(args: BuildArgs) -> Result<(), Failure> {
     block_on(build(args))?
 }
 
-/// The sets that are meant, with what was proved of them beside the configuration.
+/// Selects the patch sets of the flags, with the proofs recorded for the configured sets.
 pub(crate) fn selection(
     patches: &PatchArgs,
     loaded: &Loaded,
@@ -144,7 +143,7 @@ async fn build(args: BuildArgs) -> Result<(), Failure> {
     .await
 }
 
-/// Lets `work` use a builder with this configuration; shows what it tells, and a signal ends it.
+/// Runs `work` with a builder of this configuration. Shows the builder's events; a signal cancels the work.
 pub(crate) async fn with_builder<T>(
     loaded: &Loaded,
     machine: &Machine,
@@ -158,12 +157,12 @@ pub(crate) async fn with_builder<T>(
         reporter,
         cancel: cancel_on_signal()?,
     };
-    // The builder goes with the work, and with it the sender of events: then the display ends.
+    // `work` drops the builder and with it the sender of events, which ends the display.
     let (done, ()) = tokio::join!(work(builder), progress::show(events));
     done
 }
 
-/// The source at a path; without one, the pinned one.
+/// Resolves the source at `path`, or the pinned archive without a path.
 pub(crate) async fn source(
     builder: &Builder,
     path: Option<&Path>,
@@ -199,7 +198,7 @@ fn print_built(built: &Built, store: &Store, json: bool) -> Result<(), Failure> 
     out::line(&runs(&built.id, in_use.as_ref(), store.no_successor(&built.id)?))
 }
 
-/// Which build models run that name none, after one was made.
+/// Says which build is now the default one, after a build was made.
 fn runs(built: &BuildId, in_use: Option<&BuildId>, why: Option<NoSuccessor>) -> String {
     match in_use {
         Some(other) if other != built => {
@@ -213,7 +212,8 @@ fn runs(built: &BuildId, in_use: Option<&BuildId>, why: Option<NoSuccessor>) -> 
     }
 }
 
-/// A token that the first Ctrl-C, TERM or end of the terminal cancels: everything that runs is then ended and cleaned up.
+/// Returns a token that the first SIGINT, SIGTERM or SIGHUP cancels. All running work then ends and cleans
+/// up.
 fn cancel_on_signal() -> Result<CancellationToken, Failure> {
     let cancel = CancellationToken::new();
     let listen =
@@ -221,12 +221,12 @@ fn cancel_on_signal() -> Result<CancellationToken, Failure> {
     let (mut int, mut term) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
     let mut hup = listen(SignalKind::hangup())?;
     let token = cancel.clone();
-    // It ends with the runtime, or with the signal: there is nothing to wait for.
+    // The task ends with the runtime or with the signal, so nobody waits for it.
     tokio_util::task::TaskTracker::new().spawn(async move {
         tokio::select! {
             _ = int.recv() => {}
             _ = term.recv() => {}
-            // Without this the end of the terminal would leave compilers and the work folder behind.
+            // Without this, closing the terminal would leave compilers and the work folder behind.
             _ = hup.recv() => {}
         }
         token.cancel();

@@ -1,4 +1,4 @@
-//! `llama-warden builds list|show|rm|gc`.
+//! `llama-warden builds list|show|use|rm|gc`: manages the store of builds.
 
 use clap::Subcommand;
 use warden_builder::{BuildId, Choices, Keep, Provenance, Store, Sweep};
@@ -14,10 +14,9 @@ use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 use crate::out;
 
-/// What can be done with the builds in the store.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BuildsCommand {
-    /// Lists them, newest first.
+    /// Lists builds, newest first.
     List {
         /// JSON, for programs.
         #[arg(long)]
@@ -25,44 +24,46 @@ pub(crate) enum BuildsCommand {
         #[command(flatten)]
         config: ConfigArgs,
     },
-    /// Shows all that is known about one.
+    /// Shows all that is known about a build.
     Show {
-        /// Its id, or the beginning of it.
+        /// The id of the build, or the beginning of it.
         id: String,
         #[command(flatten)]
         config: ConfigArgs,
     },
-    /// Takes one into use where the configuration names none; running instances take it when they read their configuration again.
+    /// Makes a build the default for models that name none; running instances switch when they reload their
+    /// configuration.
     Use {
-        /// Its id, or the beginning of it.
+        /// The id of the build, or the beginning of it.
         id: String,
         #[command(flatten)]
         config: ConfigArgs,
     },
-    /// Removes some.
+    /// Removes builds.
     Rm {
-        /// Their ids, or the beginnings of them.
+        /// The ids of the builds, or the beginnings of them.
         #[arg(required = true)]
         ids: Vec<String>,
-        /// Also those that a running instance uses or will start next.
+        /// Removes builds even if a running instance uses them or will start them next.
         #[arg(long)]
         force: bool,
         #[command(flatten)]
         config: ConfigArgs,
     },
-    /// Removes all but the newest, those that the configuration names and those that running instances need; and what
-    /// builds that were cut short have left.
+    /// Removes old builds and leftovers of interrupted builds. Keeps the newest builds, builds that the
+    /// configuration names, and builds that running instances need.
     Gc {
-        /// How many of the newest stay (`build.keep`).
+        /// Number of newest builds to keep (`build.keep`).
         #[arg(long, value_name = "N")]
         keep: Option<usize>,
-        /// Only says what would go.
+        /// Only prints what would be removed.
         #[arg(long)]
         dry_run: bool,
-        /// Also what running instances need, and the last build.
+        /// Removes builds of running instances and the last build, too.
         #[arg(long)]
         force: bool,
-        /// Instead of these, all builds that `diagnose --between` has left. A search that is taken up again builds anew.
+        /// Removes instead all builds that `diagnose --between` left. A search that continues later builds
+        /// them again.
         #[arg(long, conflicts_with_all = ["keep", "force"])]
         between: bool,
         #[command(flatten)]
@@ -86,7 +87,7 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
         }
         BuildsCommand::Rm { ids, force, config } => {
             let place = Place::find(&config)?;
-            // All names first: a wrong one must not leave the job half done.
+            // Resolve all ids first: an unknown one must not leave the command half done.
             let ids = ids.iter().map(|id| place.store.resolve(id)).collect::<Result<Vec<_>, _>>()?;
             if !force {
                 place.none_in_use(&ids)?;
@@ -106,7 +107,7 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
     }
 }
 
-/// Takes a build into use where the configuration names none. The one before it is the way back.
+/// Makes a build the default one. The build that was the default before stays available for a rollback.
 pub(super) fn take_into_use(store: &Store, id: &BuildId) -> Result<(), Failure> {
     if store.choices()?.chosen.is_empty()
         && let Some(before) = store.in_use()?
@@ -116,7 +117,7 @@ pub(super) fn take_into_use(store: &Store, id: &BuildId) -> Result<(), Failure> 
     Ok(store.choose(id, "it was chosen by hand")?)
 }
 
-/// Removes what is superfluous, or says what that is.
+/// Removes superfluous builds; in a dry run prints them.
 fn gc(place: &Place, keep: Option<usize>, dry_run: bool, force: bool) -> Result<(), Failure> {
     let Place { store, loaded, .. } = place;
     let newest = keep.unwrap_or(loaded.settings.build.keep);
@@ -142,7 +143,8 @@ fn gc(place: &Place, keep: Option<usize>, dry_run: bool, force: bool) -> Result<
     sweep(store, &all, dry_run)
 }
 
-/// Removes what searches left, but for what running instances need: somebody may have taken a binary of theirs into a configuration.
+/// Removes builds that searches left. Keeps those that running instances need: an operator may have
+/// configured a binary of a search.
 fn gc_between(place: &Place, dry_run: bool) -> Result<(), Failure> {
     let idle = builds_between::Idle::find(&place.dirs.data, &place.store)?;
     let in_use = place.in_use(&idle.store)?;
@@ -154,7 +156,7 @@ fn gc_between(place: &Place, dry_run: bool) -> Result<(), Failure> {
     sweep(&idle.store, &all, dry_run)
 }
 
-/// Says which of these are kept because somebody needs them.
+/// Prints the builds that are kept because a running instance needs them.
 fn told_in_use(in_use: &InUse, all: &Sweep) -> Result<(), Failure> {
     for (id, bytes) in &all.builds {
         let users = in_use.users(id);
@@ -165,7 +167,7 @@ fn told_in_use(in_use: &InUse, all: &Sweep) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says what would go.
+/// Prints what a sweep would remove.
 fn listed(sweep: &Sweep) -> Result<(), Failure> {
     let leftovers = sweep.leftovers.iter().map(|(path, bytes)| (path.display().to_string(), bytes));
     for (name, bytes) in sweep.builds.iter().map(|(id, bytes)| (id.to_string(), bytes)).chain(leftovers) {
@@ -174,7 +176,7 @@ fn listed(sweep: &Sweep) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Removes it, or says what it is.
+/// Removes the builds and leftovers of a sweep; in a dry run prints them.
 fn sweep(store: &Store, sweep: &Sweep, dry_run: bool) -> Result<(), Failure> {
     if dry_run {
         listed(sweep)?;
@@ -188,7 +190,7 @@ fn sweep(store: &Store, sweep: &Sweep, dry_run: bool) -> Result<(), Failure> {
     let (mut freed, mut told) = (0, Ok(()));
     store.gc(sweep, |name, bytes| {
         freed += bytes;
-        // Whoever reads this may have left; what was begun goes on.
+        // The reader of stdout may be gone; continue with the removal all the same.
         let line = out::line(&format!("removed {name}, {}", ByteSize(bytes)));
         told = std::mem::replace(&mut told, Ok(())).and(line);
     })?;
@@ -196,7 +198,7 @@ fn sweep(store: &Store, sweep: &Sweep, dry_run: bool) -> Result<(), Failure> {
     out::line(&format!("freed {}", ByteSize(freed)))
 }
 
-/// Where builds are, and who may need them.
+/// The store of builds, with the configuration that decides which of them are needed.
 struct Place {
     machine: Machine,
     loaded: Loaded,
@@ -213,12 +215,12 @@ impl Place {
         Ok(Self { machine, loaded, dirs, store })
     }
 
-    /// Who needs builds of this store.
+    /// Asks running instances which builds of this store they need.
     fn in_use(&self, store: &Store) -> Result<InUse, Failure> {
         InUse::ask(store, &self.dirs.data, &self.dirs.state, &self.machine)
     }
 
-    /// Refuses if a running instance needs one of them.
+    /// Refuses if a running instance needs one of the builds.
     fn none_in_use(&self, ids: &[BuildId]) -> Result<(), Failure> {
         let in_use = self.in_use(&self.store)?;
         for id in ids {
@@ -263,7 +265,7 @@ fn list(place: &Place, json: bool) -> Result<(), Failure> {
     builds_between::told(&place.dirs.data).map_or(Ok(()), |line| out::line(&line))
 }
 
-/// What a build is to whoever names none.
+/// Describes a build's role as the default: in use, rejected, or was in use.
 pub(crate) fn stands(id: &BuildId, in_use: Option<&BuildId>, choices: &Choices) -> &'static str {
     if in_use == Some(id) {
         "in use"
@@ -302,12 +304,14 @@ pub(crate) fn row(build: &Provenance) -> Vec<String> {
     ]
 }
 
-/// Whether quantised weights were computed: builds of before that was tried answered questions in f32 alone.
+/// Says whether verification computed with quantised weights. Builds made before that check existed
+/// computed only f32.
 fn verified(build: &Provenance) -> &'static str {
     if build.verified.computed.is_some() { "computed" } else { "not computed" }
 }
 
-/// The fixes that are in a build, and which sets of them were only shown on the machine that built it, or not at all.
+/// Lists the fixes in a build. Marks sets that were verified only on the machine that built them, or not at
+/// all.
 fn fixes(build: &Provenance) -> String {
     if build.fixes().is_empty() {
         return "none".to_owned();

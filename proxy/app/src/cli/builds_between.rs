@@ -1,5 +1,5 @@
-//! The builds of `diagnose --between`: in a store of their own, which nobody serves from. A search holds a file of it, so that nothing is
-//! taken from under it.
+//! The store for builds of `diagnose --between`. `serve` never uses these builds. A running search holds a
+//! lock on a file in the store, so that its builds are not removed.
 
 use std::fs::File;
 use std::io;
@@ -14,24 +14,24 @@ use super::held;
 use crate::exit::Failure;
 use crate::out;
 
-/// Where searches have their builds, below the data folder.
+/// The folder with the builds of searches, below the data folder.
 pub(super) fn folder(data: &Path) -> PathBuf {
     data.join("between")
 }
 
-/// A file of that folder that all who search hold.
+/// Opens and locks the file that every running search holds.
 pub(super) fn in_use(folder: &Path, how: FlockOperation) -> io::Result<File> {
     held(&folder.join("in-use"), how)
 }
 
-/// The store of searches while none runs.
+/// The store of searches, locked while no search runs.
 pub(super) struct Idle {
     pub(super) store: Store,
     _lock: Option<File>,
 }
 
 impl Idle {
-    /// Refuses while a search runs, and where its store is another one's.
+    /// Refuses while a search runs, and if the folder is a link to the served store.
     pub(super) fn find(data: &Path, served: &Store) -> Result<Self, Failure> {
         let folder = folder(data);
         let store = Store::new(&folder);
@@ -62,12 +62,12 @@ impl Idle {
         Ok(Self { store, _lock: Some(lock) })
     }
 
-    /// All that is there.
+    /// All builds and leftovers in the store.
     pub(super) fn all(&self) -> Result<Sweep, Failure> {
         self.but_for(Vec::new())
     }
 
-    /// What nobody needs.
+    /// Builds and leftovers that no running instance needs.
     pub(super) fn without(&self, in_use: &InUse) -> Result<Sweep, Failure> {
         self.but_for(in_use.builds.iter().map(|(id, _)| id.clone()).collect())
     }
@@ -77,7 +77,7 @@ impl Idle {
     }
 }
 
-/// That there are some, for whoever looks at the others.
+/// Says that searches have left builds, for commands that show the main store.
 pub(super) fn told(data: &Path) -> Option<String> {
     let store = Store::new(&folder(data));
     let sweep = store.superfluous(&Keep { newest: 0, ids: Vec::new() }).ok().filter(|all| !all.is_empty())?;

@@ -1,5 +1,5 @@
-//! Which builds running instances need: what each of their processes is, and what the next one will be. An instance that
-//! cannot be asked is named, because nobody knows what it needs.
+//! Builds that running instances need: the binaries of their processes and of the next ones. An instance
+//! that does not answer is named, because its builds are unknown.
 
 use std::path::Path;
 
@@ -11,17 +11,16 @@ use crate::admin::instance::{self, LocatedInstance};
 use crate::config::machine::Machine;
 use crate::exit::Failure;
 
-/// What running instances need of a store.
 #[derive(Debug, Default)]
 pub(super) struct InUse {
-    /// A build, and by whom it is used.
+    /// Each build with a description of its user.
     pub(super) builds: Vec<(BuildId, String)>,
-    /// Instances that run and did not say.
+    /// Running instances that did not answer.
     pub(super) silent: Vec<String>,
 }
 
 impl InUse {
-    /// Asks all instances that this user's state directory and the common places know of.
+    /// Asks all instances that this user's state directory and the common places list.
     pub(super) fn ask(store: &Store, data: &Path, state: &Path, machine: &Machine) -> Result<Self, Failure> {
         let mut found = Self::default();
         for instance in instance::everywhere(state, &machine.meeting_places()) {
@@ -35,7 +34,7 @@ impl InUse {
                         }
                     }
                 }
-                // Of another store, as far as it has said.
+                // The instance uses another store, according to its own record.
                 None if !instance.data_dir.is_empty() && Path::new(&instance.data_dir) != data => {}
                 None => found.silent.push(format!("pid {} on {}", instance.pid, instance.admin_socket)),
             }
@@ -44,12 +43,12 @@ impl InUse {
         Ok(found)
     }
 
-    /// By whom a build is used.
+    /// Users of a build.
     pub(super) fn users(&self, id: &BuildId) -> Vec<&str> {
         self.builds.iter().filter(|(used, _)| used == id).map(|(_, who)| who.as_str()).collect()
     }
 
-    /// Refuses to go on while somebody runs who did not say what they need.
+    /// Refuses while a running instance has not answered.
     pub(super) fn all_asked(&self) -> Result<(), Failure> {
         if self.silent.is_empty() {
             return Ok(());
@@ -64,7 +63,7 @@ impl InUse {
     }
 }
 
-/// The programs of an instance, by model; nothing if it does not say.
+/// The binaries of an instance, by model; `None` if it does not answer.
 fn asked(instance: &LocatedInstance) -> Result<Option<Vec<(String, std::path::PathBuf)>>, Failure> {
     let Some(status) = block_on(Client::of(instance).status())? else { return Ok(None) };
     let each = |(model, binaries): (String, Vec<std::path::PathBuf>)| {

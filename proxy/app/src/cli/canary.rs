@@ -1,4 +1,5 @@
-//! `llama-warden canary start|status|stop`: another build of llama-server is tried with a model of a running instance.
+//! `llama-warden canary start|status|stop`: tries another build of llama-server with a model of a running
+//! instance.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,79 +17,75 @@ use crate::admin::client::Client;
 use crate::exit::{Failure, REFUSED, TOO_FEW};
 use crate::out;
 
-/// How often a canary that is watched is looked at.
+/// Poll interval of `canary status --watch`.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What can be done with canaries.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CanaryCommand {
-    /// Tries another llama-server with a model: it answers a share of conversations until it is known
-    /// whether it is worse.
+    /// Tries another llama-server with a model: it serves a share of the conversations until a verdict is
+    /// reached.
     Start(StartArgs),
-    /// Shows the canaries that run and the last one of each model, with what is made of them.
+    /// Shows running canaries and the last one of each model, with their verdicts.
     Status(CanaryStatusArgs),
-    /// Ends the canary of a model; what it answers is answered.
+    /// Ends the canary of a model. Requests that it is answering are completed.
     Stop(StopArgs),
 }
 
-/// What `canary start` takes.
 #[derive(Debug, Args)]
 pub(crate) struct StartArgs {
-    /// The model, by its name or an alias.
+    /// Model name or alias.
     model: String,
-    /// A build of the store (`llama-warden builds list`), by its id or the beginning of it.
+    /// Build of the store (`llama-warden builds list`), by its id or the beginning of it.
     #[arg(long, value_name = "ID", required_unless_present = "binary", conflicts_with = "binary")]
     build: Option<String>,
-    /// A llama-server.
+    /// Path of a llama-server.
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
-    /// The share of conversations that it answers, like `10%` or `0.1`. Default: 10%.
+    /// Share of conversations for the canary, like `10%` or `0.1`. Default: 10%.
     #[arg(long, value_name = "SHARE", value_parser = share)]
     share: Option<f64>,
-    /// After so many requests to it, it is over.
+    /// Ends the canary after this number of requests to it.
     #[arg(long, value_name = "COUNT")]
     requests: Option<u64>,
-    /// After this time it is over, like `90m` or `24h`.
+    /// Ends the canary after this time, like `90m` or `24h`.
     #[arg(long = "for", value_name = "TIME")]
     time: Option<String>,
-    /// A build that is slower by no more than this share is not worse, like `20%` or `0.2`.
+    /// Slowdown that does not count as worse, like `20%` or `0.2`.
     #[arg(long, value_name = "SHARE", value_parser = share)]
     slower: Option<f64>,
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     instance: InstanceArgs,
 }
 
-/// What `canary status` takes.
 #[derive(Debug, Args)]
 pub(crate) struct CanaryStatusArgs {
-    /// The model, by its name or an alias. Default: all that have or had a canary.
+    /// Model name or alias. Default: all models that have or had a canary.
     model: Option<String>,
-    /// Waits until the canary has ended. The exit code is 0 if it is as good or better, 3 if it is worse, 5 if that is not known.
+    /// Waits until the canary has ended. Exit code: 0 for as good or better, 3 for worse, 5 for not known.
     #[arg(long, requires = "model")]
     watch: bool,
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     instance: InstanceArgs,
 }
 
-/// What `canary stop` takes.
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
-    /// The model, by its name or an alias.
+    /// Model name or alias.
     model: String,
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     instance: InstanceArgs,
 }
 
-/// A share, as a number or in percent.
+/// Parses a share, as a number or in percent.
 fn share(text: &str) -> Result<f64, String> {
     let (number, of) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
     let share = number.trim().parse::<f64>().ok().map(|number| number / of);
@@ -116,7 +113,7 @@ fn start(args: &StartArgs) -> Result<(), Failure> {
         query.push(("build", build.clone()));
     }
     if let Some(binary) = &args.binary {
-        // The instance may have another working directory.
+        // Make the path absolute: the instance may have another working directory.
         let path = std::path::absolute(binary).map_err(|problem| {
             Failure::failed(format!("cannot tell where {} is: {problem}", binary.display()))
         })?;
@@ -158,7 +155,7 @@ fn status(args: &CanaryStatusArgs) -> Result<(), Failure> {
     }
 }
 
-/// The canary of a model, now or once it has ended.
+/// Reads the canary of a model, at once or when it has ended.
 async fn look(client: &Client, model: &str, until_end: bool) -> Result<CanaryView, Failure> {
     loop {
         let view: CanaryView = client.json(Method::GET, &["models", model, "canary"]).await?;
@@ -176,7 +173,7 @@ fn show(view: &CanaryView, json: bool) -> Result<(), Failure> {
     out::write(&secrets::text(&text(view)))
 }
 
-/// What is said of one canary, in a line.
+/// Describes a canary in one line.
 pub(crate) fn line(view: &CanaryView) -> String {
     let what = format!("{:.0} % of conversations", view.share.unwrap_or_default() * 100.0);
     let verdict = match &view.verdict {
@@ -188,7 +185,7 @@ pub(crate) fn line(view: &CanaryView) -> String {
     format!("canary {build} ({what}): {}, {verdict}", view.state.as_str())
 }
 
-/// All that is known of one.
+/// Describes a canary with all its figures.
 fn text(view: &CanaryView) -> String {
     let time = units::span(Duration::try_from_secs_f64(view.seconds).unwrap_or_default());
     let mut text = format!("{}: {} after {time}\n", view.model, line(view));

@@ -1,4 +1,4 @@
-//! `llama-warden config check|show|schema`.
+//! `llama-warden config check|show|schema`: checks and prints the configuration.
 
 use clap::{Args, Subcommand};
 use warden_policies::secrets;
@@ -14,42 +14,38 @@ use crate::config::show;
 use crate::exit::Failure;
 use crate::out;
 
-/// What can be asked about the configuration.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Reads the configuration, checks it all, and tries each binary once.
+    /// Reads and checks the whole configuration, and runs each binary once.
     Check(CheckArgs),
-    /// Prints the effective configuration; a comment says where each value comes from.
+    /// Prints the effective configuration with the source of each value as a comment.
     Show(ShowArgs),
     /// Prints the JSON Schema of the configuration file.
     Schema(SchemaArgs),
 }
 
-/// What `config check` takes.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// The file, as an alternative to --config.
+    /// Configuration file, as an alternative to --config.
     file: Option<std::path::PathBuf>,
     #[command(flatten)]
     config: ConfigArgs,
 }
 
-/// What `config show` takes.
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
-    /// The file, as an alternative to --config.
+    /// Configuration file, as an alternative to --config.
     file: Option<std::path::PathBuf>,
     /// Prints the compiled-in defaults with their reasons instead.
     #[arg(long)]
     defaults: bool,
-    /// Shows secrets, which are `***` otherwise: keys, tokens, passwords in addresses.
+    /// Shows secrets (keys, tokens, passwords in addresses), which are otherwise printed as `***`.
     #[arg(long)]
     reveal: bool,
     #[command(flatten)]
     config: ConfigArgs,
 }
 
-/// What `config schema` takes.
 #[derive(Debug, Args)]
 pub(crate) struct SchemaArgs {
     /// Prints the keys as tables for docs/configuration.md instead.
@@ -86,7 +82,7 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
     }
 }
 
-/// Tells what is allowed and probably not meant.
+/// Prints the warnings: settings that are allowed but probably unintended.
 fn warn(warnings: &[Problem]) {
     for warning in warnings {
         out::error_line(&secrets::text(&format!("warning: {warning}")));

@@ -1,4 +1,4 @@
-//! `status`, `restart`, `drain`, `reclaim`, `pin`, `logs`, `events`: what an operator asks of a running instance.
+//! `status`, `restart`, `drain`, `reclaim`, `pin`, `logs`, `events`: commands to a running instance.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -20,10 +20,9 @@ use crate::serve::describe;
 
 use super::status::table;
 
-/// Which instance.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct InstanceArgs {
-    /// Unix socket of the instance's admin routes. Default: the only instance that runs.
+    /// Unix socket of the instance's admin routes. Default: the only running instance.
     #[arg(long, value_name = "PATH", env = "LLAMA_WARDEN_ADMIN_SOCKET")]
     admin_socket: Option<PathBuf>,
     #[command(flatten)]
@@ -31,12 +30,12 @@ pub(crate) struct InstanceArgs {
 }
 
 impl InstanceArgs {
-    /// The configuration that is named.
+    /// Loads the configuration of `--config`.
     pub(super) fn load(&self, machine: &Machine) -> Result<Loaded, Failure> {
         self.config.load(machine, Vec::new())
     }
 
-    /// The way to the instance: by its socket, else by the configuration that is named, else the only one.
+    /// Finds the instance: by its socket, else by the named configuration, else the only running one.
     pub(super) fn client(&self) -> Result<Client, Failure> {
         if let Some(socket) = &self.admin_socket {
             return Ok(Client::new(socket.clone()));
@@ -44,7 +43,7 @@ impl InstanceArgs {
         let machine = Machine::read();
         let loaded = self.load(&machine)?;
         let named = loaded.settings.admin.socket.as_ref().map(|path| loaded.absolute(&machine, path));
-        // A file that nobody named says nothing of which one is meant.
+        // Compare addresses only if the operator named the file: a default file does not select an instance.
         let server = &loaded.settings.server;
         let address = server.host.parse().ok().filter(|_| self.config.config.is_some());
         let address = address.map(|ip: IpAddr| SocketAddr::new(ip, server.port).to_string());
@@ -52,23 +51,22 @@ impl InstanceArgs {
     }
 }
 
-/// What `status` takes.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     instance: InstanceArgs,
 }
 
-/// What `drain` takes.
 #[derive(Debug, Args)]
 pub(crate) struct DrainArgs {
-    /// The model, by its name or an alias.
+    /// Model name or alias.
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     model: Option<String>,
-    /// The whole instance: probes and balancers are told to send nothing more. Who still comes is served, and nothing ends.
+    /// Drains the whole instance: probes and balancers are asked to send nothing more. New requests are
+    /// still served, and no process ends.
     #[arg(long)]
     all: bool,
     /// Takes `--all` back.
@@ -78,49 +76,45 @@ pub(crate) struct DrainArgs {
     instance: InstanceArgs,
 }
 
-/// What `restart`, `pin` and `unpin` take.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// The model, by its name or an alias.
+    /// Model name or alias.
     model: String,
     #[command(flatten)]
     instance: InstanceArgs,
 }
 
-/// What `reclaim` takes.
 #[derive(Debug, Args)]
 pub(crate) struct ReclaimArgs {
-    /// The model, by its name or an alias.
+    /// Model name or alias.
     model: String,
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     instance: InstanceArgs,
 }
 
-/// What `logs` takes.
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
-    /// The model, by its name or an alias.
+    /// Model name or alias.
     model: String,
-    /// Waits for more.
+    /// Follows the log.
     #[arg(long, short)]
     follow: bool,
-    /// Shows what looks like a key or a token, which is `***` otherwise.
+    /// Shows strings that look like keys or tokens, which are otherwise printed as `***`.
     #[arg(long)]
     reveal: bool,
     #[command(flatten)]
     instance: InstanceArgs,
 }
 
-/// What `events` takes.
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
-    /// Waits for more.
+    /// Follows the events.
     #[arg(long, short)]
     follow: bool,
-    /// JSON lines, for programs.
+    /// Prints JSON lines, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -134,7 +128,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
         return out::json(&status);
     }
     let status: Status = block_on(client.json(Method::GET, &["status"]))??;
-    // What a process said last may have quoted a key, and people show this to others.
+    // Redact: the last log lines of a process may quote a key, and operators share this output.
     out::write(&secrets::text(&table(&status)))
 }
 
@@ -216,7 +210,7 @@ pub(crate) fn reclaim(args: &ReclaimArgs) -> Result<(), Failure> {
 
 pub(crate) fn logs(args: &LogsArgs) -> Result<(), Failure> {
     let client = args.instance.client()?;
-    // The instance hides what looks like a secret, unless it is asked not to.
+    // The instance redacts secrets unless `--reveal` is given.
     let each = |line: &str, log: Option<LogLine>| match log {
         Some(log) => out::line(&format!("[{} {}] {}", log.model, log.generation, log.text)),
         None => out::line(line),

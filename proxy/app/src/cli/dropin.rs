@@ -1,7 +1,8 @@
-//! "Drop-in": a llama-server command line becomes a configuration with one model.
+//! "Drop-in" mode: turns a llama-server command line into a configuration with one model.
 //!
-//! What says where to listen becomes ours; the name is what llama-server would answer with; the rest goes to the child
-//! untouched. As llama-server, the model loads at once and answers to every name.
+//! Listening flags become settings of llama-warden. The model gets the name that llama-server would report.
+//! All other flags go to the child unchanged. As with llama-server, the model loads at once and answers to
+//! every name.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -16,17 +17,17 @@ use crate::exit::Failure;
 const ANSWERED_BY_THE_BINARY: [&str; 8] =
     ["--version", "--help", "-h", "--usage", "--list-devices", "-cl", "--cache-list", "--completion-bash"];
 
-/// Whether we were started under llama-server's name.
+/// Returns whether the program was started as `llama-server`.
 pub(crate) fn is_alias(argv0: Option<&OsStr>) -> bool {
     argv0.map(Path::new).and_then(Path::file_name) == Some(OsStr::new("llama-server"))
 }
 
-/// Whether the real binary has to answer this.
+/// Returns whether the real binary must answer this command line.
 pub(crate) fn is_question(args: &[String]) -> bool {
     args.iter().any(|word| ANSWERED_BY_THE_BINARY.contains(&word.as_str()))
 }
 
-/// Settings that a llama-server command line comes to.
+/// Converts a llama-server command line to settings.
 pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSetting>, Failure> {
     let split = arguments::split_listening(args);
     let mut settings = from_environment(machine);
@@ -69,16 +70,17 @@ pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSet
     Ok(settings)
 }
 
-/// Who starts a `llama-server` and ends it expects that it ends: it never waits for those who are being served.
+/// Shutdown deadline in place of llama-server. Its callers expect it to end at once, so it waits for
+/// clients no longer.
 const ENDS_WITHIN: &str = "1s";
 
-/// What else is as llama-server has it when we go by its name, unless ours is set.
+/// Further settings that match llama-server when started under its name, unless the operator set them.
 pub(crate) fn manners(machine: &Machine) -> Option<FlagSetting> {
     let ours = machine.var("LLAMA_WARDEN_SERVER__SHUTDOWN_DEADLINE").is_some();
     (!ours).then(|| FlagSetting::raw("the name llama-server", &["server", "shutdown_deadline"], ENDS_WITHIN))
 }
 
-/// llama-server's own variables for listening are ours, unless ours are set.
+/// Reads llama-server's own variables for listening, unless those of llama-warden are set.
 fn from_environment(machine: &Machine) -> Vec<FlagSetting> {
     let pairs = [
         ("LLAMA_ARG_HOST", "LLAMA_WARDEN_SERVER__HOST", "host"),

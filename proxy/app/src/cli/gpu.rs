@@ -1,10 +1,10 @@
-//! What a backend reports about its GPU memory, in a line for people. Pure: a report in, text out.
+//! Formats a backend's report about its GPU memory. Pure: a report in, text out.
 
 use warden_policies::ByteSize;
 use warden_sensors::Report;
 use warden_sensors::report::{Fix, Totals};
 
-/// One line per device that has a living context; several devices are numbered.
+/// One line per device with a live context; several devices are numbered.
 pub(crate) fn lines(report: &Report) -> Vec<String> {
     let devices = report.by_device();
     let many = devices.len() > 1;

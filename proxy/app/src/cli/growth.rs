@@ -1,4 +1,4 @@
-//! What the memory of a backend does and what the policy does about it, in lines for people. Pure: views in, text out.
+//! Formats the memory growth of a backend and the policy's response. Pure: views in, text out.
 
 use warden_policies::growth::{Blame, Growth, Verdict};
 use warden_policies::recycle::WhyNot;
@@ -6,7 +6,7 @@ use warden_policies::sample::VramSource;
 use warden_policies::{Action, ByteSize, MemoryKind, Reason, phrases};
 use warden_supervisor::{BackendView, DeviceView, ForecastView, PolicyView};
 
-/// The lines about one process.
+/// Lines about one process.
 pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
     let memory = &backend.memory;
     let mut lines = Vec::new();
@@ -32,7 +32,7 @@ pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
     lines
 }
 
-/// What one memory says: verdict, slope, blame, fill.
+/// Describes one memory: verdict, slope, blame, fill of declared caches.
 pub(super) fn of_growth(growth: &Growth) -> String {
     let mut parts = Vec::new();
     parts.extend(growth.slope.as_ref().map(phrases::slope));
@@ -64,7 +64,7 @@ fn left(one: &ForecastView) -> String {
 fn vram(backend: &BackendView) -> Option<String> {
     let memory = &backend.memory;
     if memory.unmeasured.is_some() {
-        // Said of all its memory.
+        // The line about all its memory already says this.
         return None;
     }
     if let Some(why) = &memory.vram_unknown {
@@ -87,7 +87,7 @@ fn health(backend: &BackendView) -> Option<String> {
     if health.compute_errors > 0 {
         parts.push(format!("{} answers in a row say that computing failed", health.compute_errors));
     }
-    // A moment without progress is a prefill.
+    // Ignore short times without progress, such as a prefill.
     if let Some(time) = health.stalled_for.filter(|time| time.as_secs() >= 60) {
         parts.push(format!("work in flight and no progress for {}", phrases::time(time.as_secs_f64())));
     }
@@ -99,7 +99,7 @@ fn health(backend: &BackendView) -> Option<String> {
     (!parts.is_empty()).then(|| format!("health: {}", parts.join("; ")))
 }
 
-/// That it cannot be asked to give memory back, where that is known and anybody would want to.
+/// Says that a process cannot be asked to return memory, if this is known and a reclaim would be useful.
 pub(crate) fn no_reclaim(backend: &BackendView, has_budget: bool) -> Option<String> {
     let reclaim = &backend.reclaim;
     let reason = backend.next.as_ref().and_then(|next| next.decision.reason);
@@ -112,7 +112,7 @@ pub(crate) fn no_reclaim(backend: &BackendView, has_budget: bool) -> Option<Stri
     })
 }
 
-/// What it can be asked for, and what came of it.
+/// Says which memory a reclaim can return, and the result of the last one.
 fn reclaim(backend: &BackendView) -> Option<String> {
     let reclaim = &backend.reclaim;
     let parts = reclaim.parts.filter(|parts| reclaim.wanted && parts.any())?;
@@ -128,7 +128,7 @@ fn reclaim(backend: &BackendView) -> Option<String> {
     Some(text)
 }
 
-/// What the policy does next and why not yet; `None` if nothing is wanted.
+/// Says which action the policy wants next and why it waits; `None` if it wants nothing.
 pub(crate) fn next(next: &PolicyView) -> Option<String> {
     let decision = &next.decision;
     let mut text = match (decision.action, decision.reason) {
@@ -148,7 +148,7 @@ pub(crate) fn next(next: &PolicyView) -> Option<String> {
     Some(text)
 }
 
-/// One line for each GPU.
+/// One line per GPU.
 pub(crate) fn devices(all: &[DeviceView]) -> Vec<String> {
     let size = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| ByteSize(bytes).to_string());
     all.iter()
@@ -198,7 +198,7 @@ mod tests {
         backend.health = warden_supervisor::HealthView::default();
         backend.next = None;
         assert_eq!(lines(&backend), ["growth: host steady", "VRAM is not known: no driver lists it"]);
-        // Said of all its memory, VRAM included.
+        // The reason applies to all its memory, including VRAM.
         backend.memory.growth.clear();
         backend.memory.unmeasured = Some("the server's memory is not measured: it is elsewhere".to_owned());
         assert_eq!(lines(&backend), ["the server's memory is not measured: it is elsewhere"]);

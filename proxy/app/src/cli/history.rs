@@ -1,5 +1,5 @@
-//! `llama-warden history`: what happened to the models, in this and in former instances. It reads the ledger and the events
-//! of the state directory; nothing needs to run.
+//! `llama-warden history`: shows past events of the models, in this and earlier instances. Reads the ledger
+//! and the events of the state directory; no instance needs to run.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,30 +17,29 @@ use crate::exit::Failure;
 use crate::serve::describe;
 use crate::{clock, out};
 
-/// What `history` takes.
 #[derive(Debug, Args)]
 pub(crate) struct HistoryArgs {
-    /// Only of this model.
+    /// Shows only this model.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Only replacements for this reason (`host_soft`, `wedged`, `operator`, ...), failures of this kind (`out_of_memory`,
-    /// `bad_model`, ...), or events of this kind (`crashed`, `ready`, ...). May be repeated.
+    /// Shows only this reason of a replacement (`host_soft`, `wedged`, `operator`, ...), kind of failure
+    /// (`out_of_memory`, `bad_model`, ...), or kind of event (`crashed`, `ready`, ...). May be repeated.
     #[arg(long, value_name = "NAME")]
     reason: Vec<String>,
-    /// Only since then: a time like `2026-01-31T08:00:00Z`, or how long ago, like `90m`, `12h` or `7d`.
+    /// Shows only entries since a time like `2026-01-31T08:00:00Z`, or an age like `90m`, `12h` or `7d`.
     #[arg(long, value_name = "TIME", value_parser = time)]
     since: Option<Timestamp>,
-    /// Only until then.
+    /// Shows only entries until this time.
     #[arg(long, value_name = "TIME", value_parser = time)]
     until: Option<Timestamp>,
-    /// JSON lines, for programs.
+    /// Prints JSON lines, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     config: ConfigArgs,
 }
 
-/// A time, or how long ago.
+/// Parses a time or an age.
 fn time(text: &str) -> Result<Timestamp, String> {
     if let Ok(time) = text.parse::<Timestamp>() {
         return Ok(time);
@@ -70,11 +69,11 @@ pub(crate) fn run(args: &HistoryArgs) -> Result<(), Failure> {
     })
 }
 
-/// All that is recorded, in the order of time.
+/// All recorded entries, in order of time.
 #[derive(Default)]
 struct History {
     entries: Vec<Entry>,
-    /// Lines that are of no kind that we know: torn by a kill, or of a later version.
+    /// Number of unreadable lines: torn by a kill, or written by a later version.
     unread: usize,
 }
 
@@ -131,7 +130,7 @@ impl History {
                 all.add(&line, |json| serde_json::from_value(json.clone()).ok());
             }
         }
-        // Stable, so that what has one time stays in its order.
+        // Sort stably, to keep the order of entries with equal times.
         all.entries.sort_by_key(|entry| entry.at);
         Ok(all)
     }
@@ -168,7 +167,7 @@ impl Entry {
             && args.until.is_none_or(|until| self.at.is_some_and(|at| at <= until))
     }
 
-    /// Under which names it is asked for: its kind, and the reasons in it.
+    /// Names that `--reason` matches: the entry's kind and the reasons in it.
     fn names(&self) -> BTreeSet<&str> {
         let of = |path: &str| self.json.pointer(path).and_then(Value::as_str);
         let all = ["/kind", "/reason", "/decision/reason", "/failure/kind"];
@@ -183,10 +182,11 @@ impl Entry {
     }
 }
 
-/// Bytes of a ledger or of events: some hundred bytes for each replacement in years.
+/// Maximum size of the ledger or the events, in bytes. A replacement takes some hundred bytes, so years of
+/// them fit.
 const LARGEST_FILE: u64 = 1 << 30;
 
-/// The lines of a file; none if there is no file.
+/// The lines of a file; empty if the file does not exist.
 fn lines(path: &Path) -> Result<Vec<String>, Failure> {
     match regular_file::read(path, LARGEST_FILE) {
         Ok(bytes) => {

@@ -1,4 +1,4 @@
-//! `llama-warden keys new|check`: makes keys, and looks at a file of keys.
+//! `llama-warden keys new|check`: creates API keys and checks a file of keys.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -11,49 +11,47 @@ use crate::config::resolve::keys::{KeyFile, fresh, section};
 use crate::exit::Failure;
 use crate::out;
 
-/// What can be done with keys.
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeysCommand {
-    /// Prints a fresh key, once, and the section with its hash for the file of keys.
+    /// Prints a new key, once, with the section for the file of keys that contains its hash.
     New(NewArgs),
-    /// Checks a file of keys and lists who may do what. It shows no key.
+    /// Checks a file of keys and lists the permissions of each. Prints no key.
     Check(CheckArgs),
 }
 
-/// What `keys new` takes.
 #[derive(Debug, Args)]
 pub(crate) struct NewArgs {
     /// Name of the key, for logs and metrics.
     name: String,
-    /// Appends the section to this file, and prints the key alone. The file is made if there is none.
+    /// Appends the section to this file, created if missing, and prints only the key.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     #[command(flatten)]
     limits: LimitArgs,
 }
 
-/// What the holder of a new key may do. Without any of it: everything but open the page.
+/// Permissions and limits of a new key. Default: everything except opening the page.
 #[derive(Debug, Default, Args)]
 struct LimitArgs {
-    /// Models that it may use, by name, alias or pattern (`embed-*`), separated by commas.
+    /// Permitted models, by name, alias or pattern (`embed-*`), separated by commas.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     models: Vec<String>,
-    /// Requests in a time: 60/min, 1000/h.
+    /// Maximum request rate: 60/min, 1000/h.
     #[arg(long, value_name = "RATE")]
     rate: Option<String>,
-    /// Tokens in a time, of prompts and answers: 200000/h.
+    /// Maximum token rate, of prompts and answers: 200000/h.
     #[arg(long, value_name = "RATE")]
     tokens: Option<String>,
-    /// Requests at a time.
+    /// Maximum number of concurrent requests.
     #[arg(long, value_name = "N")]
     concurrency: Option<u32>,
-    /// Opens the page on the public listener.
+    /// Allows the key to open the page on the public listener.
     #[arg(long)]
     operator: bool,
 }
 
 impl LimitArgs {
-    /// The lines for the section of the key.
+    /// Renders the limits for the section of the key.
     fn lines(&self) -> String {
         let models = (!self.models.is_empty()).then(|| toml::Value::from(self.models.clone()));
         let rate = |text: &Option<String>| text.clone().map(toml::Value::from);
@@ -69,10 +67,9 @@ impl LimitArgs {
     }
 }
 
-/// What `keys check` takes.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// The file.
+    /// File of keys.
     file: PathBuf,
 }
 
@@ -86,7 +83,7 @@ pub(crate) fn run(command: KeysCommand) -> Result<(), Failure> {
 fn new(args: &NewArgs) -> Result<(), Failure> {
     let key = fresh();
     let section = section(&args.name, &key) + &args.limits.lines();
-    // What would be refused in the file is refused here.
+    // Refuse now what would be refused when the file is read.
     KeyFile::parse(Path::new("keys new"), &section)?;
     let Some(file) = &args.file else {
         return out::write(&format!("{}\n\n{section}", key.as_str()));

@@ -1,4 +1,5 @@
-//! `llama-warden mitigations list|show`: everything that can be done about memory that grows, and what it is for.
+//! `llama-warden mitigations list|show`: all mitigations against growing memory, and the leaks that they
+//! address.
 
 use std::path::{Path, PathBuf};
 
@@ -14,21 +15,20 @@ use crate::config::resolve::{own_sets, store};
 use crate::exit::Failure;
 use crate::out;
 
-/// What can be asked.
 #[derive(Debug, Subcommand)]
 pub(crate) enum MitigationsCommand {
-    /// Lists mitigations, and the leaks that they are for.
+    /// Lists mitigations and the leaks that they address.
     List {
-        /// Only what has to do with this backend, such as `cuda`.
+        /// Shows only entries for this backend, such as `cuda`.
         #[arg(long, value_name = "BACKEND")]
         backend: Option<String>,
-        /// Only what has to do with this memory.
+        /// Shows only entries for this kind of memory.
         #[arg(long, value_name = "MEMORY")]
         memory: Option<MemoryArg>,
-        /// JSON, for programs.
+        /// Prints JSON, for programs.
         #[arg(long, conflicts_with = "markdown")]
         json: bool,
-        /// The reference part of docs/mitigations.md.
+        /// Prints the reference part of docs/mitigations.md.
         #[arg(long, hide = true)]
         markdown: bool,
         #[command(flatten)]
@@ -36,9 +36,9 @@ pub(crate) enum MitigationsCommand {
     },
     /// Shows all that is known about one mitigation or leak.
     Show {
-        /// Its id.
+        /// The id of the mitigation or leak.
         id: String,
-        /// JSON, for programs.
+        /// Prints JSON, for programs.
         #[arg(long)]
         json: bool,
         #[command(flatten)]
@@ -46,23 +46,24 @@ pub(crate) enum MitigationsCommand {
     },
 }
 
-/// For whom the list is.
+/// The build for which the list is shown.
 #[derive(Debug, Default, Args)]
 pub(crate) struct WhichArgs {
-    /// The llama-server in use: a build of the store by its id or the beginning of it, or a number of llama.cpp, such as b8840.
+    /// llama-server in use: a build of the store by its id or the beginning of it, or a version of
+    /// llama.cpp, such as b8840.
     ///
-    /// Default: the newest build of the store, if there is one. It decides which fixes of your own are known, and what is said
-    /// of each: needed there, superseded, harmful.
+    /// Default: the newest build of the store, if there is one. The build determines which of your own
+    /// fixes are known, and the state of each mitigation: needed, superseded or harmful.
     #[arg(long, value_name = "BUILD")]
     build: Option<String>,
     #[command(flatten)]
     config: ConfigArgs,
 }
 
-/// What there is, for a build.
+/// The list of mitigations for a build.
 struct Known {
     list: Catalogue,
-    /// The build in use, and how it is called.
+    /// The build in use, with its display name.
     build: Option<Build>,
 }
 
@@ -99,17 +100,16 @@ impl WhichArgs {
     }
 }
 
-/// `b8840` is 8840. An id of the store may begin so, too; it is longer than any number of a build.
+/// Parses `b8840` as 8840. An id of the store may begin with `b`, too, but is longer than any build number.
 fn number(text: &str) -> Option<u32> {
     text.strip_prefix('b').filter(|digits| digits.len() <= 6)?.parse().ok()
 }
 
-/// A kind of memory.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum MemoryArg {
-    /// The process's own.
+    /// Memory of the process itself.
     Host,
-    /// The GPU's.
+    /// Memory of the GPU.
     Vram,
 }
 
@@ -157,10 +157,10 @@ struct Chosen<'a> {
     here: Option<&'a Build>,
 }
 
-/// A build in use, and how it is called.
+/// The build in use, with its display name.
 type Build = (BuildFacts, String);
 
-/// What a mitigation is in a build, and whether the build has it; nothing where nothing is known of that.
+/// State of a mitigation in a build, and whether the build contains it. Empty if unknown.
 fn here(entry: &Mitigation, build: Option<&Build>) -> String {
     let Some((facts, _)) = build else { return String::new() };
     let life = facts.standing(entry).map(|life| life.is.name());
@@ -205,7 +205,7 @@ impl<'a> Chosen<'a> {
         })
     }
 
-    /// The same, for this build.
+    /// Sets the build for which the entries are shown.
     fn here(self, build: Option<&'a Build>) -> Self {
         Self { here: build, ..self }
     }
@@ -275,7 +275,7 @@ fn backends_text(all: &[String]) -> String {
     }
 }
 
-/// Lines `name: text` with the texts under each other; what is empty is left out.
+/// Lines `name: text` with aligned texts. Empty texts are left out.
 struct Sheet(Vec<(&'static str, String)>);
 
 impl Sheet {
@@ -486,7 +486,7 @@ mod tests {
                 told.extend([build.1.as_str(), " ", id, ": ", &here(entry, Some(&build)), "\n"]);
             }
         }
-        // What is needed and there reads differently from what is needed and missing.
+        // A needed fix that the build has differs from a needed one that it lacks.
         let mut with = at(8827);
         let fixes = Some(vec!["graph-cache-cap".to_owned()]);
         with.0.provenance = Some(mitigation::ProvenanceFacts { fixes, ..Default::default() });

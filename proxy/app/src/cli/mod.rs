@@ -1,7 +1,7 @@
-//! The command line: what can be asked, and who answers. Each command has its module; this one only parses and sends on.
+//! The command line: parses arguments and dispatches to the module of each command.
 //!
 //! Arguments come in two stages: as typed (the structs here), then resolved against configuration and machine
-//! ([`crate::config`]). Nothing here decides.
+//! ([`crate::config`]). This module makes no decisions.
 
 use std::fs::File;
 use std::io;
@@ -65,58 +65,61 @@ enum Command {
     /// Lists, shows and removes builds.
     #[command(subcommand)]
     Builds(builds::BuildsCommand),
-    /// Renews llama-server: builds what is new, proves it beside the build in use, and brings it in.
+    /// Updates llama-server: builds a new version, proves it against the build in use, and makes it the
+    /// default.
     Update(Box<update::UpdateArgs>),
-    /// Lets another program (a newer llama-warden) take the place of a running instance, without a request that fails.
+    /// Replaces a running instance by another program (a newer llama-warden) without failing a request.
     Upgrade(upgrade::UpgradeArgs),
-    /// Goes back to the build that was in use before.
+    /// Returns to the build that was in use before.
     Rollback(update::RollbackArgs),
-    /// Lists patch sets, judges them in a source, applies, exports.
+    /// Lists patch sets, judges them in a source, applies and exports them.
     #[command(subcommand)]
     Patches(Box<patches::PatchesCommand>),
-    /// Lists and shows what can be done about memory that grows.
+    /// Lists and shows mitigations against growing memory.
     #[command(subcommand)]
     Mitigations(mitigations::MitigationsCommand),
     /// Shows what policies would do: replays recordings, explains a configuration, simulates.
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
-    /// Shows what each model needs, and who fits together, without loading anything.
+    /// Shows the memory that each model needs, and which models fit together, without loading anything.
     Plan(plan::PlanArgs),
-    /// Makes a configuration of llama-swap's, a router's presets, Ollama's models, or a command line.
+    /// Creates a configuration from that of llama-swap, a router's presets, Ollama's models, or a command
+    /// line.
     Import(import::ImportArgs),
     /// Finds out whether a server's memory leaks, and with which work: experiments with fresh processes.
     Diagnose(Box<diagnose::DiagnoseArgs>),
-    /// Makes API keys, and checks a file of them.
+    /// Creates API keys, and checks a file of them.
     #[command(subcommand)]
     Keys(keys::KeysCommand),
-    /// Writes a model with random weights, to try things with.
+    /// Writes a small model with random weights, for trials.
     SampleModel(sample_model::SampleModelArgs),
     /// Shows the models of a running instance.
     Status(control::StatusArgs),
-    /// Shows models and their memory on the terminal, as they change.
+    /// Shows models and their memory live on the terminal.
     Top(Box<top::TopArgs>),
-    /// Replaces the processes of a model; requests wait or go to the next one.
+    /// Replaces the processes of a model; requests wait or go to the next process.
     Restart(control::ModelArgs),
-    /// Drains and stops a model; the next request starts it again. With `--all`, sends balancers away from the whole instance.
+    /// Drains and stops a model; the next request starts it again. `--all` sends balancers away from the
+    /// instance.
     Drain(control::DrainArgs),
-    /// Asks the processes of a model to give back what they hoard; they serve on.
+    /// Asks the processes of a model to return unused memory; they keep serving.
     Reclaim(control::ReclaimArgs),
     /// Keeps a model loaded: no other model evicts it, until llama-warden restarts.
     Pin(control::ModelArgs),
-    /// Lets a model leave for another one again, even if it is configured that it never does.
+    /// Allows eviction of a model again, even if its configuration pins it.
     Unpin(control::ModelArgs),
-    /// Tries another build of llama-server with a model, beside its own, and says whether it is worse.
+    /// Tries another build of llama-server next to a model's own, and says whether it is worse.
     #[command(subcommand)]
     Canary(Box<canary::CanaryCommand>),
     /// Shows the output of a model's processes.
     Logs(control::LogsArgs),
-    /// Shows what happened to the models.
+    /// Shows the events of the models.
     Events(control::EventsArgs),
-    /// Shows what happened to the models in this and in former instances: replacements, failures, events.
+    /// Shows past events of the models, in this and earlier instances: replacements, failures, events.
     History(history::HistoryArgs),
-    /// Shows the requests in flight and those that ended last, and cancels one.
+    /// Shows running and recent requests, and cancels one.
     Requests(Box<requests::RequestsArgs>),
-    /// Gathers what a report of a bug needs into one archive, without secrets, and shows what is in it first.
+    /// Collects the files for a bug report in one archive, without secrets, and lists them first.
     Report(report::ReportArgs),
     /// Lists and releases requests that may have killed their server.
     #[command(subcommand)]
@@ -124,13 +127,13 @@ enum Command {
     /// Checks, shows or describes the configuration.
     #[command(subcommand)]
     Config(config::ConfigCommand),
-    /// Watches over a tool of `diagnose --wrap`.
+    /// Kills the remaining processes of a tool of `diagnose --wrap`.
     #[command(hide = true)]
     KeepWrapped(diagnose::KeeperArgs),
-    /// Runs us as a service: writes the unit for systemd, removes it, prints it.
+    /// Runs llama-warden as a service: writes, removes or prints the unit for systemd.
     #[command(subcommand)]
     Service(service::ServiceCommand),
-    /// Prints what completes commands in a shell.
+    /// Prints a completion script for a shell.
     Completions(papers::CompletionsArgs),
     /// Writes manual pages.
     Man(papers::ManArgs),
@@ -138,7 +141,7 @@ enum Command {
     Version,
 }
 
-/// Where settings come from, besides the environment.
+/// Sources of settings, next to the environment.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ConfigArgs {
     /// Configuration file (TOML).
@@ -150,7 +153,7 @@ pub(crate) struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    /// Loads all layers; `flags` come beneath `--set`.
+    /// Loads all layers; `--set` overrides `flags`.
     pub(crate) fn load(&self, machine: &Machine, mut flags: Vec<FlagSetting>) -> Result<Loaded, Failure> {
         for text in &self.set {
             flags.push(parse_set(text)?);
@@ -177,7 +180,8 @@ fn parse_set(text: &str) -> Result<FlagSetting, Failure> {
     Ok(FlagSetting::raw(&format!("--set {key}"), &path, value))
 }
 
-/// A file that is held as long as it is open, made with its folder if it is not there. What is in it stays.
+/// Opens and locks a file, creating it and its folder if missing. Keeps its content; the lock lasts until
+/// it is closed.
 fn held(path: &Path, how: FlockOperation) -> io::Result<File> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
@@ -187,14 +191,14 @@ fn held(path: &Path, how: FlockOperation) -> io::Result<File> {
     Ok(file)
 }
 
-/// Runs a short command's future on this thread.
+/// Runs the future of a short command on this thread.
 pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
     Ok(runtime.block_on(future))
 }
 
-/// Does what was asked on the command line: of us, or of llama-server if that is the name we were started under.
+/// Runs the command line: llama-warden's, or llama-server's if started under that name.
 pub(crate) fn run() -> Result<(), Failure> {
     let mut words = std::env::args_os();
     if dropin::is_alias(words.next().as_deref()) {
@@ -254,7 +258,8 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// The page of a command and those below it, as wide as a narrow terminal and whatever the environment says.
+    /// Help pages of a command and its subcommands, for a narrow terminal and without values of the
+    /// environment.
     fn pages(command: &mut clap::Command) -> String {
         let own = format!("{}\n", command.render_long_help());
         let below = command.get_subcommands_mut().filter(|below| !below.is_hide_set());

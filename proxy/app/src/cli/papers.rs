@@ -1,5 +1,5 @@
-//! `llama-warden completions SHELL` and `llama-warden man DIR`: what shells and `man` know of the command line, made of the same
-//! description as `--help`.
+//! `llama-warden completions SHELL` and `llama-warden man DIR`: completion scripts and manual pages,
+//! generated from the same description as `--help`.
 
 use std::path::PathBuf;
 
@@ -10,15 +10,13 @@ use super::Cli;
 use crate::exit::Failure;
 use crate::out;
 
-/// What `completions` takes.
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
-    /// The shell.
+    /// Shell to complete for.
     #[arg(value_enum)]
     shell: Known,
 }
 
-/// Shells that are known.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Known {
     Bash,
@@ -26,15 +24,14 @@ enum Known {
     Fish,
 }
 
-/// What `man` takes.
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// The folder that gets a page for each command. It is made if it is not there.
+    /// Folder for the pages, one per command. Created if missing.
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }
 
-/// The same whatever the environment is: what is set here is nobody else's business.
+/// The command line without values of the environment, which generated pages must not show.
 fn described() -> clap::Command {
     fn quiet(command: clap::Command) -> clap::Command {
         command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(quiet)

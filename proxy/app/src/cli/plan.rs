@@ -1,7 +1,8 @@
-//! `llama-warden plan`: what each model of a configuration needs, and who fits together, before anything is loaded.
+//! `llama-warden plan`: the memory that each model of a configuration needs, and which models fit together,
+//! before any is loaded.
 //!
-//! It reads the models' files and the flags of their llama-servers, and asks the drivers which GPUs there are. `--gpus` and `--host`
-//! describe another machine.
+//! Reads the models' files and the flags of their llama-servers, and asks the drivers for GPUs. `--gpus`
+//! and `--host` describe another machine.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,37 +24,36 @@ use crate::config::resolve::{resolve, store};
 use crate::exit::Failure;
 use crate::out;
 
-/// So many models are tried in all combinations.
+/// Maximum number of models of which all combinations are tried.
 const COMBINED: usize = 12;
-/// Contexts that are proposed are multiples of this.
+/// Proposed contexts are multiples of this many tokens.
 const CONTEXT_STEP: u64 = 1024;
 
-/// What `plan` takes.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
-    /// GPUs of another machine, by their memory: `24GiB,24GiB`; `none` for a machine, or a build, without.
+    /// GPUs of another machine, by their memory: `24GiB,24GiB`; `none` for a machine or build without GPUs.
     #[arg(long, value_name = "SIZES")]
     gpus: Option<String>,
-    /// Memory of another machine.
+    /// Host memory of another machine.
     #[arg(long, value_name = "SIZE")]
     host: Option<ByteSize>,
-    /// Only this model.
+    /// Shows only this model.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// As JSON, with bytes.
+    /// Prints JSON, with sizes in bytes.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     config: ConfigArgs,
 }
 
-/// A model, as far as it is known.
+/// A model with its memory needs.
 struct Sheet {
     name: String,
-    /// Processes of it at a time.
+    /// Number of concurrent processes of the model.
     replicas: u32,
     known: Result<Known, String>,
-    /// How processes with this command leaked.
+    /// Recorded leaks of processes with this command.
     leaks: Vec<Prior>,
 }
 
@@ -66,7 +66,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     };
     let mut resolved = resolve(&loaded, &machine, false)?;
     let room = room(args, &machine)?;
-    // What was measured is known by the whole command. Where a program is not there, or is none, its models are planned all the same.
+    // Measurements are keyed by the whole command, so resolve it. Models whose program is missing are
+    // planned all the same.
     drop(block_on(store::fill(&mut resolved, &machine))?);
     let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     env.retain(|name, _| name.starts_with("LLAMA_ARG_"));
@@ -76,7 +77,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         .filter(|(spec, _)| asked(spec.name.as_str()))
         .map(|(spec, build)| {
             let build = build.as_ref();
-            // Whoever describes another machine means a build that can use its GPUs.
+            // With `--gpus`, assume a build that can use these GPUs.
             let has_gpu = !room.gpus.is_empty() && (args.gpus.is_some() || !is_for_cpu(build));
             let mut sheet = Sheet {
                 name: spec.name.to_string(),
@@ -97,7 +98,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     }
 }
 
-/// What models may have.
+/// Memory available to models.
 fn room(args: &PlanArgs, machine: &Machine) -> Result<Room, Failure> {
     let host = args.host.unwrap_or(machine.memory).0;
     let gpus = match args.gpus.as_deref() {
@@ -118,7 +119,7 @@ fn size_of(text: &str) -> Result<u64, Failure> {
 }
 
 impl Sheet {
-    /// What processes with this command held on this machine takes the place of what is planned.
+    /// Replaces planned sizes by those that processes with this command held on this machine.
     fn measured(&mut self, state_dir: &Path, command: &Command) {
         let seen = known_memory(state_dir, command);
         if let Ok(known) = &mut self.known {
@@ -128,7 +129,7 @@ impl Sheet {
     }
 }
 
-/// The processes of models that are known, as those who want a place: each replica is one.
+/// Processes to place: one for each replica of a model with known needs.
 fn wanted(sheets: &[Sheet]) -> Vec<Wanted> {
     let each = sheets.iter().filter_map(|sheet| Some((sheet, sheet.known.as_ref().ok()?)));
     let each = each.flat_map(|(sheet, known)| {
@@ -136,19 +137,19 @@ fn wanted(sheets: &[Sheet]) -> Vec<Wanted> {
     });
     each.map(|(number, name, known)| {
         let (gpus, may_split) = known.gpus();
-        // They share one mapped file.
+        // Replicas share one mapped file; count it once.
         let mapped = if number == 1 { known.needs.mapped } else { 0 };
         Wanted { name, needs: Needs { mapped, ..known.needs.clone() }, gpus, may_split }
     })
     .collect()
 }
 
-/// How the process of a replica is called.
+/// Display name of the process of a replica.
 fn replica(name: &str, number: u32) -> String {
     if number == 1 { name.to_owned() } else { format!("{name} ({number})") }
 }
 
-/// The largest sets that fit, each with its places; no set is a part of another.
+/// The largest sets of processes that fit, with their placement. No set is a subset of another.
 fn together(all: &[Wanted], room: &Room) -> Vec<Vec<Fit>> {
     let fits = |set: u32| {
         let chosen: Vec<&Wanted> =
@@ -195,7 +196,7 @@ fn text(sheets: &[Sheet], room: &Room) -> String {
         match book::fit(room, &[one]) {
             Ok(_) => every.push(one),
             Err(misfit) => {
-                // Its first replica has told it.
+                // A further replica: the line of the first one describes the model.
                 let Some(sheet) = sheets.iter().find(|sheet| sheet.name == one.name) else { continue };
                 let known = sheet.known.as_ref().ok();
                 let less = known.map(|known| less(known, one, room)).unwrap_or_default();
@@ -223,7 +224,7 @@ fn text(sheets: &[Sheet], room: &Room) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The table: what each model needs on GPUs and on the host.
+/// Rows of the table: memory of each model on GPUs and on the host.
 fn rows(sheets: &[Sheet]) -> Vec<Vec<String>> {
     let head = ["MODEL", "WHERE", "WEIGHTS", "CACHE", "STATE", "COMPUTING", "PROJECTOR", "FIXED", "ALL"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
@@ -251,7 +252,7 @@ fn rows(sheets: &[Sheet]) -> Vec<Vec<String>> {
     rows
 }
 
-/// What is said of one model beside its numbers.
+/// Describes a model beyond its numbers.
 fn words(sheet: &Sheet, known: &Known) -> String {
     let name = &sheet.name;
     let Needs { context, slots, mapped, untouched, unknown, .. } = &known.needs;
@@ -281,7 +282,7 @@ fn words(sheet: &Sheet, known: &Known) -> String {
     parts.join("; ")
 }
 
-/// What was measured, beside what was planned.
+/// Compares the measured with the planned sizes.
 fn measured_words(needs: &Needs) -> Option<String> {
     let of = |measured: u64, planned: u64, place: &str| {
         format!("{} {place} ({} planned)", ByteSize(measured), ByteSize(planned))
@@ -292,7 +293,7 @@ fn measured_words(needs: &Needs) -> Option<String> {
     (!both.is_empty()).then(|| format!("measured: {}", both.join(" and ")))
 }
 
-/// What fills up later, beside the needs.
+/// Describes memory that fills up later.
 fn later_words(later: &LaterMemory) -> Option<String> {
     let cache = match later.prompt_cache {
         Some(0) => None,
@@ -307,14 +308,14 @@ fn later_words(later: &LaterMemory) -> Option<String> {
         .then(|| format!("it may come to hold on the host, beside its needs: {}", both.join(", and ")))
 }
 
-/// Bytes of the host that a process may come to hold at most; `None` where there is no bound.
+/// Upper bound of a process's host memory, in bytes; `None` if it is unbounded.
 fn most_on_host(known: &Known) -> Option<u64> {
-    // What was measured may have had a part of the caches in it.
+    // Take the maximum, not the sum: the measured size may already include parts of the caches.
     let with_caches = known.needs.planned_host().saturating_add(known.later.bytes()?);
     Some(with_caches.max(known.needs.host_bytes()))
 }
 
-/// A warning where all models fit, and would not with all that they may come to hold.
+/// Warns if all models fit now but not with their maximum memory.
 fn later_warning(sheets: &[Sheet], fits: &[Fit], room: &Room) -> Option<String> {
     let fitting = sheets.iter().filter(|sheet| fits.iter().any(|fit| fit.name == sheet.name));
     let known = fitting.filter_map(|sheet| Some((sheet, sheet.known.as_ref().ok()?)));
@@ -337,11 +338,11 @@ fn later_warning(sheets: &[Sheet], fits: &[Fit], room: &Room) -> Option<String> 
     }
 }
 
-/// A smaller context with which it would fit, if there is one.
+/// Proposes a smaller context that fits, if there is one.
 fn less(known: &Known, one: &Wanted, room: &Room) -> String {
     let fits = |context: u64| {
         let run = Run { context: Some(context), ..known.run.clone() };
-        // What was measured is of the context as it is.
+        // Plan anew: measurements are only valid for the present context.
         let needs = book::needs(&known.shape, &run, known.server, known.projector);
         book::fit(room, &[&Wanted { needs, ..one.clone() }]).is_ok()
     };
@@ -353,7 +354,7 @@ fn less(known: &Known, one: &Wanted, room: &Room) -> String {
     if low == 0 { String::new() } else { format!("; with `-c {}` it would", low * CONTEXT_STEP) }
 }
 
-/// `a on GPU 0, b on GPUs 0 and 1`.
+/// Formats a placement: `a on GPU 0, b on GPUs 0 and 1`.
 fn places(fits: &[Fit]) -> String {
     let mut fits: Vec<&Fit> = fits.iter().collect();
     fits.sort_by(|one, other| one.name.cmp(&other.name));

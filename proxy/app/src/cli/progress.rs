@@ -1,4 +1,5 @@
-//! Lines that tell how far something is, one of them changing on a terminal; and what the builder tells, in such lines.
+//! Progress lines on standard error, the last of which may change on a terminal, and the display of builder
+//! events in them.
 
 use std::time::Duration;
 
@@ -8,12 +9,12 @@ use warden_builder::{Event, Phase};
 
 use crate::out;
 
-/// In plain lines, progress is told at most this often: a build log should not be mostly that.
+/// Minimum time between two progress lines without a terminal, so that they do not dominate a build log.
 const PLAIN_EVERY: Duration = Duration::from_secs(10);
 /// Columns of a terminal that a changing line may take without wrapping.
 const COLUMNS: usize = 79;
 
-/// Shows events until the sender is gone.
+/// Shows events until their sender is dropped.
 pub(crate) async fn show(mut events: UnboundedReceiver<Event>) {
     let mut display = Display { lines: Lines::new(), phase: Phase::Fetch };
     while let Some(event) = events.recv().await {
@@ -47,13 +48,13 @@ impl Display {
     }
 }
 
-/// Lines on standard error with the time since the beginning in front; on a terminal the last one may change.
+/// Lines on standard error, prefixed with the elapsed time. On a terminal the last line may change.
 #[derive(Debug)]
 pub(crate) struct Lines {
     terminal: bool,
     started: Instant,
     told: Option<Instant>,
-    /// A changing line is on the terminal.
+    /// The terminal shows a changing line.
     open: bool,
 }
 
@@ -62,13 +63,13 @@ impl Lines {
         Self { terminal: out::stderr_is_terminal(), started: Instant::now(), told: None, open: false }
     }
 
-    /// Something new begins.
+    /// Prints the first line of a new subject.
     pub(crate) fn line(&mut self, text: &str) {
         self.told = None;
         self.more(text);
     }
 
-    /// A line that stays.
+    /// Prints a permanent line.
     pub(crate) fn more(&mut self, text: &str) {
         self.close();
         for line in text.lines() {
@@ -76,7 +77,7 @@ impl Lines {
         }
     }
 
-    /// A line in the place of the last one that changed. In plain lines only now and then, and the `last` one.
+    /// Replaces the changing line. Without a terminal, prints only occasional lines, and the `last` one.
     pub(crate) fn change(&mut self, text: &str, last: bool) {
         let text = format!("{}  {text}", self.elapsed());
         if self.terminal {

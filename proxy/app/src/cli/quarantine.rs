@@ -1,4 +1,4 @@
-//! `quarantine list`, `quarantine release`: requests that may have killed their server.
+//! `quarantine list`, `quarantine release`: lists and releases requests that may have killed their server.
 
 use std::sync::Arc;
 
@@ -13,29 +13,26 @@ use crate::admin::answer::Status;
 use crate::exit::Failure;
 use crate::out;
 
-/// What can be asked.
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuarantineCommand {
-    /// Lists requests that are refused or suspected, by their fingerprints.
+    /// Lists refused or suspected requests, by their fingerprints.
     List(ListArgs),
     /// Releases requests, so that they are served like others again.
     Release(ReleaseArgs),
 }
 
-/// What `list` takes.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     instance: InstanceArgs,
 }
 
-/// What `release` takes.
 #[derive(Debug, Args)]
 pub(crate) struct ReleaseArgs {
-    /// All requests of this model, or the one with this fingerprint (eight digits or more of it). Default: all.
+    /// Model, or fingerprint of one request (at least eight digits of it). Default: all requests.
     #[arg(value_name = "MODEL|FINGERPRINT")]
     which: Option<String>,
     #[command(flatten)]

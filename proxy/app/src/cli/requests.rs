@@ -1,4 +1,4 @@
-//! `requests`, `requests cancel`: what is in flight, what ended last, and how one is ended.
+//! `requests`, `requests cancel`: shows running and recent requests, and cancels one.
 
 use std::time::Duration;
 
@@ -14,50 +14,48 @@ use crate::admin::requests::{Cancelled, RequestList, short, took};
 use crate::exit::Failure;
 use crate::out;
 
-/// How often a table that is followed is looked at.
+/// Refresh interval of `--follow`.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What `requests` takes.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct RequestsArgs {
     #[command(subcommand)]
     command: Option<RequestsCommand>,
-    /// Only those for this model, by its name or an alias.
+    /// Shows only requests for this model, by its name or an alias.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Only those in this state: `in_flight`, `ended`, `queued`, `loading`, `prefill`, `generating` and others.
+    /// Shows only requests in this state: `in_flight`, `ended`, `queued`, `loading`, `prefill`,
+    /// `generating` and others.
     #[arg(long, value_name = "STATE")]
     state: Option<String>,
-    /// At most so many.
+    /// Maximum number of requests to show.
     #[arg(long, value_name = "COUNT")]
     limit: Option<usize>,
-    /// Shows the table anew every second.
+    /// Refreshes the table every second.
     #[arg(long, short, conflicts_with = "json")]
     follow: bool,
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     instance: InstanceArgs,
 }
 
-/// What can be done with requests.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RequestsCommand {
-    /// Ends a request: its client gets an error, and its slot is free as if the client had left.
+    /// Cancels a request: its client gets an error, and its slot is freed as if the client had disconnected.
     Cancel(CancelArgs),
 }
 
-/// What `requests cancel` takes.
 #[derive(Debug, Args)]
 pub(crate) struct CancelArgs {
-    /// Its id: the `X-Request-Id` of the answer, as in the access log.
+    /// Id of the request: the `X-Request-Id` of the answer, as in the access log.
     id: String,
-    /// Its number, where clients gave several the same id (`requests --json` has it).
+    /// Number of the request (see `requests --json`), if clients used the same id for several.
     #[arg(long, value_name = "NUMBER")]
     number: Option<u64>,
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]

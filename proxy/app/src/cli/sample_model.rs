@@ -1,4 +1,4 @@
-//! `llama-warden sample-model`: models with random weights.
+//! `llama-warden sample-model`: writes models with random weights.
 
 use std::path::PathBuf;
 
@@ -10,24 +10,24 @@ use warden_policies::ByteSize;
 use crate::exit::Failure;
 use crate::out;
 
-/// What `sample-model` takes.
 #[derive(Debug, Args)]
 pub(crate) struct SampleModelArgs {
-    /// The file to write.
+    /// File to write.
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
-    /// Different seeds give models that answer differently.
+    /// Seed of the weights. Models of different seeds answer differently.
     #[arg(long, default_value_t = Options::default().seed)]
     seed: u64,
-    /// What it is for; docs/diagnose.md describes each. Those that end with -gpu have up to 2 GiB, and those with
-    /// vision or mmproj are projectors for `--mmproj`.
+    /// Purpose of the model; docs/diagnose.md describes each. Those that end with -gpu have up to 2 GiB,
+    /// and those with vision or mmproj are projectors for `--mmproj`.
     #[arg(
         long,
         default_value = Options::default().preset.name(),
         value_parser = PossibleValuesParser::new(Preset::ALL.map(Preset::name))
     )]
     preset: String,
-    /// How the matrices of a preset from chat to tools are stored; other than f32, it is 256 wide.
+    /// Storage type of the matrices, for presets from chat to tools. With other types than f32, the model
+    /// is 256 wide.
     #[arg(
         long,
         value_name = "FORM",

@@ -12,7 +12,6 @@ use crate::config::source::tree::{Kind, Node};
 use crate::exit::Failure;
 use crate::serve::Plan;
 
-/// What `serve` takes.
 #[derive(Debug, Default, Args)]
 #[command(
     after_help = "Drop-in: `llama-warden serve -- -m model.gguf -c 4096 --port 9000` takes what llama-server takes."
@@ -35,37 +34,38 @@ pub(crate) struct ServeArgs {
     /// Directory of ledger and instances (`paths.state_dir`).
     #[arg(long, value_name = "DIR")]
     state_dir: Option<String>,
-    /// The llama-server to run, for models that name none (`defaults.binary`).
+    /// llama-server for models that name none (`defaults.binary`).
     #[arg(long, value_name = "PATH")]
     binary: Option<String>,
-    /// The build to run, for models that name none (`defaults.build`).
+    /// Build for models that name none (`defaults.build`).
     #[arg(long, value_name = "ID")]
     build: Option<String>,
-    /// Memory above which a backend is replaced when quiet (`defaults.policy.host.soft`).
+    /// Memory above which a backend is replaced when idle (`defaults.policy.host.soft`).
     #[arg(long, value_name = "SIZE")]
     memory_soft: Option<String>,
-    /// Memory above which a backend is drained now (`defaults.policy.host.hard`).
+    /// Memory above which a backend is drained at once (`defaults.policy.host.hard`).
     #[arg(long, value_name = "SIZE")]
     memory_hard: Option<String>,
-    /// How a generation is replaced: auto, sequential, overlap (`defaults.replace`).
+    /// Way to replace a generation: auto, sequential, overlap (`defaults.replace`).
     #[arg(long, value_name = "WAY")]
     replace: Option<String>,
-    /// A folder of models: each model file in it is served, those that come and go, too (`paths.models`). May be repeated.
+    /// Folder of models: serves each model file in it, including later ones (`paths.models`). May be
+    /// repeated.
     #[arg(long, value_name = "DIR")]
     models_dir: Vec<String>,
-    /// Log as `text` or `json` (`log.format`).
+    /// Log format: `text` or `json` (`log.format`).
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
     /// Log level or filter (`log.level`).
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<String>,
-    /// llama-server's own flags: one model, no configuration file needed.
+    /// llama-server's own flags: serves one model without a configuration file.
     #[arg(last = true, value_name = "LLAMA-SERVER FLAGS")]
     flags: Vec<String>,
 }
 
 impl ServeArgs {
-    /// What the flags set, over the environment.
+    /// Settings of the flags, which override the environment.
     fn settings(&self) -> Vec<FlagSetting> {
         let table: [(&str, &[&str], &Option<String>); 12] = [
             ("--host", &["server", "host"], &self.host),
@@ -87,7 +87,7 @@ impl ServeArgs {
         given.chain(folders(&self.models_dir)).collect()
     }
 
-    /// How to read the configuration.
+    /// Chooses the sources of the configuration.
     fn plan(self, machine: &Machine) -> Result<Plan, Failure> {
         let any_name = !self.flags.is_empty();
         if !any_name && self.config.config.is_none() && self.models_dir.is_empty() {
@@ -103,7 +103,7 @@ impl ServeArgs {
     }
 }
 
-/// What folders of models on a command line set; nothing where there are none.
+/// Converts folders of models on the command line to a setting; `None` without folders.
 pub(crate) fn folders(dirs: &[String]) -> Option<FlagSetting> {
     let absolute =
         |dir: &String| std::path::absolute(dir).map_or_else(|_| dir.clone(), |dir| dir.display().to_string());
@@ -115,18 +115,18 @@ pub(crate) fn folders(dirs: &[String]) -> Option<FlagSetting> {
     })
 }
 
-/// Serves until told to end.
+/// Serves until it is told to end.
 pub(crate) fn run(args: ServeArgs) -> Result<(), Failure> {
     crate::serve::run(args.plan(&Machine::read())?)
 }
 
-/// Does what llama-server would do with these arguments.
+/// Acts like llama-server with these arguments.
 pub(crate) fn run_as_llama_server(args: Vec<String>) -> Result<(), Failure> {
     let machine = Machine::read();
     if dropin::is_question(&args) {
         return ask_the_binary(&args, &machine);
     }
-    // Without any flag llama-server serves nothing of its own either, but it takes its model from the environment.
+    // Like llama-server, take the model from the environment if there is no flag.
     let args = ServeArgs {
         flags: if args.is_empty() { vec!["--jinja".to_owned()] } else { args },
         ..ServeArgs::default()
@@ -136,7 +136,7 @@ pub(crate) fn run_as_llama_server(args: Vec<String>) -> Result<(), Failure> {
     crate::serve::run(plan)
 }
 
-/// Becomes the real llama-server: questions like `--help` are its own to answer.
+/// Executes the real llama-server, which answers questions like `--help` itself.
 fn ask_the_binary(args: &[String], machine: &Machine) -> Result<(), Failure> {
     let built = match machine.data_dir() {
         Some(data) => store::find(&data, None).map_err(Failure::failed)?,

@@ -13,7 +13,7 @@ use crate::out;
 const HEAD: [&str; 11] =
     ["MODEL", "STATE", "PID", "GEN", "IN-FLIGHT", "WAITING", "MEMORY", "REQUESTS", "REPLACED", "AGE", "NOTE"];
 
-/// The table. A long note is cut in it, and said in full under its row.
+/// Formats the table. Long notes are cut, and follow in full below their rows.
 pub(crate) fn table(status: &Status) -> String {
     let instance = &status.instance;
     let memory = instance.memory_anon.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
@@ -32,7 +32,7 @@ pub(crate) fn table(status: &Status) -> String {
         text.extend([trouble.as_str(), "\n\n"]);
     }
     let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
-    // What is said under each row.
+    // Lines below each row.
     let mut under = vec![Vec::new()];
     for model in &status.fleet.models {
         let budget = status.budgets.get(model.name.as_str()).copied().unwrap_or_default();
@@ -40,7 +40,7 @@ pub(crate) fn table(status: &Status) -> String {
             rows.push(row);
             under.push(lines);
         }
-        // The drivers told of no GPU: then nothing else says that these budgets do nothing.
+        // Warn if VRAM budgets have no effect because the drivers report no GPU: no other line says so.
         let blind =
             (budget.vram_soft.is_some() || budget.vram_hard.is_some()) && status.fleet.devices.is_empty();
         if let Some(last) = under.last_mut().filter(|_| blind) {
@@ -68,7 +68,7 @@ pub(crate) fn table(status: &Status) -> String {
     text
 }
 
-/// All that the table says of one model, in lines of words: a line for each process, and what is under it.
+/// All lines of the table about one model: a line per process, with the lines below it.
 pub(super) fn model_words(status: &Status, model: &ModelView) -> Vec<String> {
     let budget = status.budgets.get(model.name.as_str()).copied().unwrap_or_default();
     let mut words = Vec::new();
@@ -83,7 +83,7 @@ pub(super) fn model_words(status: &Status, model: &ModelView) -> Vec<String> {
     words
 }
 
-/// The lines about a model as a whole.
+/// Lines about a model as a whole.
 fn model_lines(status: &Status, model: &ModelView) -> Vec<String> {
     let name = model.name.as_str();
     let mut lines = Vec::new();
@@ -103,7 +103,7 @@ fn model_lines(status: &Status, model: &ModelView) -> Vec<String> {
     lines
 }
 
-/// Whether it may leave for another model, where that is not just as in most configurations.
+/// Says whether the model may be evicted, if that differs from the default.
 fn pin(model: &ModelView) -> Option<String> {
     let who = model.pin.by.as_ref().map(|by| format!(" (by {by})")).unwrap_or_default();
     match (model.pin.pinned, who.is_empty()) {
@@ -113,10 +113,10 @@ fn pin(model: &ModelView) -> Option<String> {
     }
 }
 
-/// A row, and what is said about its process.
+/// A row, with the lines about its process.
 type Row = (Vec<String>, Vec<String>);
 
-/// One row per process; a model without one has a row, too.
+/// One row per process; one row for a model without a process.
 fn model_rows(model: &ModelView, budget: Budget) -> Vec<Row> {
     let with_process: Vec<&BackendView> =
         model.backends.iter().filter(|backend| backend.pid.is_some()).collect();
@@ -138,7 +138,7 @@ fn model_rows(model: &ModelView, budget: Budget) -> Vec<Row> {
         .enumerate()
         .map(|(index, backend)| {
             let mut lines = growth::lines(backend);
-            // The whole sentence, unless a line says it already.
+            // Add the whole note, unless another line contains it.
             if cut && index == 0 && !lines.iter().any(|line| line.contains(&whole)) {
                 lines.insert(0, whole.clone());
             }
@@ -149,7 +149,7 @@ fn model_rows(model: &ModelView, budget: Budget) -> Vec<Row> {
         .collect()
 }
 
-/// `note`: what the note says, in the first row of a model alone.
+/// Cells of a row; `note` is given only for the first row of a model.
 fn row(model: &ModelView, budget: Budget, backend: Option<&BackendView>, note: Option<&str>) -> Vec<String> {
     let dash = || "-".to_owned();
     let of = |value: Option<String>| value.unwrap_or_else(dash);
@@ -183,10 +183,10 @@ fn row(model: &ModelView, budget: Budget, backend: Option<&BackendView>, note: O
     ]
 }
 
-/// Letters of a note in the table. A longer one is cut there, and a line under the row has all of it.
+/// Maximum characters of a note in the table.
 const NOTE: usize = 60;
 
-/// A note for the table: a long one is cut at a word, and said in full under the row.
+/// Cuts a long note at a word.
 fn shortened(text: &str, letters: usize) -> String {
     if text.chars().count() <= letters {
         return text.to_owned();
@@ -196,7 +196,7 @@ fn shortened(text: &str, letters: usize) -> String {
     format!("{}…", words.trim_end_matches([',', ';', ':', '.']))
 }
 
-/// What an operator should know first.
+/// The most important message for an operator.
 pub(super) fn note(model: &ModelView) -> String {
     if let Some(failure) = &model.last_failure {
         return failure.message.clone();
@@ -215,7 +215,7 @@ pub(super) fn note(model: &ModelView) -> String {
     }
 }
 
-/// When it is tried again, and what an operator can do.
+/// Says when the next start is due, and what the operator can do.
 fn outage(outage: &Outage) -> String {
     let at = i64::try_from(outage.next_start_unix_ms)
         .ok()
@@ -226,7 +226,7 @@ fn outage(outage: &Outage) -> String {
     format!("next start {at}{sooner}; until then {callers}; {}", outage.cure)
 }
 
-/// A time in its two largest units, in few letters: `45s`, `2m05s`, `3h07m`, `5d02h`.
+/// Formats a time in its two largest units: `45s`, `2m05s`, `3h07m`, `5d02h`.
 pub(super) fn age(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

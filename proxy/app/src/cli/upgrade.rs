@@ -1,4 +1,5 @@
-//! `llama-warden upgrade`: another program takes the place of a running instance, with its clients and its llama-servers.
+//! `llama-warden upgrade`: replaces a running instance by another program, which takes over its clients and
+//! llama-servers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,24 +15,23 @@ use crate::exit::Failure;
 use crate::out;
 use crate::serve::upgrade::order::Upgraded;
 
-/// What an instance takes beside the waiting: the other program's version, and its beginning.
+/// Time on top of `--wait` for the other program's version check and start.
 const BESIDE: Duration = Duration::from_secs(60);
-/// An instance that does not answer for so long will not.
+/// Time limit of an answer.
 const LONGEST: Duration = Duration::from_secs(15 * 60);
 
-/// What `upgrade` takes.
 #[derive(Debug, Args)]
 #[command(
     after_help = "No request fails, no stream is cut and no model is loaded anew. If the new program does not come up, the old one goes on."
 )]
 pub(crate) struct UpgradeArgs {
-    /// The program to go on with. Default: what lies now where the instance's own was found when it began.
+    /// Program to continue with. Default: the file now at the path from which the instance was started.
     #[arg(long, value_name = "PROGRAM")]
     to: Option<PathBuf>,
-    /// How long it may take, loads that are under way included (60s).
+    /// Time limit, including loads in progress (60s).
     #[arg(long, value_name = "TIME")]
     wait: Option<String>,
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -78,11 +78,11 @@ pub(crate) fn run(args: &UpgradeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How long we wait for the answer. What is no time is for the instance to refuse.
+/// Time limit of the answer. The instance refuses an invalid `--wait`.
 fn limit(wait: Option<&str>) -> Duration {
     match wait.map(parse_duration) {
         Some(Ok(wait)) => wait.saturating_add(BESIDE),
-        // As long as the instance is configured to wait, which is not known here.
+        // Use the maximum: the instance's configured time is not known here.
         Some(Err(_)) | None => LONGEST,
     }
 }

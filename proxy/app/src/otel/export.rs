@@ -1,4 +1,5 @@
-//! The task that sends spans: it gathers them for a while, sends them together, tries again where that may help, and gives up in time.
+//! The task that exports spans: gathers them for a while, sends them in batches, retries where that may
+//! help, and gives up in time.
 
 use std::sync::Arc;
 
@@ -18,15 +19,15 @@ pub(crate) struct Exporter {
     collector: Collector,
     waiting: mpsc::Receiver<Vec<Span>>,
     metrics: Arc<Metrics>,
-    /// Whoever sends: which service, which instance of it.
+    /// Names the service and the instance.
     resource: Resource,
-    /// What is gathered.
+    /// Spans gathered so far.
     batch: Vec<Span>,
-    /// How many are being sent.
+    /// Number of spans that are being sent.
     under_way: usize,
-    /// Until when the collector wants to be left alone.
+    /// End of the wait that the collector asked for.
     not_before: Option<Instant>,
-    /// The last spans did not arrive: that was said.
+    /// True if the last spans did not arrive, which was logged.
     failing: bool,
 }
 
@@ -54,7 +55,7 @@ impl Exporter {
         }
     }
 
-    /// Sends until `stop`, and then what is left, as far as there is time.
+    /// Sends until `stop`, and then the rest within a time limit.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         tracing::info!(collector = %self.collector.origin, "traces of requests are exported");
         let patience = self.collector.numbers.flush;
@@ -85,7 +86,7 @@ impl Exporter {
         }
     }
 
-    /// What is left now never arrives. It is counted, and said, because nobody may come to read the counter.
+    /// Counts the rest as lost. Also logs it, because the counter may not be read any more.
     fn lose(&mut self) {
         self.waiting.close();
         let mut lost = self.batch.len() + self.under_way;
@@ -98,9 +99,9 @@ impl Exporter {
         }
     }
 
-    /// Gathers as many spans as are sent at a time, or those that have come within the time. Gives whether more will come.
+    /// Gathers a batch, or the spans that came within the interval. Returns whether more will come.
     async fn gather(&mut self, stop: &CancellationToken) -> bool {
-        // The first one is waited for, and the others for a while from then on.
+        // The interval begins with the first span.
         let mut until = None;
         while self.batch.len() < self.collector.numbers.batch {
             let next = async {
@@ -139,26 +140,26 @@ impl Exporter {
         Request { resource_spans }.encode_to_vec().into()
     }
 
-    /// Sends these, as often as it may help.
+    /// Sends spans, with retries while they may help.
     async fn deliver(&mut self, spans: Vec<Span>, stop: &CancellationToken) {
         let numbers = self.collector.numbers.clone();
         let (count, body, since) = (spans.len(), self.encoded(spans), Instant::now());
         let mut pause = numbers.retry_pause;
         loop {
             if !self.may_ask(stop).await {
-                // It was said why when that time was named.
+                // The failure that named this time was logged.
                 return self.metrics.spans(Fate::Undelivered, count);
             }
             let (why, fate) = match send(&self.collector, body.clone()).await {
                 Ok((rejected, why)) => return self.arrived(count, rejected, &why),
                 Err(Unsent::Never(why)) => (why, Fate::Rejected),
                 Err(Unsent::Later { why, after }) => {
-                    // Not all who wait for one collector ask it again at the same moment.
+                    // Jitter, so that several senders do not retry at the same moment.
                     let jittered = pause.mul_f64(0.5 + rand::random::<f64>());
-                    // No time that is named is shorter than our own: "at once" would be for ever.
+                    // A named time is never shorter than our own pause: "at once" would loop for ever.
                     let own = jittered.min(numbers.retry_pause_cap);
                     let named = after.map(|after| after.min(numbers.retry_after_cap).max(own));
-                    // Whatever becomes of these, no others are sent before.
+                    // Applies to later spans, too, even if these are dropped.
                     self.not_before = named.map(|named| Instant::now() + named);
                     let wait = named.unwrap_or(own);
                     pause = (pause * 2).min(numbers.retry_pause_cap);
@@ -180,7 +181,7 @@ impl Exporter {
         }
     }
 
-    /// Waits until the collector wants to be asked again, if it named a time. False if we end before.
+    /// Waits for the time that the collector named. `false`: we end before.
     async fn may_ask(&mut self, stop: &CancellationToken) -> bool {
         let Some(at) = self.not_before else { return true };
         tokio::select! {
@@ -206,7 +207,7 @@ impl Exporter {
         }
     }
 
-    /// Said once, until it is over.
+    /// Logs a failure once, until spans arrive again.
     fn failed(&mut self, why: &str, what: &str) {
         if !std::mem::replace(&mut self.failing, true) {
             tracing::warn!(

@@ -1,4 +1,4 @@
-//! What becomes of spans: that a collector is left alone as long as it wants, and that none is lost without being counted.
+//! Outcomes of spans: `Retry-After` of a collector is respected, and every lost span is counted.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -12,7 +12,8 @@ use warden_supervisor::Origin;
 
 use super::*;
 
-/// A collector that answers each request as the next of these says, and notes when each came. After the last one it says nothing.
+/// A collector with scripted answers, which records the time of each request. After the last answer it
+/// stays silent.
 struct Told {
     url: String,
     came: Arc<Mutex<Vec<Instant>>>,
@@ -32,7 +33,7 @@ async fn collector(answers: &[&'static str]) -> Told {
             noted.lock().unwrap().push(Instant::now());
             match answers.get(n) {
                 Some(answer) => stream.write_all(answer.as_bytes()).await.unwrap(),
-                // It is kept open.
+                // The connection is kept open.
                 None => std::future::pending().await,
             }
         }
@@ -80,7 +81,7 @@ async fn a_collector_that_names_a_time_is_left_alone_until_then_though_spans_are
     const BUSY: &str =
         "HTTP/1.1 503 Busy\r\nRetry-After: 2\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
     const TAKEN: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-    // Longer than any of ours, and longer than a batch is kept.
+    // A wait longer than any pause of ours, and longer than a batch is kept.
     let told = collector(&[BUSY, TAKEN]).await;
     let (queue, exporter, metrics) = told.exporter(|numbers| {
         numbers.retry_pause_cap = Duration::from_millis(10);
@@ -93,7 +94,7 @@ async fn a_collector_that_names_a_time_is_left_alone_until_then_though_spans_are
     queue.send(spans(2)).await.unwrap();
     told.until(2).await;
     let came = told.came.lock().unwrap().clone();
-    // `Retry-After` is in whole seconds, and the second request could come a moment before the first was answered.
+    // `Retry-After` is in whole seconds; the limit has 10 ms of tolerance.
     assert!(came[1] - came[0] >= Duration::from_millis(1990), "{:?}", came[1] - came[0]);
     drop(queue);
     running.close();
@@ -109,7 +110,7 @@ async fn what_could_not_be_sent_at_the_end_is_counted() {
     let (queue, exporter, metrics) = told.exporter(|numbers| numbers.flush = Duration::from_millis(100));
     let (running, stop) = (TaskTracker::new(), CancellationToken::new());
     running.spawn(exporter.run(stop.clone()));
-    // One batch is being sent to somebody who does not answer, and two wait behind it.
+    // A batch is being sent to a collector that does not answer, and two more wait.
     queue.send(spans(2)).await.unwrap();
     told.until(1).await;
     queue.send(spans(3)).await.unwrap();

@@ -1,18 +1,19 @@
-//! Traces of requests, for a collector of OpenTelemetry: OTLP over HTTP. Off unless an endpoint is configured; then no request is
-//! noted at all.
+//! Traces of requests for an OpenTelemetry collector: OTLP over HTTP. Off unless an endpoint is configured;
+//! then no request is recorded for traces at all.
 //!
 //! ```text
-//!  record of a request ─ spans ─> queue (bounded: who finds it full is counted and dropped) ─> one task ─ batches ─> collector
+//!  record of a request ─ spans ─> bounded queue (full: counted and dropped) ─> one task ─ batches ─>
+//!  collector
 //! ```
 //!
 //! | file | job |
 //! |---|---|
-//! | `spans` | from a record to spans; pure |
-//! | `proto` | how spans are spelled |
-//! | `export` | the task: gathers, sends, tries again, gives up |
+//! | `spans` | turns records into spans; pure |
+//! | `proto` | encoding of spans |
+//! | `export` | the task: gathers, sends, retries, gives up |
 //! | `send` | one attempt to send |
 //!
-//! Nothing that a collector does or leaves reaches a request: the queue is asked for a place and never waited for.
+//! A slow or failing collector never delays a request: a full queue is not waited for.
 
 mod export;
 mod proto;
@@ -29,16 +30,16 @@ use self::proto::Span;
 use crate::admin::metrics::Metrics;
 use crate::config::resolve::telemetry::Collector;
 
-/// What became of spans: the words in metrics.
+/// Outcome of spans, as a label of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// The collector has them.
     Exported,
-    /// Too many waited already.
+    /// The queue was full.
     QueueFull,
     /// The collector could not be reached for too long.
     Undelivered,
-    /// The collector does not take them.
+    /// The collector refused them.
     Rejected,
 }
 
@@ -55,7 +56,7 @@ impl Fate {
     }
 }
 
-/// Takes the records of requests that are in a trace.
+/// Queues spans of requests that are part of a trace.
 #[derive(Clone)]
 pub(crate) struct Tracer {
     queue: mpsc::Sender<Vec<Span>>,
@@ -63,14 +64,14 @@ pub(crate) struct Tracer {
 }
 
 impl Tracer {
-    /// A tracer, and what sends for it.
+    /// A tracer, and the exporter that sends its spans.
     pub(crate) fn new(collector: Collector, metrics: Arc<Metrics>) -> (Self, Exporter) {
         metrics.begin_spans();
         let (queue, waiting) = mpsc::channel(collector.numbers.queue.max(1));
         (Self { queue, metrics: metrics.clone() }, Exporter::new(collector, waiting, metrics))
     }
 
-    /// A request has ended.
+    /// Queues the spans of an ended request.
     pub(crate) fn tell(&self, record: &Record) {
         let Some(trace) = record.trace.as_deref().filter(|trace| trace.context.is_sampled()) else { return };
         match self.queue.try_reserve() {
@@ -78,7 +79,7 @@ impl Tracer {
             Err(full) => {
                 let fate = match full {
                     TrySendError::Full(()) => Fate::QueueFull,
-                    // Everything ends.
+                    // The exporter has ended.
                     TrySendError::Closed(()) => Fate::Undelivered,
                 };
                 self.metrics.spans(fate, trace.parts.len() + 1);

@@ -1,5 +1,5 @@
-//! What a collector is sent, as OTLP 1.x spells it (`opentelemetry/proto/trace/v1/trace.proto` and what that uses). The numbers of
-//! fields are the protocol's; tests read what is written here with the types that are generated from it.
+//! Messages of OTLP 1.x (`opentelemetry/proto/trace/v1/trace.proto` and its imports). The numbers of fields
+//! are the protocol's; tests decode what is encoded here with the types that are generated from it.
 
 use prost::{Message, Oneof};
 

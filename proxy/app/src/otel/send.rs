@@ -1,4 +1,4 @@
-//! One attempt to send spans: OTLP over HTTP, as its specification has it (1.x, "OTLP/HTTP").
+//! One attempt to send spans: OTLP over HTTP, as specified (1.x, "OTLP/HTTP").
 
 use std::time::Duration;
 
@@ -14,24 +14,24 @@ use tokio::time::timeout;
 use super::proto::Response;
 use crate::config::resolve::telemetry::Collector;
 
-/// Bytes of an answer that are read: a sentence, if anything went wrong.
+/// Limit in bytes of an answer: one sentence, if anything went wrong.
 const ANSWER: usize = 64 << 10;
 
-/// Why spans are not with the collector.
+/// Why spans did not arrive.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unsent {
-    /// It may take them later.
+    /// A retry may help.
     Later {
-        /// In words.
         why: String,
-        /// When it wants to be asked again, if it says.
+        /// Wait that the collector asked for.
         after: Option<Duration>,
     },
-    /// It never will.
+    /// No retry helps.
     Never(String),
 }
 
-/// Sends these bytes. Gives how many spans the collector took and rejected nevertheless, with its reason.
+/// Sends an encoded request. Returns the number of spans that the collector rejected nevertheless, with its
+/// reason.
 pub(super) async fn send(collector: &Collector, body: Bytes) -> Result<(u64, String), Unsent> {
     let limit = collector.numbers.timeout;
     let later = |why: String| Unsent::Later { why, after: None };
@@ -49,7 +49,7 @@ async fn exchange(collector: &Collector, body: Bytes) -> Result<(StatusCode, Hea
     let headers = request.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
     headers.insert(USER_AGENT, HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION"))));
-    // Before what is configured: it takes out what it does not know.
+    // Before the configured headers: it removes headers that it does not know.
     collector.origin.address(&mut request).map_err(|error| error.to_string())?;
     for (name, value) in &collector.headers {
         request.headers_mut().insert(name, value.clone());
@@ -60,7 +60,7 @@ async fn exchange(collector: &Collector, body: Bytes) -> Result<(StatusCode, Hea
     let answered = async {
         let answer = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
         let (parts, body) = answer.into_parts();
-        // What it has to say may be missing: the status says what became of the spans.
+        // A missing body is no failure: the status shows if the spans were accepted.
         let body = Limited::new(body, ANSWER).collect().await.map(http_body_util::Collected::to_bytes);
         Ok((parts.status, parts.headers, body.unwrap_or_default()))
     };
@@ -72,10 +72,10 @@ async fn exchange(collector: &Collector, body: Bytes) -> Result<(StatusCode, Hea
     }
 }
 
-/// What an answer means.
+/// Interprets an answer.
 fn judged(status: StatusCode, headers: &HeaderMap, answer: &Bytes) -> Result<(u64, String), Unsent> {
     if status.is_success() {
-        // Whatever cannot be read says nothing against spans that were taken.
+        // An unreadable body does not matter if the spans were accepted.
         let told = Response::decode(answer.clone()).unwrap_or_default().partial_success.unwrap_or_default();
         return Ok((u64::try_from(told.rejected_spans).unwrap_or(0), told.error_message));
     }
@@ -106,7 +106,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever a collector answers: it has the spans, may be asked later, or never.
+        /// Any answer of a collector means success, a retry, or a rejection.
         #[test]
         fn any_answer_means_something(
             status in 100..1000_u16,

@@ -1,5 +1,6 @@
-//! From the record of a request to the spans of its trace: names and attributes by OpenTelemetry's semantic conventions for HTTP and
-//! for generative AI. Pure. Numbers and names of ours, never a text of a client or of a model.
+//! Turns the record of a request into the spans of its trace: names and attributes of OpenTelemetry's
+//! semantic conventions for HTTP and for generative AI. Pure. Contains numbers and names of ours, never
+//! text of a client or of a model.
 
 use std::time::Duration;
 
@@ -9,10 +10,10 @@ use warden_policies::ModelName;
 
 use super::proto::{ERROR, Event, KeyValue, Span, SpanKind, Status, Value};
 
-/// The provider, as `gen_ai.provider.name` has it.
+/// Value of `gen_ai.provider.name`.
 const PROVIDER: &str = "llama.cpp";
 
-/// Attributes that grow.
+/// A growing list of attributes.
 #[derive(Default)]
 struct Attributes(Vec<KeyValue>);
 
@@ -36,7 +37,7 @@ pub(crate) fn of(record: &Record, trace: &Trace) -> Vec<Span> {
     spans
 }
 
-/// What is done, in the words of the conventions. Other routes have none.
+/// Value of `gen_ai.operation.name`; other routes have none.
 fn operation(route: &str) -> Option<&'static str> {
     match route {
         "chat" | "messages" | "responses" => Some("chat"),
@@ -46,7 +47,8 @@ fn operation(route: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether the end of a request is ours or a server's fault. Who leaves, or is refused, has no error of ours.
+/// The error, if the request failed by our or the server's fault. A client that leaves or is refused is no
+/// error of ours.
 fn error_of(record: &Record) -> Option<String> {
     match record.outcome {
         Outcome::ClientGone => None,
@@ -133,7 +135,7 @@ fn child(record: &Record, trace: &Trace, part: &Part) -> Span {
             (name, SpanKind::Client)
         }
     };
-    // Of several attempts the tokens are those of the whole: the request's own span has them.
+    // Tokens of all attempts together are on the request's own span.
     all.set_if("error.type", part.failed);
     let own = span(trace, part.begin, part.end.unwrap_or(record.total));
     Span {
@@ -147,7 +149,7 @@ fn child(record: &Record, trace: &Trace, part: &Part) -> Span {
     }
 }
 
-/// What both the request and each attempt say of what is asked.
+/// Attributes shared by the request and each attempt.
 fn common(all: &mut Attributes, record: &Record) {
     if let Some(operation) = operation(record.route) {
         all.set("gen_ai.operation.name", operation);
@@ -173,7 +175,7 @@ fn attempt(all: &mut Attributes, peer: &Peer) {
     all.set_if("llama_warden.canary", peer.canary.then_some(true));
 }
 
-/// Methods that are none of HTTP's own may be anything.
+/// Unknown methods have one common name, because clients may send anything.
 fn method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

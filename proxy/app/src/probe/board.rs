@@ -1,4 +1,4 @@
-//! What was seen last of an instance, for those who ask and must not wait.
+//! The latest facts and metrics of an instance, readable without waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,35 +14,35 @@ use warden_policies::pool::{Facts, Unready, readiness};
 
 use super::pace::{Clock, Pace};
 
-/// The facts of one look.
+/// Facts with the time of their reading.
 #[derive(Clone, Debug)]
 struct Seen {
     at: Instant,
     facts: Arc<Facts>,
 }
 
-/// Metrics as they were made.
+/// Rendered metrics.
 #[derive(Clone, Debug)]
 pub(super) struct Text {
-    /// Until then nobody makes them anew.
+    /// Until then no newer ones are made.
     pub(super) fresh_until: Instant,
-    /// Until then nobody waits for newer ones.
+    /// Until then no client waits for newer ones.
     pub(super) good_until: Instant,
     pub(super) open_metrics: Bytes,
     pub(super) plain: Bytes,
 }
 
-/// Written by the keeper alone.
+/// The latest facts and metrics. Written by the keeper only.
 #[derive(Debug)]
 pub(crate) struct Board {
     numbers: Probe,
     gauges: Arc<Gauges>,
     pace: Pace,
     seen: watch::Sender<Option<Seen>>,
-    /// When all loops had turned last; nothing while nobody asks them.
+    /// When all loops were last responsive; `None` while they are not asked.
     turned: watch::Sender<Option<Instant>>,
     text: watch::Sender<Option<Arc<Text>>>,
-    /// Somebody wants metrics that are fresh.
+    /// Notified when a client wants fresh metrics.
     wanted: Notify,
 }
 
@@ -63,23 +63,24 @@ impl Board {
         &self.numbers
     }
 
-    /// How long answers take.
+    /// Counters of answers.
     pub(super) const fn pace(&self) -> &Pace {
         &self.pace
     }
 
     pub(super) fn look(&self, facts: Facts) {
-        // Whether it leaves is asked when somebody wants to know: with what was seen it would be old when it comes back.
+        // Draining is read at each probe: stored with the facts, it would be outdated.
         let facts = Facts { draining: false, ..facts };
         self.seen.send_replace(Some(Seen { at: Instant::now(), facts: Arc::new(facts) }));
     }
 
-    /// All loops have turned; `false`: nobody asks them any more, because some end.
+    /// Records that all loops are responsive; `false`: they are no longer asked, because some of them end.
     pub(super) fn turn(&self, asked: bool) {
         self.turned.send_replace(asked.then(Instant::now));
     }
 
-    /// For how long nobody has looked, or some loop has not turned, whichever is longer; nothing before the first look.
+    /// Time since the last reading of facts or the last responsive round, whichever is longer; `None`
+    /// before the first reading.
     fn still(&self) -> Option<Duration> {
         let seen = self.seen.borrow().as_ref().map(|seen| seen.at.elapsed());
         seen.max(self.turned.borrow().map(|at| at.elapsed()))
@@ -93,35 +94,35 @@ impl Board {
         self.wanted.notified().await;
     }
 
-    /// The last look, if all moves. The borrow ends at once: nobody waits.
+    /// The latest facts, unless the program is stuck. The borrow ends at once, so no writer waits.
     fn seen(&self) -> Option<Arc<Facts>> {
         self.lives().ok()?;
         self.seen.borrow().as_ref().map(|seen| seen.facts.clone())
     }
 
-    /// That it leaves is true at once, whatever was seen last.
+    /// Read directly, so that it is up to date.
     fn is_draining(&self) -> bool {
         self.gauges.draining.load(Ordering::Relaxed)
     }
 
-    /// Whether the program moves: whoever looks, and all that a request needs.
+    /// Checks that the program is responsive: the keeper, and all loops that a request needs.
     ///
     /// # Errors
     ///
-    /// For how long it has not.
+    /// The time since it was.
     pub(super) fn lives(&self) -> Result<(), Duration> {
         match self.still() {
             Some(age) if age >= self.numbers.stuck => Err(age),
-            // Before the first look it starts.
+            // Before the first reading it is starting.
             _ => Ok(()),
         }
     }
 
-    /// Whether requests should come.
+    /// Checks that balancers should send requests.
     ///
     /// # Errors
     ///
-    /// Why not.
+    /// The reason why not.
     pub(super) fn takes(&self) -> Result<(), Unready> {
         if self.is_draining() {
             return Err(Unready::Draining);
@@ -129,7 +130,7 @@ impl Board {
         self.seen().map_or(Err(Unready::Unknown), |facts| readiness(&facts))
     }
 
-    /// The line that `agent-check` of `HAProxy` gets.
+    /// The answer to `agent-check` of `HAProxy`.
     pub(super) fn line(&self) -> Line {
         match self.seen() {
             _ if self.is_draining() => Line::Drain,
@@ -138,8 +139,8 @@ impl Board {
         }
     }
 
-    /// Metrics: the last ones if they are good enough, so that who asks often never waits; else fresh ones if they come within the
-    /// patience.
+    /// The last metrics if they are recent enough, so that frequent clients never wait; else fresh ones if
+    /// they are made within the patience.
     pub(super) async fn metrics(&self, clock: &Clock) -> Option<Arc<Text>> {
         let mut texts = self.text.subscribe();
         let last = texts.borrow_and_update().clone();
@@ -151,12 +152,12 @@ impl Board {
             return last;
         }
         let fresh = tokio::time::timeout(self.numbers.patience, texts.changed()).await;
-        // Making them is another thread's work.
+        // Another thread makes the metrics, so the wait does not count as ours.
         clock.again();
         if fresh.is_ok() {
             return texts.borrow().clone();
         }
-        // Those of a program that stands still would be taken for news.
+        // Metrics of a stuck program would look current.
         last.filter(|text| text.good_until.elapsed() < self.numbers.stuck)
     }
 }
@@ -185,7 +186,7 @@ mod tests {
         board.gauges.draining.store(true, Ordering::Relaxed);
         assert_eq!((board.takes(), board.line()), (Err(Unready::Draining), Line::Drain));
         assert_eq!(board.lives(), Ok(()));
-        // It comes back, and so at once, although it was looked at while it left.
+        // A cancelled drain shows at once, although the last facts were read during the drain.
         board.look(Facts { draining: true, ..serves() });
         board.gauges.draining.store(false, Ordering::Relaxed);
         assert_eq!((board.takes(), board.line().to_string()), (Ok(()), "ready up 100% maxconn:8".into()));
@@ -195,13 +196,13 @@ mod tests {
         assert_eq!((board.takes(), board.line()), (Err(Unready::Unknown), Line::Down(Unready::Unknown)));
         board.look(serves());
         assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
-        // Somebody looks, and what serves stands still.
+        // The keeper runs, but a loop is stuck.
         board.turn(true);
         assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
         board.turned.send_replace(Some(at));
         assert!(board.lives().is_err());
         assert_eq!((board.takes(), board.line()), (Err(Unready::Unknown), Line::Down(Unready::Unknown)));
-        // At an end loops end, and that is no standstill.
+        // Loops that end at a stop do not count as stuck.
         board.turn(false);
         assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
     }

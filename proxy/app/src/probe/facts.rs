@@ -1,4 +1,4 @@
-//! The fleet's picture as it matters to who spreads requests over several instances. Pure.
+//! Extracts the facts for balancers and endpoint pickers from the fleet's view. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use warden_policies::lifecycle::Phase;
 use warden_policies::pool::{Facts, ModelFacts};
 use warden_supervisor::{BackendView, FleetView, ModelState, ModelView};
 
-/// What requests hold of the context of one model, in tokens.
+/// Use of one model's context by requests, in tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Context {
     pub(crate) used: u64,
     pub(crate) room: u64,
 }
 
-/// All models. What clients cannot ask for does not count.
+/// Facts of all models. Canaries do not count, because clients cannot request them.
 pub(crate) fn facts(view: &FleetView, draining: bool, full: bool) -> Facts {
     Facts { draining, full, models: view.models.iter().map(|model| of_model(model)).collect() }
 }
@@ -27,7 +27,7 @@ fn of_model(model: &ModelView) -> ModelFacts {
     let seconds = limits.filter_map(|limit| Some(limit.forecast.seconds?.value));
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     ModelFacts {
-        // One that does not say how many it has takes at least one.
+        // A process that does not report its slots has at least one.
         slots: ready().map(|backend| backend.slots.unwrap_or(1)).fold(0, u32::saturating_add),
         running: ready().map(|backend| backend.in_flight).fold(0, u32::saturating_add),
         waiting: count(model.waiting),
@@ -39,8 +39,8 @@ fn of_model(model: &ModelView) -> ModelFacts {
     }
 }
 
-/// How full the context of each model's slots is. A slot's room is what its process reported; of one that reports none nothing is said.
-/// Where the slots of a process share one context, what each of them could have is one and the same.
+/// Use of the context of each model's slots. The room of a slot is what its process reported; a model
+/// without a report is left out. Where the slots of a process share one context, that context counts once.
 pub(crate) fn contexts(view: &FleetView, held: &BTreeMap<ModelName, Holds>) -> BTreeMap<String, Context> {
     let one = |model: &Arc<ModelView>| {
         let ready = model.backends.iter().filter(|backend| backend.phase == Phase::Ready);

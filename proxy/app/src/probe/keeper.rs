@@ -1,5 +1,6 @@
-//! Keeps the board: looks at the fleet again and again, and makes metrics when somebody wants them. Both take a bounded share of a core,
-//! however many models there are: after each time it rests in proportion to what it took.
+//! Keeps the board up to date: reads facts of the fleet repeatedly, and makes metrics when a client wants
+//! them. Both use a bounded share of a core, however many models there are: each rests in proportion to the
+//! time that it took.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::admin::answer::Admin;
 use crate::admin::families::plain_text;
 use crate::serve::manager::{Asked, watch};
 
-/// Runs until `stop`. That it comes round is what `/livez` tells.
+/// Runs until `stop`. `/livez` fails if it gets stuck.
 pub(crate) async fn keep(board: Arc<Board>, admin: Admin, stop: CancellationToken) {
     let work = async { tokio::join!(look(&board, &admin), metrics(&board, &admin)) };
     tokio::select! {
@@ -22,7 +23,7 @@ pub(crate) async fn keep(board: Arc<Board>, admin: Admin, stop: CancellationToke
     }
 }
 
-/// Sees that all turns that a request needs, until `stop`: then some of it ends.
+/// Checks that all loops that a request needs are responsive, until `stop`: then some of them end.
 pub(crate) async fn turns(board: Arc<Board>, ask: impl Fn() -> Asked, stop: CancellationToken) {
     board.turn(true);
     let turned = || {
@@ -45,7 +46,7 @@ async fn metrics(board: &Board, admin: &Admin) {
     loop {
         board.wanted().await;
         let begun = Instant::now();
-        // Whose keys they are is nobody's business here.
+        // Without metrics of keys: their names are not for every client.
         let text = admin.metrics_text(false);
         let plain = Bytes::from(plain_text(&text));
         let pause = rest(board, begun.elapsed(), board.numbers().metrics_age);
@@ -55,7 +56,7 @@ async fn metrics(board: &Board, admin: &Admin) {
     }
 }
 
-/// How long nothing is done after work that took so long.
+/// The pause after work that took this long.
 fn rest(board: &Board, took: Duration, least: Duration) -> Duration {
     let share = board.numbers().share.max(0.001);
     least.max(took.div_f64(share))

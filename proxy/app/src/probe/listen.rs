@@ -1,8 +1,8 @@
-//! The thread that answers probes and `HAProxy`, with a runtime of its own: whatever else is busy, it is not.
+//! The thread that answers probes and `HAProxy`, with its own runtime, so that other work does not delay it.
 //!
-//! Anybody may connect. So all is bounded: how many, for how long, how much of a head. When too many are connected the oldest one goes:
-//! a crowd that holds connections keeps no probe out. Nor does one that connects again and again: whoever is let in is answered before
-//! many more are.
+//! Any client may connect, so connections are bounded in number, duration and size of the head. Beyond the
+//! limit the oldest one is closed, so that clients that hold connections keep no probe out. Neither do
+//! clients that reconnect constantly: an accepted connection is answered before many more are accepted.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,12 +24,13 @@ use super::pace::{Clock, Timed};
 use crate::exit::Failure;
 use crate::sync::lock;
 
-/// Ten times the weight of the usual level.
+/// Nice value: ten times the weight of the usual level.
 const NICE: i32 = -10;
-/// After so many steps the runtime looks who has sent something: a few, so that those who were let in first are not sent away before.
+/// Scheduler steps between polls for I/O: few, so that accepted connections are answered before they are
+/// closed for others.
 const LOOKS: u32 = 8;
 
-/// Sockets that listen.
+/// Bound sockets of the thread.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
     probe: Option<StdListener>,
@@ -37,7 +38,7 @@ pub(crate) struct Listeners {
 }
 
 impl Listeners {
-    /// Binds them, but for those that the program before us left.
+    /// Binds the sockets that the predecessor did not leave.
     pub(crate) fn bind(
         probe: Option<SocketAddr>,
         agent: Option<SocketAddr>,
@@ -57,13 +58,13 @@ impl Listeners {
         Ok(Self { probe: of("probe.address", probe)?, agent: of("probe.agent", agent)? })
     }
 
-    /// Copies of the sockets, for the program after us.
+    /// Copies of the sockets, for the successor.
     pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
         let both = [&self.probe, &self.agent].into_iter().flatten();
         both.map(|listener| listener.as_fd().try_clone_to_owned()).collect()
     }
 
-    /// Where probes are answered, with the port that was really bound; and where `HAProxy` is.
+    /// Addresses of the probe listener and of the `HAProxy` agent, with the ports that were bound.
     pub(crate) fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let of = |listener: &Option<StdListener>| listener.as_ref().and_then(|own| own.local_addr().ok());
         (of(&self.probe), of(&self.agent))
@@ -73,7 +74,7 @@ impl Listeners {
     ///
     /// # Errors
     ///
-    /// There can be no thread.
+    /// The thread cannot be created.
     pub(crate) fn serve(self, board: Arc<Board>, stop: CancellationToken) -> Result<(), Failure> {
         if self.probe.is_none() && self.agent.is_none() {
             return Ok(());
@@ -101,16 +102,17 @@ impl Listeners {
     }
 }
 
-/// Where all cores are busy, the scheduler lets this thread in before threads of the usual level; it has next to nothing to do. For root,
-/// and where `RLIMIT_NICE` allows it (`LimitNICE=` of a unit); elsewhere it waits like all.
+/// Raises the priority of this thread, so that it runs first where all cores are busy; it has next to
+/// nothing to do. Works for root, and where `RLIMIT_NICE` allows it (`LimitNICE=` of a unit); otherwise the
+/// priority stays as it is.
 fn goes_first() {
-    // No number of a process means the calling thread.
+    // `None` means the calling thread.
     if let Err(problem) = rustix::process::setpriority_process(None, NICE) {
         tracing::debug!(%problem, nice = NICE, "the thread that answers probes goes first nowhere");
     }
 }
 
-/// Whether a socket is that of an address, of which the port may be any.
+/// Returns true if a socket is bound to an address, whose port may be 0 for any.
 fn is_for(own: SocketAddr, wanted: SocketAddr) -> bool {
     own.ip() == wanted.ip() && (wanted.port() == 0 || own.port() == wanted.port())
 }
@@ -129,14 +131,14 @@ fn bind(key: &str, address: Option<SocketAddr>) -> Result<Option<StdListener>, F
     })
 }
 
-/// Who is answered.
+/// Protocol of a connection.
 #[derive(Clone, Copy)]
 enum Kind {
     Probe,
     Agent,
 }
 
-/// Accepts for ever; where there is no listener, nobody.
+/// Accepts for ever; without a listener it never resolves.
 async fn accept(listener: Option<StdListener>, kind: Kind, board: &Arc<Board>, tasks: &TaskTracker) {
     let Some(listener) = listener else { return std::future::pending().await };
     let listener = match TcpListener::from_std(listener) {
@@ -159,7 +161,7 @@ async fn accept(listener: Option<StdListener>, kind: Kind, board: &Arc<Board>, t
                     }
                     drop(place);
                 });
-                // Its turn comes before the next one's, however many wait outside.
+                // Runs the new connection before the next accept, however many clients wait.
                 tokio::task::yield_now().await;
             }
             Err(problem) => {
@@ -197,16 +199,16 @@ async fn connection(stream: TcpStream, kind: Kind, board: Arc<Board>) {
         _ = served.as_mut() => return,
         () = tokio::time::sleep(numbers.connection_age) => served.as_mut().graceful_shutdown(),
     }
-    // Who has not taken an answer by then does not read.
+    // A client that has not read its answer by then does not read.
     drop(tokio::time::timeout(numbers.head_timeout, served).await);
 }
 
-/// One line, then the end.
+/// Writes one line, then closes.
 async fn tell(mut stream: Timed<TcpStream>, board: &Board) -> io::Result<()> {
     let line = format!("{}\n", board.line());
     stream.write_all(line.as_bytes()).await?;
     stream.shutdown().await?;
-    // What it may have sent is read before we close: the line would be lost to a reset.
+    // Input is read before closing: otherwise a reset could drop the line.
     let mut rest = [0; 256];
     for _ in 0..16 {
         if stream.read(&mut rest).await? == 0 {
@@ -216,13 +218,13 @@ async fn tell(mut stream: Timed<TcpStream>, board: &Board) -> io::Result<()> {
     Ok(())
 }
 
-/// Those who are connected, the oldest first.
+/// Open connections, the oldest first.
 struct Crowd {
     most: usize,
     inside: Mutex<(u64, VecDeque<(u64, CancellationToken)>)>,
 }
 
-/// A place among them, until it is dropped.
+/// An open connection; leaves the list on drop.
 struct Place {
     number: u64,
     gone: CancellationToken,
@@ -234,7 +236,7 @@ impl Crowd {
         Self { most: most.max(1), inside: Mutex::default() }
     }
 
-    /// One more. If there are too many, the oldest one goes.
+    /// Adds a connection. Beyond the limit the oldest one is closed.
     fn enter(self: &Arc<Self>) -> Place {
         let mut inside = lock(&self.inside);
         let (next, all) = &mut *inside;

@@ -1,9 +1,10 @@
-//! How long answers to probes take by our own clock: the part of a probe's time that passes between our hands. The wait for a core before
-//! a connection is accepted is not in it, nor one after the answer; one in between is, and no program can tell it from work.
+//! Measures how long answers to probes take by our own clock. A wait for a core before the accept or after
+//! the answer is not included. A wait in between is included, because no program can distinguish it from
+//! work.
 //!
 //! ```text
-//!   accept ── looked at ──> … the question comes, however slowly … ── its last byte ── the answer's first byte
-//!          └─ counted ─┘                                                            └──── counted ────┘
+//!   accept ── first poll ──> … the request arrives, however slowly … ── last byte ── the answer's first byte
+//!          └─ counted ─┘                                                          └──── counted ─────┘
 //! ```
 
 use std::io;
@@ -19,12 +20,12 @@ use tokio::time::Instant;
 use crate::admin::pool_metrics::Fraction;
 use crate::sync::lock;
 
-/// What is counted of all answers. Atomics: the thread that answers waits for nobody who reads them.
+/// Counters of all answers. Atomics, so that the answering thread never waits for a reader.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pace {
     pub(crate) answers: Counter,
     pub(crate) late: Counter,
-    /// Seconds. Written by that one thread alone.
+    /// Seconds. Written by the answering thread only.
     pub(crate) longest: Fraction,
 }
 
@@ -40,22 +41,22 @@ impl Pace {
     }
 }
 
-/// The clock of one connection, shared by its stream and by what answers on it.
+/// Clock of one connection, shared by its stream and its handler.
 #[derive(Clone, Debug)]
 pub(super) struct Clock(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
-    /// Since then somebody waits for us; `None`: nobody does.
+    /// Since when the client waits for us; `None`: it does not.
     since: Option<Instant>,
-    /// How long that was before.
+    /// Time that it waited before.
     before: Duration,
-    /// The other side has said something, so that looking for more does not make us wait for it.
+    /// True if the client has sent something: then a further poll of the stream does not stop the clock.
     heard: bool,
 }
 
 impl Clock {
-    /// A connection is accepted.
+    /// Starts at the accept.
     pub(super) fn start() -> Self {
         Self(Arc::new(Mutex::new(State {
             since: Some(Instant::now()),
@@ -64,7 +65,7 @@ impl Clock {
         })))
     }
 
-    /// The connection is looked at.
+    /// The stream is polled for input: before any input this stops the clock.
     fn look(&self) {
         let mut state = lock(&self.0);
         if !state.heard
@@ -74,18 +75,18 @@ impl Clock {
         }
     }
 
-    /// The other side has said something.
+    /// Input arrived: the clock starts again.
     fn hear(&self) {
         let mut state = lock(&self.0);
         (state.since, state.heard) = (Some(Instant::now()), true);
     }
 
-    /// What was awaited is another thread's work: the answer's time begins now.
+    /// Restarts the clock after a wait for another thread.
     pub(super) fn again(&self) {
         *lock(&self.0) = State { since: Some(Instant::now()), before: Duration::ZERO, heard: true };
     }
 
-    /// The answer begins. `None`: it has begun already.
+    /// Stops the clock at the first byte of the answer. `None`: the answer had begun already.
     fn answered(&self) -> Option<Duration> {
         let mut state = lock(&self.0);
         let took = state.since.take()?.elapsed() + state.before;
@@ -94,12 +95,12 @@ impl Clock {
     }
 }
 
-/// A stream that tells its clock, and counts.
+/// A stream that drives its clock and counts answers.
 pub(super) struct Timed<S> {
     pub(super) stream: S,
     pub(super) clock: Clock,
     pub(super) pace: Pace,
-    /// From when on an answer counts as late.
+    /// Duration from which on an answer counts as late.
     pub(super) late: Duration,
 }
 
@@ -149,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// As if so much time had passed since the other side began to wait for us.
+    /// Pretends that the client has waited for us for this time.
     fn waited(clock: &Clock, time: Duration) {
         let mut state = lock(&clock.0);
         state.since = state.since.map(|since| since.checked_sub(time).unwrap());
@@ -162,13 +163,13 @@ mod tests {
         let mut own = Timed { stream, clock: Clock::start(), pace: pace.clone(), late: 3 * minute };
         let counted = || (pace.answers.get(), pace.late.get(), (pace.longest.get() / 60.0).floor());
         let mut bytes = [0; 16];
-        // It is not looked at for a minute; then the question is slow, which is not our doing.
+        // The connection is not polled for a minute; then the request arrives slowly, which is not our fault.
         waited(&own.clock, minute);
         assert!(tokio::time::timeout(Duration::from_millis(1), own.read(&mut bytes)).await.is_err());
         waited(&own.clock, 100 * minute);
         client.write_all(b"question").await.unwrap();
         assert_eq!(own.read(&mut bytes).await.unwrap(), 8);
-        // Whoever has a question looks for more of it before it answers.
+        // The handler polls for more input before it answers.
         assert!(tokio::time::timeout(Duration::from_millis(1), own.read(&mut bytes)).await.is_err());
         waited(&own.clock, minute);
         own.write_all(b"answer").await.unwrap();
@@ -176,7 +177,7 @@ mod tests {
         waited(&own.clock, 100 * minute);
         own.write_all(b"its rest").await.unwrap();
         assert_eq!(counted(), (1, 0, 2.0), "an answer counts once");
-        // The next question on the same connection, with a wait that is not ours.
+        // The next request on the same connection, after a wait for another thread.
         client.write_all(b"next").await.unwrap();
         assert_eq!(own.read(&mut bytes).await.unwrap(), 4);
         waited(&own.clock, 100 * minute);

@@ -1,4 +1,4 @@
-//! What came of a recording, for programs: one object, whose keys are documented in `docs/configuration.md`.
+//! Result of a replay for programs: one object, whose keys are documented in `docs/configuration.md`.
 
 use serde_json::{Map, Value, json as value};
 use warden_patches::mitigation::Advice;
@@ -95,7 +95,7 @@ fn act(act: &Act) -> Value {
 
 fn forecast(forecast: &Forecast) -> Value {
     let ends = |interval: &warden_policies::growth::Interval| {
-        // What has no end is null: JSON has no infinity.
+        // An infinite end is null: JSON has no infinity.
         let end = |end: f64| (end < 1e300).then(|| rounded(end));
         value!({ "value": end(interval.value), "low": end(interval.low), "high": end(interval.high) })
     };
@@ -114,7 +114,7 @@ fn whole_mib(bytes: u64) -> f64 {
     mib(exact(bytes))
 }
 
-/// Four digits after the point: more are noise.
+/// Rounds to four decimals: more are noise.
 fn rounded(number: f64) -> f64 {
     (number * 1e4).round() / 1e4
 }

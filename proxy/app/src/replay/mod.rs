@@ -1,13 +1,13 @@
-//! Runs the detector and a policy over a recording, as they run over a live backend: reading by reading, the same
-//! functions in the same order. Readings in, what would have been said and done out; nothing is done.
+//! Replays a recording through the detector and a policy, as for a live backend: reading by reading, the
+//! same functions in the same order. Readings in, verdicts and decisions out; nothing is carried out.
 //!
 //! ```text
 //!  Sample ──> Monitor ── changes ────────────────────────┐
 //!    └──────> SeriesFacts ──> decide ──> Cooldown ─── acts ┴──> Replayed
 //! ```
 //!
-//! A recording is of one process, so a decided replacement does not begin anything anew: what comes after it is what
-//! would have come without it.
+//! A recording is of one process, so a decided replacement does not restart the detector: later readings
+//! are still those of the same process.
 
 mod json;
 mod text;
@@ -24,16 +24,17 @@ use warden_policies::{Action, Decision, MemoryKind, Reason, Sample, VramSource, 
 pub(crate) use json::json;
 pub(crate) use text::text;
 
-/// What a backend was told, and what is known about its machine.
+/// Settings of a replay, and facts about the machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Told {
-    /// Budgets, modes and limits on recycling.
+    /// Budgets, modes and limits of recycling.
     pub(crate) policy: RecyclePolicy,
-    /// The detector's numbers.
+    /// Settings of the detector.
     pub(crate) growth: GrowthPolicy,
-    /// Bytes of host memory that the server was told to keep; 0: nothing was declared.
+    /// Bytes of host memory of declared caches; 0: none are declared.
     pub(crate) allowance: u64,
-    /// Bytes of the machine, with nobody else on it; `None` switches off what is a share of it, and what looks at its end.
+    /// Host memory of the machine in bytes, used by this process alone; `None` switches off budgets that
+    /// are a share of it, and forecasts of its end.
     pub(crate) host_total: Option<u64>,
     /// The same of each GPU.
     pub(crate) gpu_total: Option<u64>,
@@ -41,27 +42,27 @@ pub(crate) struct Told {
     pub(crate) starts_at: Option<u16>,
 }
 
-/// What the policy would have done.
+/// A decision of the policy.
 #[derive(Clone, Debug)]
 pub(crate) struct Act {
     pub(crate) request: u64,
-    /// When, since the spawn.
+    /// Time since the spawn.
     pub(crate) at: Duration,
     pub(crate) decision: Decision,
-    /// What the cooldown had against it.
+    /// Why the cooldown held it back.
     pub(crate) held: Option<Held>,
     /// Bytes of the series that was the reason.
     pub(crate) bytes: Option<u64>,
 }
 
-/// What came of a recording.
+/// Result of a replay.
 #[derive(Clone, Debug)]
 pub(crate) struct Replayed {
-    /// Readings in it.
+    /// Number of readings.
     pub(crate) readings: usize,
-    /// Work at its end.
+    /// Work at the end.
     pub(crate) work: Work,
-    /// From its first reading to its last.
+    /// From the first reading to the last.
     pub(crate) lasted: Duration,
     /// Changes of verdict.
     pub(crate) changes: Vec<VerdictChange>,
@@ -69,18 +70,18 @@ pub(crate) struct Replayed {
     pub(crate) actions: Vec<Act>,
     /// Replacements that would be decided if the mode were not to observe.
     pub(crate) observed: Vec<Act>,
-    /// The picture at the end, series by series.
+    /// Facts of each series at the end.
     pub(crate) series: Vec<SeriesFacts>,
 }
 
 impl Replayed {
-    /// The detector's picture of each series at the end.
+    /// The detector's growth of each series at the end.
     pub(crate) fn growth(&self) -> impl Iterator<Item = (&SeriesFacts, &Growth)> {
         self.series.iter().filter_map(|facts| Some((facts, facts.growth.as_ref()?)))
     }
 }
 
-/// The present state of a replay.
+/// State of a replay.
 struct Run<'a> {
     told: &'a Told,
     monitor: Monitor,
@@ -90,13 +91,13 @@ struct Run<'a> {
     idle_since: Option<Duration>,
     wanted_since: Option<Duration>,
     urgent_since: Option<Duration>,
-    /// Decisions that were told already: once each.
+    /// Decisions that were reported: each only once.
     told_acts: Vec<(Action, Option<Reason>, Option<MemoryKind>, bool)>,
 }
 
 pub(crate) fn replay(told: &Told, samples: &[Sample]) -> Replayed {
     let mut monitor = Monitor::new(&told.growth);
-    // Recorded pools are measured: they are taken off, so nothing is left to allow for.
+    // Recorded pools are measured and subtracted, so they need no allowance.
     let measured = samples.iter().any(|sample| sample.pooled(MemoryKind::Host).is_some());
     if told.allowance > 0 && !measured {
         monitor.allow(MemoryKind::Host, told.allowance);
@@ -139,7 +140,7 @@ pub(crate) fn replay(told: &Told, samples: &[Sample]) -> Replayed {
 }
 
 impl<'a> Run<'a> {
-    /// Idle is: nothing in flight, and no request has come and gone since the reading before.
+    /// Idle: nothing in flight, and no request has ended since the last reading.
     fn watch_idle(&mut self, sample: &Sample) {
         let still = self.before.is_some_and(|before| before.work.requests == sample.work.requests);
         self.idle_since = match (sample.in_flight, self.idle_since) {
@@ -189,7 +190,7 @@ impl<'a> Run<'a> {
                 at_ready: of(self.first),
                 estimated,
                 total,
-                // Nobody wrote down what others held: it is taken to be alone.
+                // A recording does not contain other programs' memory: the process counts as the only one.
                 free: total.zip(sample.charged(series)).map(|(total, held)| total.saturating_sub(held)),
                 allowance,
                 worst: None,
@@ -199,7 +200,8 @@ impl<'a> Run<'a> {
         all.collect()
     }
 
-    /// Asks the policy, and the cooldown where a replacement is due. Returns what has not been told yet.
+    /// Asks the policy, and the cooldown where a replacement is due. Returns a decision that was not
+    /// reported yet.
     fn judge(&mut self, sample: &Sample, facts: &Facts) -> Option<Act> {
         let held = |series: Option<MemoryKind>| series.and_then(|series| sample.charged(series));
         let barred =
@@ -212,7 +214,7 @@ impl<'a> Run<'a> {
         let asked = decision.due && decision.action > Action::Observe;
         let ask = Ask { now: sample.at, held: held(decision.series), ..Ask::default() };
         let held = asked.then(|| self.cooldown.check(&decision, &ask, &self.told.policy).err()).flatten();
-        // What was held back is told again when it is not any more, but not the other way round.
+        // A decision that was held back is reported again once it is not, but not the other way round.
         let key = |due| (decision.action, decision.reason, decision.series, due);
         let due = decision.due && held.is_none();
         if self.told_acts.contains(&key(due)) || (held.is_some() && self.told_acts.contains(&key(true))) {
@@ -220,7 +222,7 @@ impl<'a> Run<'a> {
         }
         self.told_acts.push(key(due));
         if asked && held.is_none() {
-            // What this switches off shows at the next decision.
+            // A switched-off reason shows at the next decision.
             let _switched_off = self.cooldown.began(sample.at, reason, &self.told.policy);
         }
         Some(Act {

@@ -1,4 +1,4 @@
-//! What came of a recording, for people: each change at the request and the time at which it came, then the end.
+//! Result of a replay for people: each change with its request and time, then the state at the end.
 
 use warden_patches::mitigation::Advice;
 use warden_policies::growth::{Blame, Growth, Verdict, VerdictChange};
@@ -47,7 +47,7 @@ pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[Advice])
     lines.join("\n") + "\n"
 }
 
-/// Budgets that are off because nobody told of what they are a share.
+/// Budgets that are off because the total of which they are a share is unknown.
 fn shares(told: &Told) -> Vec<String> {
     let policy = &told.policy;
     let all = [
@@ -65,7 +65,8 @@ fn change(change: &VerdictChange, said: &mut Vec<String>) -> String {
     format!("{}: {} -> {}{}", growth.series, name(change.before), name(growth.verdict), grounds(growth, said))
 }
 
-/// Slope, blame and fill, as far as they say something at this verdict. Why nothing is blamed is said once.
+/// Slope, blame and fill, where they are meaningful at this verdict. The reason why nothing is blamed is
+/// given once.
 fn grounds(growth: &Growth, said: &mut Vec<String>) -> String {
     let mut parts = Vec::new();
     if growth.verdict >= Verdict::Bounded {
@@ -110,7 +111,7 @@ fn observed(act: &Act) -> String {
     format!("policy: {series}{reason}, and nothing is done: {why}")
 }
 
-/// Why a leak leads to nothing: without a limit there is nothing to forecast.
+/// Explains why a leak has no consequence: without a limit there is nothing to forecast.
 fn blind(done: &Replayed) -> &'static str {
     let leaks = done.growth().any(|(_, growth)| growth.verdict.leaks());
     let limits = done.series.iter().any(|facts| facts.to_soft.or(facts.to_hard).or(facts.to_end).is_some());

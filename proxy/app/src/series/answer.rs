@@ -1,4 +1,4 @@
-//! What `GET /series` answers, and what the page draws: the same values, for programs and for people.
+//! The answer to `GET /series`, which the page draws, too: the same values for programs and for people.
 
 use serde::{Deserialize, Serialize};
 use warden_policies::growth::{Fill, Law, Verdict};
@@ -12,48 +12,48 @@ use super::marks::Mark;
 use super::store::{Found, Span, Store, StoreError, unix};
 use crate::cli::growth;
 
-/// Which memories there are.
+/// The memories with recorded series.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Listed {
     /// Now, in seconds since 1970.
     pub(crate) now: u64,
-    /// Where it is kept, for people.
+    /// Where the series are kept, for people.
     pub(crate) place: String,
     pub(crate) series: Vec<ListedOne>,
 }
 
-/// One of them.
+/// A recorded memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ListedOne {
     pub(crate) model: ModelName,
     pub(crate) replica: u32,
     pub(crate) memory: MemoryKind,
-    /// From when on something is kept, in seconds since 1970.
+    /// Start of the record, in seconds since 1970.
     pub(crate) from: u64,
-    /// When it was read or written last.
+    /// Time of the last reading or write.
     pub(crate) to: u64,
 }
 
-/// What the memory of one model did.
+/// Recorded memory of one model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MemoryData {
     pub(crate) model: String,
-    /// In seconds since 1970, as are all times here but those of marks.
+    /// In seconds since 1970, as are all times here except those of marks.
     pub(crate) now: u64,
     pub(crate) from: u64,
     pub(crate) to: u64,
-    /// The name of the range (`6h`), if it goes on with the time.
+    /// Name of the range (`6h`), if the range moves with the time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) range: Option<String>,
-    /// Where it is kept, for people.
+    /// Where the series are kept, for people.
     pub(crate) place: String,
-    /// Its memories, replica by replica.
+    /// The model's memories, replica by replica.
     pub(crate) series: Vec<SeriesData>,
-    /// What was done in that time.
+    /// Actions and events in that time.
     pub(crate) marks: Vec<Mark>,
 }
 
-/// What one memory of a replica did.
+/// Recorded memory of one replica.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SeriesData {
     pub(crate) replica: u32,
@@ -61,53 +61,52 @@ pub(crate) struct SeriesData {
     /// Seconds from point to point.
     pub(crate) seconds: u64,
     pub(crate) points: Vec<Point>,
-    /// What is known now; absent if no process runs.
+    /// Current values; absent if no process runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) present: Option<Present>,
 }
 
-/// The readings of a stretch of time.
+/// Readings of a span of time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Point {
-    /// When it begins.
+    /// Start.
     pub(crate) at: u64,
-    /// How many readings.
+    /// Number of readings.
     pub(crate) count: u64,
-    /// Bytes.
     pub(crate) min: u64,
     pub(crate) mean: u64,
     pub(crate) max: u64,
     pub(crate) last: u64,
-    /// Whether readings cover it all.
+    /// True if readings cover the whole span.
     pub(crate) whole: bool,
-    /// What was known then.
+    /// Verdict and lines at that time.
     #[serde(flatten)]
     pub(crate) lines: Lines,
 }
 
-/// What is known of a memory now.
+/// Current values of a memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Present {
     pub(crate) generation: u64,
-    /// Bytes that it holds.
+    /// Bytes held.
     pub(crate) bytes: u64,
     pub(crate) verdict: Verdict,
-    /// What that means, in a sentence.
+    /// The verdict in a sentence.
     pub(crate) means: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) law: Option<Law>,
     /// Growth, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) slope: Option<String>,
-    /// Who pays for it, in words.
+    /// Unit of work that the growth is put down to, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) blame: Option<String>,
-    /// What it may keep, and how full that is.
+    /// Declared caches, and how full they are.
     pub(crate) fill: Fill,
     /// The same in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kept: Option<String>,
-    /// What it is told to keep, pool by pool, in words.
+    /// Declared caches, pool by pool, in words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) allowance: Vec<String>,
     /// Budgets in bytes.
@@ -115,43 +114,44 @@ pub(crate) struct Present {
     pub(crate) soft: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) hard: Option<u64>,
-    /// What is foretold, limit by limit.
+    /// Forecasts, limit by limit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) forecasts: Vec<Foretold>,
-    /// What the policy does next, in words.
+    /// The policy's next action, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) next: Option<String>,
 }
 
-/// When a limit is reached if it goes on like this.
+/// Forecast of reaching a limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Foretold {
-    /// What will be the reason then.
+    /// Reason of the replacement that would follow.
     pub(crate) reason: Reason,
     /// The limit in bytes.
     pub(crate) limit: u64,
-    /// When: the earliest, the likely and the latest moment; absent where no rate of requests is known, or within a thousand years.
+    /// Earliest, likely and latest moment; absent without a known rate of requests, or beyond a thousand
+    /// years.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) early: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) at: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) late: Option<u64>,
-    /// In words.
+    /// The forecast in words.
     pub(crate) words: String,
 }
 
-/// Why a model has no answer.
+/// Why there is no answer for a model.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Nothing {
-    /// There is none of that name, and nothing is kept of one.
+    /// The model is unknown, and nothing is recorded of it.
     #[error("nothing is kept of a model `{0}`: `GET /series` lists what there is")]
     Unknown(String),
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// Which memories there are.
+/// Lists the memories with recorded series.
 ///
 /// # Errors
 /// The disk does not answer.
@@ -164,10 +164,10 @@ pub(crate) async fn list(store: &Store) -> Result<Listed, StoreError> {
     Ok(Listed { now: unix(), place: store.place(), series: spans.into_iter().map(one).collect() })
 }
 
-/// What the memory of a model did, and what is known of it in this picture of the fleet.
+/// Recorded memory of a model, with its current values in this view of the fleet.
 ///
 /// # Errors
-/// Nothing is known of it, or the disk does not answer.
+/// Nothing is recorded of the model, or the disk does not answer.
 pub(crate) async fn of_model(
     store: &Store,
     view: &FleetView,
@@ -209,7 +209,7 @@ pub(crate) async fn of_model(
 fn series(found: Found, own: &[&BackendView], now: u64) -> SeriesData {
     let Found { key, width, buckets } = found;
     let last = buckets.last().map_or(0, |bucket| bucket.lines.generation);
-    // The one that is drawn last, else the newest.
+    // The process that is drawn last, else the newest.
     let of_replica = || own.iter().filter(|backend| backend.replica == key.replica);
     let backend = of_replica()
         .find(|backend| backend.generation.is_some_and(|own| own.0 == last))
@@ -243,7 +243,7 @@ fn present(backend: &BackendView, memory: MemoryKind, now: u64) -> Option<Presen
     let budget =
         backend.memory.budgets.iter().find(|budget| budget.series == memory).map(|budget| budget.budget);
     let forecasts = backend.memory.forecasts.iter().filter(|one| one.series == memory).map(|one| {
-        // Nobody lives to see more.
+        // Beyond a thousand years.
         let at = |seconds: f64| {
             (seconds < 3.2e10).then(|| now.saturating_add(warden_policies::units::whole(seconds)))
         };

@@ -1,40 +1,40 @@
-//! What is asked for, from a query: `model=NAME&range=6h`, or `model=NAME&from=UNIX&to=UNIX`, and `points=N`. Pure.
+//! Parses a query for series: `model=NAME&range=6h`, or `model=NAME&from=UNIX&to=UNIX`, and `points=N`. Pure.
 
 use warden_policies::rollup::{Range, SeriesPolicy};
 
 use crate::admin::query::Query;
 
-/// The ranges that are offered: their names and seconds.
+/// Offered ranges: names and seconds.
 pub(crate) const RANGES: [(&str, u64); 5] =
     [("1h", 3600), ("6h", 6 * 3600), ("1d", 86_400), ("7d", 7 * 86_400), ("30d", 30 * 86_400)];
 
 /// Seconds of the shortest range.
 const SHORTEST: u64 = 60;
 
-/// Which stretch of time.
+/// Span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
-    /// The last so many seconds, under one of the names of [`RANGES`]: it goes on with the time.
+    /// The last seconds, under one of the names of [`RANGES`]: moves with the time.
     Last(&'static str, u64),
-    /// From one second since 1970 to another: it stays.
+    /// From one second since 1970 to another: fixed.
     Between(u64, u64),
 }
 
-/// What is asked for.
+/// A parsed query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
-    /// Of which model; `None`: which there are.
+    /// `None`: list the models.
     pub(crate) model: Option<String>,
     pub(crate) when: When,
-    /// Points at most.
+    /// Limit of points.
     pub(crate) points: usize,
 }
 
 impl Ask {
-    /// Reads a query. What it does not know is passed over: others may have put it there.
+    /// Parses a query. Unknown names are ignored: other programs may have added them.
     ///
     /// # Errors
-    /// A sentence with the right form.
+    /// A sentence with the valid form.
     pub(crate) fn of(query: Option<&str>, policy: &SeriesPolicy) -> Result<Self, String> {
         let asked = Query::read(query)?;
         let get = |name: &str| asked.get(name);
@@ -64,7 +64,7 @@ impl Ask {
     /// The range at this moment.
     pub(crate) const fn range(&self, now: u64) -> Range {
         let (from, to) = match self.when {
-            // What was read in this second is in it.
+            // Includes readings of the current second.
             When::Last(_, seconds) => (now.saturating_sub(seconds), now.saturating_add(1)),
             When::Between(from, to) => (from, to),
         };

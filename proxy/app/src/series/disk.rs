@@ -1,14 +1,15 @@
-//! The folder of series: one file each, within a bound, written by one instance at a time. Everything here waits for the disk, so it is used
-//! only where that holds up nobody.
+//! The folder of series: one file each, within a limit, written by one instance at a time. Everything here
+//! blocks on the disk, so callers use threads that may wait.
 //!
 //! ```text
 //!  STATE/series/lock              held by the instance that writes
 //!  STATE/series/m-NAME-….series   one series
-//!  STATE/series/marks.jsonl       what was done and when: `marks_file`
+//!  STATE/series/marks.jsonl       actions and their times: `marks_file`
 //! ```
 //!
-//! **What is not ours stays.** A file is ours if its head says so. One of a later version, or somebody's under a name of ours, is told of once and
-//! left alone; its series is then kept in memory only.
+//! **Foreign files stay.** A file is ours if its head says so. A file of a later version, or another
+//! program's file under one of our names, is logged once and left alone. Its series is then kept in memory
+//! only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -22,15 +23,15 @@ use warden_policies::rollup::{Bucket, Tier, missing};
 use super::key::{END, Key};
 use super::ring::{self, Ring, RingError};
 
-/// The folder in a state directory.
+/// Name of the folder in a state directory.
 const FOLDER: &str = "series";
 
-/// A series that has a file.
+/// A series with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Known {
-    /// Since when it is kept, in seconds since 1970.
+    /// Start of the record, in seconds since 1970.
     pub(super) since: u64,
-    /// When it was written last.
+    /// Time of the last write.
     pub(super) written: u64,
 }
 
@@ -38,32 +39,33 @@ pub(super) struct Known {
 pub(super) struct Disk {
     pub(super) folder: PathBuf,
     tiers: Vec<Tier>,
-    /// Files at most.
+    /// Limit of files.
     most: usize,
-    /// Held as long as this lives.
+    /// Locked while this lives.
     _lock: File,
     known: BTreeMap<Key, Known>,
-    /// Series whose file was brought up to date since this is open.
+    /// Series whose wide buckets were completed since the folder was opened.
     complete: BTreeSet<Key>,
-    /// Series whose file is not used: told.
+    /// Series whose file is not used, which was logged.
     refused: BTreeSet<Key>,
-    /// That there are too many was told.
+    /// True if the limit of files was logged.
     full: bool,
 }
 
-/// What became of a write.
+/// Outcome of a write.
 #[derive(Debug)]
 pub(super) enum Written {
     Done,
-    /// It does not, or not now: kept in memory only. The sentence is to be told; `None` if it was.
+    /// Not written: kept in memory only. The sentence is for the log; `None` if it was logged before.
     Never(Option<String>),
 }
 
 impl Disk {
-    /// Takes the folder, and looks through what is there. `Ok(None)`: another instance has it.
+    /// Opens and locks the folder, and reads the heads of its files. `Ok(None)`: another instance holds the
+    /// lock.
     ///
     /// # Errors
-    /// It cannot be made or read.
+    /// The folder cannot be created or read.
     pub(super) fn take(state: &Path, tiers: &[Tier], bytes: u64, now: u64) -> io::Result<Option<Self>> {
         let folder = state.join(FOLDER);
         DirBuilder::new().recursive(true).mode(0o750).create(&folder)?;
@@ -95,7 +97,8 @@ impl Disk {
         Ok(Some(disk))
     }
 
-    /// Which files of series are there. Those that are too many go; none goes for its age, because a clock may be wrong.
+    /// Reads the heads of all files. Removes files beyond the limit, but none for its age, because a clock
+    /// may be wrong.
     fn look_through(&mut self, now: u64) -> io::Result<()> {
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
@@ -103,7 +106,7 @@ impl Disk {
                 continue;
             }
             let Ok(head) = ring::look(&entry.path()) else { continue };
-            // One that was renamed is somebody's copy.
+            // A renamed file is an operator's copy.
             if entry.file_name().to_string_lossy() != head.key.file() {
                 continue;
             }
@@ -114,14 +117,16 @@ impl Disk {
         Ok(())
     }
 
-    /// All that is there.
+    /// All series with a file.
     pub(super) fn known(&self) -> &BTreeMap<Key, Known> {
         &self.known
     }
 
-    /// Makes room for another file: the one goes that was not written for longest, and not within `rest` seconds.
+    /// Removes the file that was not written for longest, if that is at least `rest` seconds. `false`:
+    /// there is none.
     fn forget_one(&mut self, now: u64, rest: u64) -> bool {
-        // After a clock was set back, what is written now is older than what was given up before: it is asked first who rests.
+        // After a clock was set back, files written now look older than files given up before, so `rest` is
+        // checked by distance first.
         let resting = self.known.iter().filter(|(_, known)| known.written.abs_diff(now) >= rest);
         let oldest = resting.min_by_key(|(_, known)| known.written);
         let Some(key) = oldest.map(|(key, _)| key.clone()) else { return false };
@@ -133,7 +138,7 @@ impl Disk {
         self.known.remove(key);
         self.complete.remove(key);
         let path = self.path(key);
-        // Somebody may have put something of theirs into its place.
+        // The name may refer to a foreign file by now.
         if ring::look(&path).is_ok_and(|head| head.key == *key) {
             drop(fs::remove_file(path));
         }
@@ -143,10 +148,11 @@ impl Disk {
         self.folder.join(key.file())
     }
 
-    /// Writes what was added to a series, each bucket with the number of its tier. Whatever it cannot write is left in `added`.
+    /// Writes the added buckets of a series, each with the number of its tier. Buckets that could not be
+    /// written stay in `added`.
     ///
     /// # Errors
-    /// The disk fails or is full: it is worth trying again.
+    /// The disk fails or is full: a retry may succeed.
     pub(super) fn write(
         &mut self,
         key: &Key,
@@ -162,11 +168,11 @@ impl Disk {
                 let told = std::mem::replace(&mut self.full, true);
                 return Ok(Written::Never((!told).then(|| self.too_many(key))));
             }
-            // Somebody put a folder or a link there: it stays.
+            // A folder or a link is at that name: it stays.
             Err(RingError::Io(error)) if !is_in_the_way(&error) => return Err(error),
             Err(problem) => return Ok(self.refuse(key, &problem)),
         };
-        // The finest first: what the others lack if we are killed in between comes from it.
+        // The finest tier first: if we are killed in between, the others are completed from it.
         added.sort_by_key(|(tier, bucket)| (*tier, bucket.start));
         while let Some((tier, bucket)) = added.first() {
             ring.merge(*tier, bucket)?;
@@ -176,7 +182,7 @@ impl Disk {
         Ok(Written::Done)
     }
 
-    /// Its file, complete; `None` if there may be no more files.
+    /// The series' file, with complete buckets; `None` beyond the limit of files.
     fn opened(&mut self, key: &Key, now: u64) -> Result<Option<Ring>, RingError> {
         let path = self.path(key);
         let ring = match Ring::open(&path, key, &self.tiers, true) {
@@ -184,7 +190,7 @@ impl Disk {
             Err(RingError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
                 self.known.remove(key);
                 self.complete.insert(key.clone());
-                // One that is written at this time is not given up for another.
+                // A file that is still being written is not removed for another.
                 while self.known.len() >= self.most {
                     if !self.forget_one(now, 3600) {
                         return Ok(None);
@@ -198,7 +204,7 @@ impl Disk {
         Ok(Some(ring))
     }
 
-    /// Brings the wide buckets up to date that a killed writer has left behind.
+    /// Completes the wide buckets that a killed writer has left behind.
     fn complete(&mut self, key: &Key, ring: &Ring) -> io::Result<()> {
         if self.complete.contains(key) {
             return Ok(());
@@ -234,7 +240,7 @@ impl Disk {
         )
     }
 
-    /// The buckets of a tier of a series; none if it has no file.
+    /// Buckets of one tier of a series; none if it has no file.
     ///
     /// # Errors
     /// The disk fails.
@@ -251,7 +257,7 @@ impl Disk {
     }
 }
 
-/// Whether it is what lies at a name, and not the disk, that keeps us from opening it.
+/// Returns true if opening fails because of the kind of file at that name, not because of the disk.
 fn is_in_the_way(error: &io::Error) -> bool {
     let link = rustix::io::Errno::LOOP.raw_os_error();
     matches!(error.kind(), io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory)

@@ -1,4 +1,4 @@
-//! The folder of series: who writes it, what goes, what stays.
+//! The folder of series: its lock, and the removal of files.
 
 use warden_policies::{MemoryKind, ModelName};
 
@@ -54,14 +54,14 @@ fn what_was_not_written_for_longest_goes_and_what_is_not_ours_stays() {
     }
     assert_eq!(disk.known().keys().map(|key| key.model.as_str()).collect::<Vec<_>>(), ["b", "c", "d"]);
     assert_eq!(files(state.path()).len(), 5, "{:?}", files(state.path()));
-    // One that is written now does not make room for another.
+    // A file that is being written is not removed for another.
     for model in ["b", "c", "d"] {
         put(&mut disk, model, DAY + 20_000);
     }
     let Written::Never(Some(told)) = put(&mut disk, "e", DAY + 20_001) else { panic!("written") };
     assert!(told.contains("`e`") && told.contains("3 files"), "{told}");
     assert!(matches!(put(&mut disk, "f", DAY + 20_002), Written::Never(None)), "told once");
-    // Later there is room.
+    // Later an old file may be removed.
     assert!(matches!(put(&mut disk, "e", DAY + 30_000), Written::Done));
     assert_eq!(files(state.path()).len(), 5, "{:?}", files(state.path()));
 }
@@ -73,7 +73,7 @@ fn a_clock_that_was_set_back_keeps_no_room_for_what_is_over() {
     for model in ["a", "b", "c"] {
         put(&mut disk, model, DAY + 100_000);
     }
-    // A day earlier by the clock: two go on, one does not; what it was written at is still to come.
+    // The clock was set back a day: two series continue; the last write of the third one lies in the future.
     put(&mut disk, "a", DAY);
     put(&mut disk, "b", DAY);
     assert!(matches!(put(&mut disk, "d", DAY + 1), Written::Done));
@@ -90,7 +90,7 @@ fn a_thousand_models_have_a_file_each_and_none_is_larger_than_it_says() {
     assert_eq!((disk.known().len(), files(state.path()).len()), (1000, 1000));
     drop(disk);
     assert_eq!(take(state.path(), 1000, DAY).known().len(), 1000);
-    // A smaller bound takes effect when they are looked through.
+    // A smaller limit takes effect when the folder is opened.
     assert_eq!(take(state.path(), 10, DAY).known().len(), 10);
     assert_eq!(files(state.path()).len(), 10);
 }

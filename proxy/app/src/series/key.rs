@@ -1,4 +1,4 @@
-//! Which memory a series is of, and the name of its file. Pure.
+//! Identity of a series, and the name of its file. Pure.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use warden_policies::{MemoryKind, ModelName};
 
-/// One memory of one replica of a model.
+/// Identifies a memory of a replica of a model.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Key {
     pub(crate) model: ModelName,
@@ -14,21 +14,21 @@ pub(crate) struct Key {
     pub(crate) memory: MemoryKind,
 }
 
-/// How the names of files end.
+/// Suffix of the files.
 pub(super) const END: &str = ".series";
 
-/// Letters of a model's name that are in that of its file, for people.
+/// Letters of a model's name that its file name shows to people.
 const SHOWN: usize = 40;
 
 impl Key {
-    /// The name of its file: what is readable of the model's name, and a hash of all of it. So any name will do, and two of them never
-    /// mean one file.
+    /// The file name: the readable part of the model's name, and a hash of the whole name. So any name is
+    /// valid, and no two models share a file.
     pub(super) fn file(&self) -> String {
         let plain = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
         let shown: String = self.model.as_str().chars().map(plain).take(SHOWN).collect();
         let whole = format!("{}\0{}\0{}", self.model, self.replica, self.memory);
         let hash = Sha256::digest(whole.as_bytes());
-        // Never hidden: a name may begin with a dot.
+        // Starts with `m-`, so that the file of a name with a leading dot is not hidden.
         let mut name = format!("m-{shown}-{}-{}-", self.replica, self.memory);
         for byte in hash.iter().take(8) {
             let _infallible = write!(name, "{byte:02x}");

@@ -1,5 +1,5 @@
-//! What of each series is not in its file: buckets that are not complete, and complete ones that wait for the disk. Bounded: where there is no
-//! disk for long, the oldest go. Nothing here waits for anything.
+//! The part of each series that is not in its file: incomplete buckets, and complete ones that wait for the
+//! disk. Bounded: if the disk is unavailable for long, the oldest buckets are dropped. Nothing here blocks.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +7,9 @@ use warden_policies::rollup::{Bucket, Reading, Rollup, SeriesPolicy, Tier, tiers
 
 use super::key::Key;
 
-/// Waiting buckets that a series may have however many there are.
+/// Least number of waiting buckets that each series may have, however many series there are.
 const LEAST: usize = 16;
-/// Waiting buckets of one series at most, however few there are: four hours of the finest.
+/// Limit of waiting buckets of one series, however few series there are: four hours of the finest tier.
 const MOST: usize = 1440;
 
 #[derive(Debug)]
@@ -17,7 +17,7 @@ struct One {
     rollup: Rollup,
     /// By tier and start.
     waiting: BTreeMap<(usize, u64), Bucket>,
-    /// The last reading, in milliseconds since 1970.
+    /// Time of the last reading, in milliseconds since 1970.
     at: u64,
 }
 
@@ -33,7 +33,7 @@ impl Live {
         Self { policy: *policy, tiers: tiers(policy).to_vec(), series: BTreeMap::new() }
     }
 
-    /// Takes a reading in.
+    /// Adds a reading.
     pub(super) fn note(&mut self, key: &Key, reading: &Reading) {
         let most = self.share();
         if !self.series.contains_key(key) {
@@ -47,7 +47,7 @@ impl Live {
         one.wait(done, most);
     }
 
-    /// Waiting buckets of one series, at most.
+    /// Limit of waiting buckets of one series.
     fn share(&self) -> usize {
         (self.policy.waiting / self.series.len().max(1)).clamp(LEAST, MOST)
     }
@@ -57,7 +57,7 @@ impl Live {
         oldest.is_some_and(|key| self.series.remove(&key).is_some())
     }
 
-    /// What is not complete waits, too: we end.
+    /// Completes the open buckets, because we end, so that they are written, too.
     pub(super) fn close(&mut self) {
         let most = self.share();
         for one in self.series.values_mut() {
@@ -66,20 +66,20 @@ impl Live {
         }
     }
 
-    /// Those of which something waits.
+    /// Series with waiting buckets.
     pub(super) fn waiting(&self) -> Vec<Key> {
         let waits = self.series.iter().filter(|(_, one)| !one.waiting.is_empty());
         waits.map(|(key, _)| key.clone()).collect()
     }
 
-    /// What waits of a series, to be written.
+    /// Takes the waiting buckets of a series, to be written.
     pub(super) fn take(&mut self, key: &Key) -> Vec<(usize, Bucket)> {
         let Some(one) = self.series.get_mut(key) else { return Vec::new() };
         let waiting = std::mem::take(&mut one.waiting);
         waiting.into_iter().map(|((tier, _), bucket)| (tier, bucket)).collect()
     }
 
-    /// It was not written.
+    /// Returns buckets that could not be written.
     pub(super) fn give_back(&mut self, key: &Key, buckets: Vec<(usize, Bucket)>) {
         let most = self.share();
         if let Some(one) = self.series.get_mut(key) {
@@ -87,31 +87,31 @@ impl Live {
         }
     }
 
-    /// Forgets series whose process is gone, once all of it is written.
+    /// Drops series whose process is gone, once all their buckets are written.
     pub(super) fn forget_quiet(&mut self, now_ms: u64) {
         let fresh = u64::try_from(self.policy.fresh.as_millis()).unwrap_or(0);
         let most = self.share();
         let quiet = |one: &One| one.at.saturating_add(fresh) < now_ms;
         for one in self.series.values_mut().filter(|one| quiet(one)) {
-            // What is not complete will never be.
+            // Its open buckets will not be completed by further readings.
             let open = one.rollup.close();
             one.wait(open, most);
         }
         self.series.retain(|_, one| !one.waiting.is_empty() || !quiet(one));
     }
 
-    /// All series of a model, or of all.
+    /// All series of a model, or of all models.
     pub(super) fn keys(&self, model: Option<&str>) -> Vec<Key> {
         let own = self.series.keys().filter(|key| model.is_none_or(|model| key.model.as_str() == model));
         own.cloned().collect()
     }
 
-    /// When a series was read last, in milliseconds since 1970.
+    /// Time of a series' last reading, in milliseconds since 1970.
     pub(super) fn read_at(&self, key: &Key) -> Option<u64> {
         self.series.get(key).map(|one| one.at)
     }
 
-    /// What is here of a tier of a series, in no order.
+    /// Buckets of one tier of a series that are in memory, in no order.
     pub(super) fn buckets(&self, key: &Key, tier: usize) -> Vec<Bucket> {
         let Some(one) = self.series.get(key) else { return Vec::new() };
         let waiting = one.waiting.range((tier, 0)..=(tier, u64::MAX)).map(|(_, bucket)| bucket);
@@ -128,7 +128,7 @@ impl One {
             }
         }
         while self.waiting.len() > most {
-            // Of the width of which most are here, the oldest.
+            // Drops the oldest bucket of the tier that has most.
             let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
             self.waiting.keys().for_each(|(tier, _)| *counts.entry(*tier).or_default() += 1);
             let Some((tier, _)) = counts.into_iter().max_by_key(|(tier, count)| (*count, usize::MAX - tier))

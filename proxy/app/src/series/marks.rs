@@ -1,4 +1,4 @@
-//! What was done to a model and when, to be drawn beside what its memory did. Values in, values out.
+//! Marks: actions and events of a model with their times, drawn with its memory. Values in, values out.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -11,30 +11,29 @@ use warden_supervisor::{Event, EventKind, LedgerEntry};
 
 use crate::serve::describe;
 
-/// What was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", from = "String")]
 pub(crate) enum MarkKind {
-    /// Its process was replaced by another.
+    /// The process was replaced by another.
     Replaced,
-    /// It was to be, and that failed.
+    /// A replacement failed.
     Failed,
-    /// It was asked to give memory back.
+    /// The process was asked to give memory back.
     Reclaimed,
-    /// It was unloaded: nobody asked for it, or another model needed its place.
+    /// The model was unloaded: no requests came, or another model needed its memory.
     Unloaded,
-    /// Its process ended by itself.
+    /// The process crashed.
     Crashed,
-    /// Another build is tried, or was.
+    /// A canary began or ended.
     Canary,
-    /// Its configuration changed.
+    /// The configuration of the model changed.
     Configured,
-    /// Something that an operator should know.
+    /// A warning for the operator.
     Warned,
 }
 
 impl MarkKind {
-    /// All of them.
+    /// All kinds.
     pub(crate) const ALL: [Self; 8] = [
         Self::Replaced,
         Self::Failed,
@@ -62,33 +61,33 @@ impl MarkKind {
 }
 
 impl From<String> for MarkKind {
-    /// What a later version knows is at least worth a look.
+    /// An unknown name is one of a later version; it counts as a warning.
     fn from(name: String) -> Self {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Warned)
     }
 }
 
-/// Something that was done.
+/// An action or event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Mark {
-    /// When, in milliseconds since 1970.
+    /// In milliseconds since 1970.
     pub(crate) at: u64,
     pub(crate) model: ModelName,
-    /// To which replica; absent if to all, or that does not matter.
+    /// Absent if it concerns all replicas, or none in particular.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) replica: Option<u32>,
-    /// For which memory; absent if for none, or all.
+    /// Absent if it concerns all memories, or none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) memory: Option<MemoryKind>,
-    /// The process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) generation: Option<GenerationId>,
     pub(crate) kind: MarkKind,
-    /// Why, and what came of it.
+    /// Reason and outcome.
     pub(crate) words: String,
 }
 
-/// The marks that an event makes: one, or one for each model that a configuration changed. `at` counts if the event does not say when.
+/// The marks of an event: one, or one for each model that a configuration changed. `at` is used if the
+/// event has no time.
 pub(super) fn of(event: &Event, at: u64, most: usize) -> Vec<Mark> {
     let at = event
         .at
@@ -120,7 +119,7 @@ pub(super) fn of(event: &Event, at: u64, most: usize) -> Vec<Mark> {
     let Some(model) = &event.model else { return Vec::new() };
     let told = || describe(&event.kind);
     let one = match &event.kind {
-        // Nothing else took its place: what ended it has a mark of its own.
+        // Nothing replaced the process: the event that ended it has its own mark.
         EventKind::RecycleDone { entry } if entry.given_up => return Vec::new(),
         EventKind::RecycleDone { entry } => Mark {
             replica: Some(entry.replica),
@@ -160,7 +159,7 @@ pub(super) fn of(event: &Event, at: u64, most: usize) -> Vec<Mark> {
     vec![one]
 }
 
-/// A replacement with the ledger's reason.
+/// Describes a replacement with the ledger's reason.
 fn replaced(entry: &LedgerEntry) -> String {
     let evidence = &entry.evidence;
     let mut text =
@@ -186,7 +185,7 @@ fn replaced(entry: &LedgerEntry) -> String {
     text
 }
 
-/// At most so many bytes, and no half letter.
+/// Cuts a text to at most `most` bytes at a character boundary.
 fn shortened(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();
@@ -195,7 +194,7 @@ fn shortened(text: &str, most: usize) -> String {
     format!("{}…", &text[..end])
 }
 
-/// The last marks of each model.
+/// The latest marks of each model.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     of_model: BTreeMap<ModelName, VecDeque<Mark>>,
@@ -203,11 +202,11 @@ pub(super) struct Marks {
 }
 
 impl Marks {
-    /// Keeps a mark; one that is there already is not kept twice. The oldest go: of its model where that has many, else of the model that
-    /// has most.
+    /// Adds a mark; a duplicate is ignored. Beyond the limits the oldest mark is dropped: of the same model
+    /// if it has many, else of the model that has most.
     pub(super) fn keep(&mut self, mark: Mark, policy: &SeriesPolicy) -> bool {
         let own = self.of_model.entry(mark.model.clone()).or_default();
-        // They come in order, but for those of a clock that was set back.
+        // Marks arrive in order, except after a clock was set back.
         let place = own.iter().rposition(|known| known.at <= mark.at).map_or(0, |place| place + 1);
         if place.checked_sub(1).and_then(|before| own.get(before)).is_some_and(|known| *known == mark) {
             return false;
@@ -228,7 +227,7 @@ impl Marks {
         true
     }
 
-    /// Those of a model between two moments, both in milliseconds since 1970, in order.
+    /// Marks of a model between two moments, both in milliseconds since 1970, in order.
     pub(super) fn of(&self, model: &str, from: u64, to: u64) -> Vec<Mark> {
         let own = self.of_model.get(&ModelName::new(model)).into_iter().flatten();
         own.filter(|mark| (from..=to).contains(&mark.at)).cloned().collect()

@@ -1,6 +1,8 @@
-//! Marks on disk: a line of JSON each, appended. When the file has become twice as long as what is kept of it, it is written anew.
+//! Marks on disk: appended lines of JSON. When the file has twice as many lines as there are marks, it is
+//! rewritten.
 //!
-//! A line that was torn by a kill is passed over. A file of that name that does not begin with a mark is somebody's and left alone.
+//! A line that was torn by a kill is skipped. A file of that name that does not contain a mark is foreign
+//! and left alone.
 
 use std::fs;
 use std::io::{self, BufWriter, Write as _};
@@ -10,23 +12,23 @@ use std::path::{Path, PathBuf};
 use super::marks::Mark;
 use crate::append;
 
-/// They have names of models and words of llama-server: not for everybody.
+/// The file has names of models and output of llama-server, so it is not readable by everybody.
 const MODE: u32 = 0o640;
-/// Lines that are not worth writing the file anew for.
+/// Below this number of lines the file is not rewritten.
 const FEW: usize = 1000;
-/// What a file of marks may have at most before it is passed over: it is none of ours.
+/// Limit in bytes: a larger file is none of ours and not read.
 const LARGEST: u64 = 256 << 20;
 
 #[derive(Debug)]
 pub(super) struct MarksFile {
     path: PathBuf,
-    /// Lines in it.
+    /// Number of lines in the file.
     lines: usize,
     ours: bool,
 }
 
 impl MarksFile {
-    /// The file in a folder, and what is in it.
+    /// Opens the file in a folder, and reads its marks.
     pub(super) fn open(folder: &Path) -> (Self, Vec<Mark>) {
         let path = folder.join("marks.jsonl");
         let facts = fs::symlink_metadata(&path);
@@ -35,20 +37,20 @@ impl MarksFile {
         let Some(text) = text else { return (Self { path, lines: 0, ours: false }, Vec::new()) };
         let text = String::from_utf8_lossy(&text);
         let read: Vec<Mark> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        // Any line may be torn, the first one, too.
+        // Any line may be torn, even the first.
         let ours = text.is_empty() || !read.is_empty();
         let lines = text.lines().count();
         (Self { path, lines, ours }, if ours { read } else { Vec::new() })
     }
 
-    /// Why it is not used; `None` if it is.
+    /// Why the file is not used; `None` if it is.
     pub(super) fn refused(&self) -> Option<String> {
         (!self.ours).then(|| {
             format!("what is done to models is marked in this process only, because {} is no file of llama-warden's", self.path.display())
         })
     }
 
-    /// Appends marks. `all` are those that count, these among them: `kept` of them.
+    /// Appends marks. `all`: the `kept` marks in memory, including the new ones.
     ///
     /// # Errors
     /// The disk fails or is full.
@@ -69,7 +71,7 @@ impl MarksFile {
             serde_json::to_writer(&mut text, mark)?;
             text.push(b'\n');
         }
-        // A full disk may have left a part of a line: it is ended when the file is opened.
+        // A full disk may have left part of a line: opening the file ends that line.
         append::open(&self.path, MODE)?.write_all(&text)?;
         self.lines += new.len();
         Ok(())
@@ -135,7 +137,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever the file holds, it is read as far as it is ours, and goes on being written, or it is left as it was.
+        /// Of any file, our marks are read and writing continues, or the file is left unchanged.
         #[test]
         fn any_bytes_are_read_or_left_alone(bytes in crate::mutated::mutated(&[
             "{\"at\":1,\"model\":\"m\",\"kind\":\"replaced\",\"words\":\"why\"}\n{\"at\":2,\"model\":\"a/b\",\"kind\":\"replaced\",\"words\":\"\"}\n",

@@ -1,4 +1,4 @@
-//! Marks: which events make one, in which words, and how many stay.
+//! Marks of events, their texts, and their limits.
 
 use serde_json::{Value, json};
 
@@ -100,7 +100,7 @@ fn marks_are_bounded_and_a_model_that_falls_all_day_costs_no_other_its_own() {
         (0..3).for_each(|n| assert!(marks.keep(mark(model, n), &policy)));
     }
     assert_eq!((marks.len(), marks.all().count()), (50, 50));
-    // A clock that was set back: they stay in order.
+    // After a clock was set back, the marks stay in order.
     let mut marks = Marks::default();
     for at in [5, 9, 7] {
         assert!(marks.keep(mark(0, at), &policy));

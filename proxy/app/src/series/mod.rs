@@ -1,22 +1,24 @@
-//! What memory did: readings and marks of an hour to a month, in memory and in bounded files, for the page and for programs.
+//! Recorded memory: readings and marks of an hour to a month, in memory and in bounded files, for the page
+//! and for programs.
 //!
 //! ```text
 //!   fleet ─ views, events ─> recorder ─> live, marks ─┬─ every ten seconds ─> disk, marks_file
-//!                            (a task)    (no waiting)  └─ asked ─> answer <─ disk, where that has older ones
+//!                            (a task)   (no blocking)  └─ query ─> answer <─ disk, where it has older ones
 //! ```
 //!
 //! | module | job |
 //! |---|---|
-//! | [`recorder`] | the task: what is a reading of what, and when it is written |
-//! | [`store`] | the one owner of all of it |
-//! | [`live`] | what is not in files |
-//! | [`marks`] | what was done |
+//! | [`recorder`] | the task: takes readings from the fleet, and starts writes |
+//! | [`store`] | the only owner of the data |
+//! | [`live`] | buckets that are not in files yet |
+//! | [`marks`] | actions and events |
 //! | [`key`], [`mod@record`], [`ring`], [`disk`], [`marks_file`] | files, from their names to their folder |
-//! | [`ask`] | what is asked for; pure |
-//! | [`answer`] | what it is answered |
+//! | [`ask`] | queries; pure |
+//! | [`answer`] | answers |
 //!
-//! Nothing of the fleet waits for it: it reads what the fleet publishes, and files are written on a thread of their own. Where they cannot be
-//! written, a sentence in the log says so, and everything but the past goes on. How readings become buckets: `warden_policies::rollup`.
+//! The fleet never waits for the recorder, which reads the published views; files are written on a thread
+//! of their own. If they cannot be written, the log says so, and only older data is missing.
+//! `warden_policies::rollup` turns readings into buckets.
 
 pub(crate) mod answer;
 pub(crate) mod ask;

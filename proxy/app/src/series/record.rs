@@ -1,4 +1,4 @@
-//! A bucket as bytes in a file: always as many, little-endian, with a check at the end. Pure.
+//! A bucket as bytes in a file: of fixed length, little-endian, with a checksum at the end. Pure.
 //!
 //! ```text
 //!  0 start u64 · 8 first u32 · 12 last u32 · 16 covered u32 · 20 count u32 · 24 generation u64     times in ms after the start
@@ -7,7 +7,8 @@
 //!  92 verdict u8 · 93 tier u8 · 94 nothing · 100 check u32
 //! ```
 //!
-//! What does not pass its check was torn, or is from somewhere else, and is no bucket. A hole in the file is none either.
+//! A record with a wrong checksum was torn, or is foreign, and is no bucket; the same holds for a hole in
+//! the file.
 
 use warden_policies::growth::{Law, Verdict};
 use warden_policies::rollup::{Bucket, Lines, Tier};
@@ -17,14 +18,14 @@ pub(super) const RECORD: usize = 104;
 
 const CHECK: usize = RECORD - 4;
 
-/// Lines are drawn, and the budgets of people are whole.
+/// Lines are only drawn, and operators set budgets in round numbers, so KiB are exact enough.
 const KIB: u64 = 1024;
 
-/// What a verdict is in a file: a number that never changes its meaning.
+/// Codes of the verdicts in a file: an index never changes its meaning.
 const VERDICTS: [Verdict; 5] =
     [Verdict::Warming, Verdict::Steady, Verdict::Bounded, Verdict::Suspected, Verdict::Leaking];
 
-/// The bucket as bytes.
+/// Encodes a bucket.
 pub(super) fn encode(bucket: &Bucket, tier: u8) -> [u8; RECORD] {
     let mut bytes = [0; RECORD];
     let begin = bucket.start.saturating_mul(1000);
@@ -50,7 +51,7 @@ pub(super) fn encode(bucket: &Bucket, tier: u8) -> [u8; RECORD] {
         hard,
     ];
     for (number, line) in lines.into_iter().enumerate() {
-        // A line at the very bottom is one all the same.
+        // At least 1, because 0 means no line.
         let kib = line.map_or(0, |line| short(line / KIB).max(1));
         put(&mut bytes, 64 + 4 * number, &kib.to_le_bytes());
     }
@@ -62,7 +63,7 @@ pub(super) fn encode(bucket: &Bucket, tier: u8) -> [u8; RECORD] {
     bytes
 }
 
-/// The bucket of a tier that these bytes are; `None` if they are none.
+/// Decodes a bucket of a tier; `None` if the bytes are none.
 pub(super) fn decode(bytes: &[u8], number: u8, tier: Tier) -> Option<Bucket> {
     if u32::from_le_bytes(at(bytes, CHECK)?) != crc32(bytes.get(..CHECK)?) || bytes[93] != number {
         return None;
@@ -114,7 +115,8 @@ fn short(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// The check of Ethernet, gzip and PNG (the polynomial 0xEDB88320, reflected): it finds every burst of up to 32 bits.
+/// CRC-32 as in Ethernet, gzip and PNG (the polynomial 0xEDB88320, reflected): detects every burst of up to
+/// 32 bits.
 pub(super) fn crc32(bytes: &[u8]) -> u32 {
     let mut crc = flate2::Crc::new();
     crc.update(bytes);

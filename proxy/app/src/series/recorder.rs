@@ -1,4 +1,4 @@
-//! The task that keeps what the fleet shows: a reading each time a process was read, a mark each time something was done.
+//! The task that records the fleet: a reading each time a process was read, a mark for each action or event.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::key::Key;
 use super::marks;
 use super::store::{Store, unix_ms};
 
-/// Records until `stop`, then writes what is left. Nobody waits for it but the end, and that not for long.
+/// Records until `stop`, then writes the rest. Only the end waits for it, and not for long.
 pub(crate) async fn record(store: Store, fleet: Fleet, stop: CancellationToken) {
     let policy = *store.policy();
     let mut views = fleet.subscribe();
@@ -35,15 +35,15 @@ pub(crate) async fn record(store: Store, fleet: Fleet, stop: CancellationToken) 
     let mut flush = tokio::time::interval(policy.flush);
     flush.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let state = fleet.state_writer().clone();
-    // One write at a time: where the disk hangs there is no second one behind it.
+    // Limits writes to one at a time, so that no second one queues up while the disk hangs.
     let flushing = Arc::new(AtomicBool::new(false));
-    // When the picture is looked at, if it has changed.
+    // `look`: when a changed view is read next.
     let (mut changed, mut look) = (true, Instant::now());
     loop {
         tokio::select! {
             next = tail.receiver.recv() => match next {
                 Ok(event) => mark(&[event]),
-                // Those kept have the ones that were missed, as far as anybody has them.
+                // The fleet's kept events include the missed ones, as far as they are still kept.
                 Err(RecvError::Lagged(_)) => {
                     tail = fleet.events();
                     mark(&tail.events);
@@ -76,14 +76,14 @@ pub(crate) async fn record(store: Store, fleet: Fleet, stop: CancellationToken) 
     }
 }
 
-/// Has all of it written, unless that is under way.
+/// Starts a write of everything, unless one is running.
 fn write(store: &Store, state: &StateWriter, flushing: &Arc<AtomicBool>) {
     if flushing.swap(true, Ordering::Relaxed) {
         return;
     }
     let (store, done) = (store.clone(), Arc::clone(flushing));
     let given = state.write(StateKind::Series, 0, move || {
-        // It tells by itself what fails, and keeps what is not written.
+        // Logs its failures itself, and keeps unwritten data.
         store.flush();
         done.store(false, Ordering::Relaxed);
         Ok(())
@@ -93,12 +93,12 @@ fn write(store: &Store, state: &StateWriter, flushing: &Arc<AtomicBool>) {
     }
 }
 
-/// Which reading of each replica was taken in last.
+/// The last recorded reading of each replica.
 #[derive(Default)]
 struct Seen(BTreeMap<(ModelName, u32), (Option<GenerationId>, u64)>);
 
 impl Seen {
-    /// The readings that were made since the last picture.
+    /// Readings that are new in this view.
     fn readings(&mut self, view: &FleetView, now: u64) -> Vec<(Key, Reading)> {
         let mut readings = Vec::new();
         let mut next = BTreeMap::new();
@@ -117,8 +117,8 @@ impl Seen {
     }
 }
 
-/// For each replica the process whose memory is shown: the one that serves. While one replaces another that is the old one until the new one is
-/// ready, so that a replacement is one step.
+/// The process of each replica whose memory is recorded: the one that serves. During a replacement that is
+/// the old one until the new one is ready, so that a replacement is one step in the plot.
 fn shown(model: &ModelView) -> Vec<&BackendView> {
     let mut shown: BTreeMap<u32, &BackendView> = BTreeMap::new();
     for backend in model.backends.iter().filter(|backend| backend.memory.reading > 0) {
@@ -131,7 +131,7 @@ fn shown(model: &ModelView) -> Vec<&BackendView> {
     shown.into_values().collect()
 }
 
-/// One reading for each memory that is known.
+/// Readings of all known memories.
 fn of(model: &ModelView, backend: &BackendView, now: u64) -> Vec<(Key, Reading)> {
     let host = backend.host.map(|host| (MemoryKind::Host, host.charged()));
     let vram = backend.memory.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
@@ -143,12 +143,12 @@ fn of(model: &ModelView, backend: &BackendView, now: u64) -> Vec<(Key, Reading)>
     .collect()
 }
 
-/// What is drawn beside a reading.
+/// Verdict, budgets and other lines drawn with a reading.
 fn lines(backend: &BackendView, memory: MemoryKind) -> Lines {
     let growth = backend.memory.growth.iter().find(|growth| growth.series == memory);
     let budget =
         backend.memory.budgets.iter().find(|budget| budget.series == memory).map(|budget| budget.budget);
-    // Where pools are measured they are no part of the settled size, and of what is allowed.
+    // Measured pools are neither part of the settled size nor of the allowance.
     let measured = backend.memory.declared.iter().filter(|_| memory == MemoryKind::Host);
     let measured = measured.filter_map(|declared| declared.now).fold(0, u64::saturating_add);
     let kept = growth.and_then(|growth| {

@@ -1,13 +1,13 @@
-//! The file of one series: a head, then a ring of buckets for each tier. It has its full length from the start, with holes where nothing was
-//! written yet, and never grows.
+//! The file of one series: a head, then a ring of buckets for each tier. The file has its full length from
+//! the start, with holes where nothing was written yet, and never grows.
 //!
 //! ```text
-//!  head, 4 KiB: "LWSERIES" · version u32 · length of the text u32 · check of the text u32 · text: whose series it is, and its tiers
-//!  tier 0: slot 0, slot 1, …    a bucket goes where the time says, over the one of a former round
+//!  head, 4 KiB: "LWSERIES" · version u32 · length of the text u32 · checksum u32 · text: key and tiers
+//!  tier 0: slot 0, slot 1, …    the time of a bucket chooses its slot, and replaces the bucket there
 //!  tier 1: …
 //! ```
 //!
-//! One write for each bucket, and each with a check: whatever ends us in the middle of a write costs that bucket.
+//! Each bucket is one write with a checksum: a kill in the middle of a write costs only that bucket.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -25,21 +25,21 @@ const MAGIC: &[u8; 8] = b"LWSERIES";
 const VERSION: u32 = 1;
 const HEAD: usize = 4096;
 const TEXT: usize = 20;
-/// It has the names of models in it: not for everybody.
+/// The file has names of models, so it is not readable by everybody.
 const MODE: u32 = 0o640;
 
-/// What a head says.
+/// Content of a head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Head {
     #[serde(flatten)]
     pub(super) key: Key,
     /// Seconds and slots of each tier.
     tiers: Vec<(u64, u64)>,
-    /// Since when it is there, in seconds since 1970.
+    /// Creation time, in seconds since 1970.
     pub(super) since: u64,
 }
 
-/// Why a file is not used. What is wrong with it is not mended by trying again.
+/// Why a file is not used. Only [`RingError::Io`] may pass; a retry does not help against the others.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RingError {
     #[error("it is of a later version of llama-warden ({0})")]
@@ -64,7 +64,6 @@ fn offset(tiers: &[Tier], number: usize) -> u64 {
     HEAD as u64 + slots * RECORD as u64
 }
 
-/// An open file.
 #[derive(Debug)]
 pub(super) struct Ring {
     file: File,
@@ -73,10 +72,10 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Opens the file of a series, to be read only or to be written, too.
+    /// Opens the file of a series, for reading or also for writing.
     ///
     /// # Errors
-    /// There is none, or it is not used.
+    /// The file is missing, or not used.
     pub(super) fn open(path: &Path, key: &Key, tiers: &[Tier], write: bool) -> Result<Self, RingError> {
         let file = options().write(write).open(path)?;
         let head = head(&file)?;
@@ -87,10 +86,10 @@ impl Ring {
         Ok(Self { file, tiers: tiers.to_vec(), since: head.since })
     }
 
-    /// Makes the file of a series. It appears with its head or not at all.
+    /// Creates the file of a series. The file appears with its head or not at all.
     ///
     /// # Errors
-    /// It cannot be made, or something of that name is there.
+    /// The file cannot be created, or the name is taken.
     pub(super) fn make(path: &Path, key: &Key, tiers: &[Tier], now: u64) -> Result<Self, RingError> {
         let widths = tiers.iter().map(|tier| (tier.seconds, tier.slots)).collect();
         let head = Head { key: key.clone(), tiers: widths, since: now };
@@ -108,7 +107,8 @@ impl Ring {
         new.as_file().set_len(length(tiers))?;
         let mode = std::os::unix::fs::PermissionsExt::from_mode(MODE);
         new.as_file().set_permissions(mode)?;
-        // Without it a name may outlive a power failure, and what is in it not; then nobody knows whose it is.
+        // Without it the name may survive a power failure and the content may not; then the file's owner is
+        // unknown.
         new.as_file().sync_all()?;
         let file = new.persist_noclobber(path).map_err(|failed| failed.error)?;
         Ok(Self { file, tiers: tiers.to_vec(), since: now })
@@ -124,7 +124,7 @@ impl Ring {
         let mut bytes = vec![0; slots * RECORD];
         let read = read_up_to(&self.file, &mut bytes, offset(&self.tiers, number))?;
         let records = bytes[..read].as_chunks::<RECORD>().0.iter().zip(0_u64..);
-        // Where a bucket lies says when it was, too.
+        // The slot has to match the bucket's time.
         let bucket = |(record, slot): (&[u8; RECORD], u64)| {
             decode(record, small(number), tier).filter(|bucket| tier.slot(bucket.start) == slot)
         };
@@ -133,10 +133,10 @@ impl Ring {
         Ok(all)
     }
 
-    /// Puts what was added to a stretch of time to what is there of it.
+    /// Merges an added bucket with the stored one of the same time.
     ///
     /// # Errors
-    /// The disk fails or is full. Then it is to be told again.
+    /// The disk fails or is full. Then the caller has to call again.
     pub(super) fn merge(&self, number: usize, added: &Bucket) -> io::Result<()> {
         let Some(tier) = self.tiers.get(number).copied() else { return Ok(()) };
         let place = offset(&self.tiers, number) + tier.slot(added.start) * RECORD as u64;
@@ -154,17 +154,17 @@ impl Ring {
     }
 }
 
-/// What the head of a file says.
+/// Reads the head of a file.
 ///
 /// # Errors
-/// It cannot be read, or is none of ours.
+/// The file cannot be read, or is none of ours.
 pub(super) fn look(path: &Path) -> Result<Head, RingError> {
     head(&options().open(path)?)
 }
 
 fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
-    // A link would lead to somebody's file, and a pipe would wait for somebody.
+    // A link would lead to a foreign file, and a pipe would block the open.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     options.read(true).custom_flags(i32::try_from(flags.bits()).unwrap_or(0));
     options
@@ -189,7 +189,7 @@ fn head(file: &File) -> Result<Head, RingError> {
     text.and_then(|text| serde_json::from_slice(text).ok()).ok_or(RingError::Foreign)
 }
 
-/// As many bytes as there are from a place on.
+/// Reads until `bytes` are full or the file ends.
 fn read_up_to(file: &File, bytes: &mut [u8], place: u64) -> io::Result<usize> {
     let mut read = 0;
     while read < bytes.len() {

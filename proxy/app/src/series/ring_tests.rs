@@ -1,4 +1,4 @@
-//! Files of series: what is torn, foreign or of another version costs what it must and nothing else.
+//! Files of series: damage costs only the damaged buckets, and foreign files are refused.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use super::super::record::tests::{TIER, full};
 use super::*;
 
 const TIERS: [Tier; 2] = [TIER, Tier { seconds: 60, slots: 4 }];
-/// A multiple of what both tiers hold, so that slots are easy to count.
+/// A multiple of the spans of both tiers, so that slots are easy to count.
 const DAY: u64 = 1_790_000_400 / 1200 * 1200;
 
 fn key() -> Key {
@@ -60,7 +60,7 @@ fn a_torn_bucket_is_lost_and_the_others_are_not() {
     bytes[third + 30..third + 60].fill(0xAB);
     fs::write(&path, &bytes).unwrap();
     assert_eq!(starts(&Ring::open(&path, &key(), &TIERS, true).unwrap()), [0, 10, 30, 40, 50]);
-    // Its place is written again.
+    // The damaged slot is written again.
     let ring = Ring::open(&path, &key(), &TIERS, true).unwrap();
     ring.merge(0, &full(DAY + 20, 1)).unwrap();
     assert_eq!(starts(&ring), [0, 10, 20, 30, 40, 50]);
@@ -117,7 +117,7 @@ fn what_is_not_ours_or_of_a_later_version_is_told_apart_and_stays() {
     let other = Key { replica: 1, ..key() };
     assert!(matches!(Ring::open(&path, &other, &TIERS, true), Err(RingError::Other)));
     assert!(matches!(Ring::open(&path, &key(), &TIERS[..1], true), Err(RingError::Other)));
-    // A link leads elsewhere, and a pipe would keep us waiting.
+    // A link leads elsewhere, and a pipe would block.
     let link = dir.path().join("link.series");
     std::os::unix::fs::symlink(&path, &link).unwrap();
     assert!(Ring::open(&link, &key(), &TIERS, true).is_err());
@@ -127,7 +127,7 @@ fn what_is_not_ours_or_of_a_later_version_is_told_apart_and_stays() {
 }
 
 proptest! {
-    /// Whatever is in the file: its head is ours or it is refused, and what is read of it is put to other buckets without a fault.
+    /// Any file is refused by its head, or its buckets can be read and merged without a fault.
     #[test]
     fn any_bytes_are_read_or_refused(
         changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..12),
@@ -138,7 +138,7 @@ proptest! {
         let (_dir, path, ring) = made();
         (0..6).for_each(|n| ring.merge(0, &full(DAY + n * 10, n)).unwrap());
         let mut bytes = fs::read(&path).unwrap();
-        // What passes its check although nobody of us wrote it: in the place of its time, too.
+        // Forged records with a valid checksum, in the slot of their time.
         for (slot, mut record) in (0_u64..).zip(records) {
             record[..8].copy_from_slice(&(DAY + slot * 10).to_le_bytes());
             (record[92], record[93]) = (record[92] % 6, 0);

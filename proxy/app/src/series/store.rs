@@ -1,5 +1,6 @@
-//! The one owner of what is kept. Two locks: that of what is in memory, under which nobody waits for a disk, and that of the files, under
-//! which somebody may. Who has the second may take the first, never the other way round.
+//! The only owner of recorded series. Two locks: one for the data in memory, under which no thread blocks,
+//! and one for the files, under which a thread may. A thread that holds the second may take the first,
+//! never the other way round.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,10 +20,10 @@ use super::marks_file::MarksFile;
 use crate::clock;
 use crate::sync::lock;
 
-/// Questions that may wait for the disk at a time: one that hangs must not collect threads.
+/// Limit of queries that wait for the disk: a disk that hangs must not collect threads.
 const READERS: usize = 4;
 
-/// Cheap to clone.
+/// Recorded series and marks. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Store(Arc<Inner>);
 
@@ -38,31 +39,31 @@ struct Inner {
 struct Kept {
     live: Live,
     marks: Marks,
-    /// Marks that are not in the file.
+    /// Marks that are not in the file yet.
     unwritten: Vec<Mark>,
-    /// Where all of it is kept, for people.
+    /// Where the series are kept, for people.
     place: String,
 }
 
 struct Files {
     open: Option<(Disk, MarksFile)>,
-    /// When they are tried again.
+    /// Time of the next attempt to open.
     again: Option<Instant>,
     failing: bool,
-    /// They are the next program's.
+    /// True if the successor owns them.
     given: bool,
 }
 
-/// What is kept of one memory.
+/// Recorded buckets of one memory.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Found {
     pub(super) key: Key,
-    /// Seconds of a bucket before they were put together.
+    /// Seconds of a bucket before merging.
     pub(super) width: u64,
     pub(super) buckets: Vec<Bucket>,
 }
 
-/// A memory of which something is kept, and from when to when, in seconds since 1970.
+/// A recorded memory, and the span of its record in seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) key: Key,
@@ -70,19 +71,18 @@ pub(super) struct Span {
     pub(super) to: u64,
 }
 
-/// Why nothing is answered.
+/// Why a query has no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
-    /// The disk does not answer, or many ask.
+    /// The disk does not answer, or too many queries wait.
     #[error("the files of series in {0} are slow: ask again in a moment")]
     Slow(PathBuf),
-    /// It fails.
     #[error("cannot read the files of series in {0}: {1}")]
     Disk(PathBuf, io::Error),
 }
 
 impl Store {
-    /// Nothing is opened before the first [`Store::flush`].
+    /// Opens nothing before the first [`Store::flush`].
     pub(crate) fn new(policy: &SeriesPolicy, state: &Path) -> Self {
         Self(Arc::new(Inner {
             policy: *policy,
@@ -111,19 +111,19 @@ impl Store {
         lock(&self.0.files)
     }
 
-    /// The next program writes from now on. Blocks for a small call.
+    /// Stops writing, because the successor writes from now on. Blocks shortly.
     pub(crate) fn give_up(&self) {
         let files = &mut *self.files();
         files.open = None;
         files.given = true;
     }
 
-    /// Takes a reading in.
+    /// Adds a reading.
     pub(super) fn note(&self, key: &Key, reading: &Reading) {
         self.kept().live.note(key, reading);
     }
 
-    /// Takes a mark in.
+    /// Adds a mark.
     pub(super) fn mark(&self, mark: Mark) {
         let kept = &mut *self.kept();
         if kept.marks.keep(mark.clone(), &self.0.policy) && kept.unwritten.len() < self.0.policy.marks {
@@ -131,22 +131,22 @@ impl Store {
         }
     }
 
-    /// What is not complete is written by the next [`Store::flush`], too.
+    /// Completes the open buckets, so that the next [`Store::flush`] writes them, too.
     pub(super) fn close(&self) {
         self.kept().live.close();
     }
 
-    /// Where it is kept, for people.
+    /// Where the series are kept, for people.
     pub(super) fn place(&self) -> String {
         self.kept().place.clone()
     }
 
-    /// The marks of a model, both ends in milliseconds since 1970.
+    /// Marks of a model between two moments in milliseconds since 1970.
     pub(super) fn marks(&self, model: &str, from: u64, to: u64) -> Vec<Mark> {
         self.kept().marks.of(model, from, to)
     }
 
-    /// Writes what waits. Blocks: for a thread of its own.
+    /// Writes everything that waits. Blocks: call it on a thread that may wait.
     pub(super) fn flush(&self) {
         let files = &mut *self.files();
         let now = unix();
@@ -170,7 +170,7 @@ impl Store {
     }
 
     fn write(&self, disk: &mut Disk, marks: &mut MarksFile, now: u64) -> io::Result<()> {
-        // Marks first: they are few, and what somebody looks for.
+        // Marks first: they are few, and most wanted.
         let unwritten = std::mem::take(&mut self.kept().unwritten);
         if !unwritten.is_empty() {
             let kept = self.kept().marks.len();
@@ -183,7 +183,7 @@ impl Store {
             }
         }
         let waiting = self.kept().live.waiting();
-        // One file that fails keeps no other from being written.
+        // A file that fails does not keep the others from being written.
         let mut failed = None;
         for key in waiting {
             let mut added = self.kept().live.take(&key);
@@ -204,7 +204,7 @@ impl Store {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Takes the folder, if it is time to try. True if it is ours now.
+    /// Opens the folder, if a retry is due. `true` on success.
     fn open(&self, files: &mut Files, now: u64) -> bool {
         if files.again.is_some_and(|again| Instant::now() < again) {
             return false;
@@ -238,7 +238,7 @@ impl Store {
         false
     }
 
-    /// All that is kept, with its span.
+    /// All recorded series with their spans.
     ///
     /// # Errors
     /// The disk does not answer.
@@ -263,7 +263,7 @@ impl Store {
                 let from = all.map(|bucket| bucket.first_at / 1000).min().unwrap_or(now);
                 spans.insert(key, (from, now));
             }
-            // Of what is older nothing is shown.
+            // Older records are never shown.
             let oldest =
                 unix().saturating_sub(store.0.tiers.iter().map(|tier| tier.span()).max().unwrap_or(0));
             let shown = spans.into_iter().filter(|(_, (_, to))| *to >= oldest);
@@ -272,7 +272,7 @@ impl Store {
         .await
     }
 
-    /// What is kept of all memories of a model in a range.
+    /// Recorded buckets of all memories of a model in a range.
     ///
     /// # Errors
     /// The disk does not answer, or fails.
@@ -283,7 +283,7 @@ impl Store {
 
     fn find_now(&self, model: &str, range: Range, now: u64) -> io::Result<Vec<Found>> {
         let number = tier_for(&self.0.tiers, range, now);
-        // Under the lock of the files nothing is on its way from memory to them.
+        // While the lock of the files is held, no bucket is on its way from memory to a file.
         let mut files = self.files();
         let mut keys = self.kept().live.keys(Some(model));
         if let Some((disk, _)) = &files.open {
@@ -311,7 +311,7 @@ impl Store {
         Ok(all)
     }
 
-    /// Asks the files, beside the threads that serve, and not for ever.
+    /// Runs a query that reads files on another thread, within a limit.
     async fn read<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Self) -> io::Result<T> + Send + 'static,
@@ -319,7 +319,7 @@ impl Store {
         let store = self.clone();
         let asked = async {
             let permit = Arc::clone(&self.0.readers).acquire_owned().await.ok()?;
-            // A question that was given up still waits for the disk, and has its place as long as it does.
+            // A query that timed out still waits for the disk, and keeps its permit until it ends.
             let work = run_job(WorkKind::StateFiles, move || {
                 let _permit = permit;
                 ask(&store)

@@ -1,4 +1,4 @@
-//! The store as a whole: what was read is found, whatever became of the files meanwhile.
+//! The store as a whole: readings are found, even if the files are lost meanwhile.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ fn store(state: &Path) -> Store {
     Store::new(&warden_policies::defaults().series, state)
 }
 
-/// The start of some minute a while ago.
+/// The start of a minute in the past.
 fn before() -> u64 {
     (unix() - 1800) / 60 * 60
 }
@@ -58,7 +58,7 @@ async fn what_was_read_is_found_at_once_after_a_write_and_after_a_restart() {
         assert_eq!(count(&first, "a/b c", seconds).await, 31, "{seconds}: partly written");
     }
     assert_eq!(first.spans().await.unwrap()[0].key, key("a/b c"));
-    // It ends as it should.
+    // A regular end.
     first.close();
     first.flush();
     drop(first);
@@ -75,7 +75,7 @@ async fn what_was_read_is_found_at_once_after_a_write_and_after_a_restart() {
 async fn a_kill_costs_at_most_what_was_not_complete() {
     let state = tempfile::tempdir().unwrap();
     let first = store(state.path());
-    // Until now: what is not complete may still become so.
+    // Recent times: open buckets may still be completed.
     let start = (unix() - 145) / 10 * 10;
     (0..30).for_each(|n| read(&first, "a", start + n * 5, 1000 + n));
     first.flush();
@@ -104,7 +104,7 @@ async fn a_second_instance_keeps_its_own_in_memory_and_goes_on_in_files_when_the
     first.close();
     first.flush();
     drop(first);
-    // It looks again later; the time comes.
+    // The retry is due.
     second.files().again = None;
     second.flush();
     assert!(second.place().starts_with("in /"), "{}", second.place());
@@ -125,13 +125,13 @@ async fn without_a_folder_it_goes_on_in_memory_and_without_room_nothing_is_lost_
     store.flush();
     assert!(store.place().contains("cannot be written"), "{}", store.place());
     assert_eq!(count(&store, "a", HOUR).await, 30);
-    // It is mended while we run.
+    // The folder becomes usable again.
     fs::remove_file(state.path().join("series")).unwrap();
     store.files().again = None;
     store.flush();
     assert_eq!(count(&store, "a", MONTH).await, 30);
     assert!(fs::read_to_string(state.path().join("series/marks.jsonl")).unwrap().contains("why"));
-    // Another disaster: the folder goes.
+    // The folder is removed.
     fs::remove_dir_all(state.path().join("series")).unwrap();
     read(&store, "a", start + 300, 5);
     read(&store, "a", start + 330, 5);

@@ -1,5 +1,5 @@
-//! A renewed certificate is taken while we serve: its files are looked at every few seconds, and read at SIGHUP. A bad
-//! one is told and left alone. Never ends anything.
+//! Reloads a renewed certificate while we serve: checks its files every few seconds, and reads them at
+//! SIGHUP. A bad one is logged and ignored. Never ends anything.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use warden_gateway::{Certificate, Gauges, Tls, TlsError};
 use warden_supervisor::{WorkKind, run_job};
 
-/// Looks until the end.
+/// Checks the files until the end.
 pub(crate) async fn watch(
     tls: Arc<Tls>,
     gauges: Arc<Gauges>,
@@ -47,7 +47,7 @@ pub(crate) async fn read(tls: &Arc<Tls>) {
     let reading = tls.clone();
     match run_job(WorkKind::Configuration, move || reading.read()).await {
         Ok(result) => tell(tls, result),
-        // It is looked at again every few seconds.
+        // The files are checked again every few seconds.
         Err(error) => {
             tracing::error!(target: "tls", %error, "the certificate was not read; the one in use stays");
         }

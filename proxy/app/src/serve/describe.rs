@@ -4,7 +4,7 @@ use warden_policies::ByteSize;
 use warden_policies::sample::{HostMemory, MemoryKind, Vram};
 use warden_supervisor::{EventKind, LedgerEntry};
 
-/// What happened, without model and generation: the caller has those.
+/// Describes an event, without model and generation, which the caller has.
 pub(crate) fn describe(kind: &EventKind) -> String {
     match kind {
         EventKind::TakenOver { pid, replica } => {
@@ -162,7 +162,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
     }
 }
 
-/// The first of these texts, and how many more there are; `None` if there are none.
+/// Lists the first of these texts and the number of the others; `None` if there are none.
 fn list(what: &str, texts: &[String]) -> Option<String> {
     const SHOWN: usize = 12;
     let (first, more) = texts.split_at(texts.len().min(SHOWN));
@@ -209,7 +209,7 @@ mod tests {
 
     use super::*;
 
-    /// An entry of the ledger, with other fields than usual.
+    /// An entry of the ledger with these fields replaced.
     fn replaced(other: &Value) -> Value {
         let host = |bytes: u64| json!({"anon": bytes, "swap": 0, "rss": bytes});
         let vram = |bytes: u64| json!([{"gpu": 0, "bytes": bytes, "source": "process"}]);

@@ -1,6 +1,6 @@
-//! In llama-server's place, a first start that fails ends us as it ends llama-server: whoever started us waits for that, and
-//! nothing would come of trying again what a wrong flag or file forbids. Once a process was up, its model is worth starting
-//! again and again. Starts and stops nothing itself.
+//! In llama-server's place, a failed first start ends llama-warden, as it ends llama-server. The caller
+//! waits for that, and retrying cannot help against a wrong flag or file. Once a process was ready, its
+//! model is restarted again and again. Starts and stops nothing itself.
 
 use tokio::sync::watch;
 use warden_supervisor::{Failure as StartFailure, FailureKind};
@@ -9,7 +9,7 @@ use warden_supervisor::{FleetView, ModelState};
 use crate::exit::Failure;
 use crate::logging;
 
-/// Resolves when the first process has ended before it was ready; never after one was.
+/// Resolves when the first process has ended before it was ready; never once a process was ready.
 pub(crate) async fn failed(mut views: watch::Receiver<std::sync::Arc<FleetView>>) -> Failure {
     loop {
         match first(&views.borrow_and_update()) {
@@ -31,13 +31,13 @@ enum First {
 }
 
 fn first(view: &FleetView) -> First {
-    // What is told of a model that was up is kept.
+    // A view keeps the last failure of a model that was ready.
     let up = |state: ModelState| matches!(state, ModelState::Loaded | ModelState::Draining);
     if view.models.iter().any(|model| up(model.state) || model.was_ready) {
         return First::Up;
     }
     let failure = view.models.iter().find_map(|model| model.last_failure.as_ref());
-    // Its port was taken by another in the meantime: that is ours to mend.
+    // Another program took its port in the meantime: a retry may help.
     match failure.filter(|failure| failure.kind != FailureKind::Address) {
         Some(failure) => First::Failed(failure.clone()),
         None => First::Open,
@@ -45,7 +45,7 @@ fn first(view: &FleetView) -> First {
 }
 
 fn told(failure: &StartFailure) -> Failure {
-    // What is in the log is not said twice.
+    // Lines that are in the log are not repeated.
     let lines = if logging::shows_children() { &[][..] } else { &failure.lines };
     let lines = lines.iter().fold(String::new(), |all, line| all + "\n  | " + line);
     Failure::hinted(

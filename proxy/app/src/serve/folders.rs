@@ -1,4 +1,4 @@
-//! Models that come and go in folders: they are looked at now and then, and what has changed is taken over like a new configuration.
+//! Watches folders of models: they are read now and then, and changes are applied like a new configuration.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::config::source::folder;
 /// All files of all folders.
 type Files = BTreeMap<PathBuf, Stamp>;
 
-/// Looks at folders. `None`: they cannot be read.
+/// Reads folders. `None`: they cannot be read.
 type Look = Arc<dyn Fn(&[PathBuf]) -> Option<Files> + Send + Sync>;
 
 /// Watches folders.
@@ -22,18 +22,18 @@ pub(super) struct Folders {
     dirs: Vec<PathBuf>,
     look: Look,
     every: Duration,
-    /// When they are looked at next.
+    /// Time of the next read.
     next: Instant,
-    /// A look that is under way: one that hangs stays the only one.
+    /// A read in progress: if it hangs, no second one is started.
     looking: Option<Work<Option<Files>>>,
-    /// As they were when they were taken over.
+    /// Files when they were last applied.
     taken: Files,
-    /// As they were when they were looked at last.
+    /// Files at the last read.
     seen: Files,
 }
 
 impl Folders {
-    /// What was read of the folders just now is taken over.
+    /// Treats the current content as applied.
     pub(super) async fn new(dirs: Vec<PathBuf>, every: Duration) -> Self {
         Self::looked_at(dirs, every, Arc::new(|dirs| folder::files(dirs).ok())).await
     }
@@ -45,15 +45,15 @@ impl Folders {
         Self { next: Instant::now() + every, seen: new.taken.clone(), ..new }
     }
 
-    /// Resolves when models have come or gone, and the folders have come to rest: a file that is being written is not whole yet.
-    /// May be dropped at any point.
+    /// Resolves when files have changed and the change is complete: a file that is being written is not
+    /// whole yet. Cancel-safe.
     pub(super) async fn changed(&mut self) {
         if self.dirs.is_empty() {
             return std::future::pending().await;
         }
         loop {
             tokio::time::sleep_until(self.next).await;
-            // What cannot be read now says nothing of what is there.
+            // A failed read says nothing about the files.
             let looking = self.looking.take().unwrap_or_else(|| self.look());
             let now = self.looking.insert(looking).await.ok().flatten();
             self.looking = None;
@@ -68,18 +68,18 @@ impl Folders {
         }
     }
 
-    /// Disks may hang, and then nothing changes.
+    /// Starts a read on another thread. A disk may hang; then no change is reported.
     fn look(&self) -> Work<Option<Files>> {
         let (look, dirs) = (self.look.clone(), self.dirs.clone());
         run_job(WorkKind::ModelFiles, move || look(&dirs))
     }
 
-    /// The folders from now on.
+    /// Replaces the watched folders.
     pub(super) fn set(&mut self, dirs: &[PathBuf]) {
         if self.dirs != dirs {
             self.dirs = dirs.to_vec();
             self.looking = None;
-            // Looked at anew: at worst one reload that changes nothing.
+            // Read from scratch: at worst this causes one reload without changes.
             (self.taken, self.seen) = (Files::new(), Files::new());
         }
     }
@@ -118,7 +118,7 @@ mod tests {
             }
         };
         let hung = lock(&hangs);
-        // The loop turns for other reasons again and again.
+        // The future is dropped and polled again and again.
         for _ in 0..20 {
             let turned = timeout(Duration::from_millis(5), folders.changed()).await;
             assert!(turned.is_err(), "nothing has changed");

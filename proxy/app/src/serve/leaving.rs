@@ -1,7 +1,8 @@
-//! Leaving a group of instances: probes and balancers are told at once, while requests are still taken. One owner of whether we do.
+//! Leaving a group of instances: probes and balancers see it at once, while requests are still accepted.
+//! The only owner of that state.
 //!
 //! ```text
-//!   here <── undo ── leaving (an operator's word) ── SIGTERM ──> ending: there is no way back
+//!   here <── undo ── leaving (an operator's order) ── SIGTERM ──> ending: final
 //! ```
 
 use std::sync::atomic::Ordering;
@@ -13,7 +14,7 @@ use warden_gateway::Gauges;
 
 use crate::sync::lock;
 
-/// Whether we leave. What is told to others of it is in the gateway's gauges.
+/// State of leaving. Probes read it from the gateway's gauges.
 #[derive(Debug)]
 pub(crate) struct Leaving {
     gauges: Arc<Gauges>,
@@ -26,7 +27,7 @@ struct State {
     ending: bool,
 }
 
-/// The program ends, so it cannot stay.
+/// The program is ending, so it cannot stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("llama-warden is ending, so it cannot come back: start it anew")]
 pub(crate) struct Ending;
@@ -36,7 +37,7 @@ impl Leaving {
         Self { gauges, state: Mutex::default() }
     }
 
-    /// Leaves. `false`: it does so already.
+    /// Begins to leave. `false`: it was leaving already.
     pub(crate) fn begin(&self) -> bool {
         let mut state = lock(&self.state);
         let is_new = state.since.is_none();
@@ -45,16 +46,16 @@ impl Leaving {
         is_new
     }
 
-    /// Whether it leaves.
+    /// Returns true if the instance is leaving.
     pub(crate) fn is_begun(&self) -> bool {
         lock(&self.state).since.is_some()
     }
 
-    /// Stays after all. `false`: it was not about to leave.
+    /// Cancels leaving. `false`: it was not leaving.
     ///
     /// # Errors
     ///
-    /// The program ends.
+    /// The program is ending.
     pub(crate) fn undo(&self) -> Result<bool, Ending> {
         let mut state = lock(&self.state);
         if state.ending {
@@ -64,7 +65,7 @@ impl Leaving {
         Ok(state.since.take().is_some())
     }
 
-    /// The program ends: how much is left of the time in which others notice.
+    /// Marks the end of the program. Returns the rest of `delay`, the time in which balancers notice.
     pub(crate) fn end(&self, delay: Duration) -> Duration {
         self.begin();
         let mut state = lock(&self.state);

@@ -1,13 +1,13 @@
-//! What the gateway is told and may be told anew at a reload. Pure.
+//! Builds the part of the gateway's configuration that a reload may change. Pure.
 
 use warden_gateway::{Cors, Keys, Live};
 
 use crate::config::resolve::Resolved;
 use crate::request_recorder::Recorders;
 
-/// The picture for the gateway.
+/// The gateway's configuration after a reload.
 pub(crate) fn live(resolved: &Resolved, recorders: &Recorders) -> Live {
-    // Those without rules are looked up for every request, too: the fewer there are, the better.
+    // Models without rules are left out: every request searches this list, so it should be short.
     let ruled = resolved.fleet.models.iter().zip(&resolved.rules).filter(|(_, rules)| !rules.is_empty());
     let models = ruled.map(|(model, rules)| (model.name.clone(), rules.clone()));
     let remotes = resolved.fleet.remotes.iter().zip(&resolved.remote_rules);

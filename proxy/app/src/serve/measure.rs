@@ -1,7 +1,7 @@
-//! Measures llama-servers that we did not build, and builds that are older than a question, once each, beside the
-//! start of the models that run them: a second process with a tiny model, on the CPU, for some seconds. It is a child
-//! like any other, so it dies with us. What is found out is remembered, and the models learn it while they run.
-//! Nothing here is an error: what is not known stays unknown.
+//! Measures llama-servers that we did not build, and builds that lack a fact, once each, while their models
+//! start. The measurement is a second process with a tiny model, on the CPU, for some seconds. The process
+//! is a child like any other, so it dies with us. Results are cached, and running models learn them.
+//! Failures are no errors: a fact stays unknown.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,12 +18,12 @@ use crate::config::resolve::Resolved;
 use crate::config::resolve::server_facts::{self, Unmeasured};
 use crate::private_temp;
 
-/// Variables that hide GPUs: the model that is measured with needs none, and theirs may be full.
+/// Variables that hide GPUs: the tiny model needs none, and the GPUs may be full.
 const HIDING: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"];
-/// Variables by which a llama-server takes flags.
+/// Prefixes of variables that set flags of a llama-server.
 const FLAGS: [&str; 2] = ["LLAMA_", "GGML_"];
 
-/// What is to be measured, and for whom.
+/// Programs to measure, and the models that run them.
 pub(super) struct Job {
     unmeasured: Vec<Unmeasured>,
     models: Vec<SharedSpec>,
@@ -34,7 +34,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// `None` if there is nothing to be measured, or it is not wanted.
+    /// `None` if all facts are known, or measuring is switched off.
     pub(super) fn new(resolved: &Resolved, nursery: NurseryHandle) -> Option<Self> {
         let wanted = resolved.child.measure && !resolved.unmeasured.is_empty();
         wanted.then(|| Self {
@@ -47,7 +47,7 @@ impl Job {
         })
     }
 
-    /// Measures one after the other, until told to stop.
+    /// Measures one program after the other until `stop`.
     pub(super) async fn run(self, fleet: Fleet, stop: CancellationToken) {
         for one in &self.unmeasured {
             tokio::select! {
@@ -118,7 +118,8 @@ fn door(solo: &Solo) -> Door {
     }
 }
 
-/// The same binary in the same surroundings (it may need `LD_LIBRARY_PATH`), without the model's flags and GPUs.
+/// The command for the same binary and environment (it may need `LD_LIBRARY_PATH`), without the model's
+/// flags and GPUs.
 fn command(own: &Command, model: &Path) -> Command {
     let is_flag = |name: &str| FLAGS.iter().any(|prefix| name.starts_with(prefix));
     let mut env: BTreeMap<String, String> =

@@ -1,13 +1,14 @@
-//! `serve`: everything wired together, from the first check to the last child reaped.
+//! `serve`: wires everything together, from the first check to the last reaped child.
 //!
 //! ```text
 //!   main thread      Nursery::run: forks, and so must live as long as the children
 //!   control threads  check -> claim directories -> bind port -> fleet -> admin -> "listening on" -> signals
 //!   gateway threads  clients' connections, one runtime each (`warden_gateway`)
 //!
-//!   TERM, INT        probes say so, for `probe.drain_delay` -> stop accepting -> requests end, up to the deadline -> children stop -> exit 0
-//!   a second one     exit 1 at once; the children die with the main thread (not within a second: see `signals`)
-//!   HUP              read the configuration again; what is wrong keeps the old one. The end of our terminal: as TERM
+//!   TERM, INT        probes report it for `probe.drain_delay` -> stop accepting -> requests end, up to the
+//!                    deadline -> children stop -> exit 0
+//!   a second one     exit 1 at once; the children die with the main thread (not within a second: `signals`)
+//!   HUP              read the configuration again; an invalid one is ignored. Terminal closed: as TERM
 //! ```
 
 use std::convert::Infallible;
@@ -60,7 +61,7 @@ use upgrade::order::Order;
 use upgrade::retired::Retired;
 use upgrade::talk::Place as Where;
 
-/// How to read the configuration, now and at every reload.
+/// Sources of the configuration, read at the start and at every reload.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     /// File and `--set`.
@@ -71,12 +72,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Reads and resolves it all, and tries the binaries.
+    /// Reads and resolves the configuration, and runs the binaries once to check them.
     pub(crate) async fn resolve(&self, machine: &Machine) -> Result<Resolved, Failure> {
         self.resolve_with(machine, |_| Ok(())).await
     }
 
-    /// The same; `change` has the last word before the binaries are tried.
+    /// [`Self::resolve`], with a `change` applied before the binaries are checked.
     pub(crate) async fn resolve_with(
         &self,
         machine: &Machine,
@@ -89,7 +90,7 @@ impl Plan {
         Ok(resolved)
     }
 
-    /// What is configured: no binary is looked for, and none tried.
+    /// The configuration without looking for or running any binary.
     pub(crate) fn as_configured(&self, machine: &Machine) -> Result<Resolved, Failure> {
         let loaded = self.config.load(machine, self.flags.clone())?;
         if loaded.models.is_empty() && loaded.folders.is_empty() && loaded.settings.remotes.is_empty() {
@@ -108,7 +109,7 @@ impl Plan {
     }
 }
 
-/// Serves until told to end. Call it on the main thread, before there is another one.
+/// Serves until a signal to end. Call it on the main thread, before there is another thread.
 pub(crate) fn run(plan: Plan) -> Result<(), Failure> {
     upgrade::program::note_own_name();
     let (sockets, both, root, predecessor) = match Succession::ours() {
@@ -122,13 +123,14 @@ pub(crate) fn run(plan: Plan) -> Result<(), Failure> {
     };
     with_this_nursery(both, move |nursery| async move {
         let machine = Machine::read();
-        // The manager knows the first instance.
+        // The manager knows the PID of the first program of a succession.
         let manager = Arc::new(Manager::of(&machine, root.unwrap_or(machine.pid)));
         let done = serve(plan, &machine, manager.clone(), sockets, nursery, predecessor.as_ref());
         let done = Box::pin(done).await;
         match (&done, &predecessor) {
             (Err(failure), None) => manager.failed(failure).await,
-            // It goes on, and tells whoever asked for us; if it has let go already, nobody listens.
+            // The predecessor continues and reports the failure to the caller; if it has let go already, it
+            // no longer listens.
             (Err(failure), Some(predecessor)) => predecessor.disappoint(failure).await,
             (Ok(()), _) => {}
         }
@@ -136,8 +138,8 @@ pub(crate) fn run(plan: Plan) -> Result<(), Failure> {
     })
 }
 
-/// Clients are served by threads of the gateway's own. Of these here, one that is busy for a moment must not hold up
-/// everything else.
+/// Threads for everything but clients, which the gateway's own threads serve. With two, a thread that is
+/// busy for a moment does not delay everything else.
 const CONTROL_THREADS: usize = 2;
 
 /// Gives the main thread to the nursery and the work to other threads, until the work is done.
@@ -154,7 +156,7 @@ where
     F: FnOnce(NurseryHandle) -> W + Send + 'static,
     W: Future<Output = Result<(), Failure>> + Send + 'static,
 {
-    // First: whoever has too few threads hears so here.
+    // First, so that a failure to create threads is reported here.
     let threads = start_worker_threads();
     threads.map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -170,12 +172,12 @@ where
     });
     nursery.run();
     let done = runtime.block_on(work);
-    // Whatever still runs was told to end and did not: it must not hold up the exit.
+    // Tasks that still run have ignored their cancellation: they must not delay the exit.
     runtime.shutdown_background();
     done.unwrap_or_else(|_| Err(Failure::failed("llama-warden ended because of the internal error above")))
 }
 
-/// However the work ends, the main thread must go on to the exit.
+/// Stops the nursery, so that the main thread exits however the work ends.
 struct StopOnDrop(NurseryHandle);
 
 impl Drop for StopOnDrop {
@@ -192,7 +194,7 @@ async fn serve(
     nursery: NurseryHandle,
     predecessor: Option<&Predecessor>,
 ) -> Result<(), Failure> {
-    // Before anything is started, so that no signal finds us half-way with the default action.
+    // Before anything is started, so that no signal meets its default action half-way.
     let mut signals = Signals::new()?;
     let resolved = tokio::select! {
         resolved = plan.resolve(machine) => resolved?,
@@ -313,9 +315,9 @@ async fn ordered(orders: Option<&mut mpsc::Receiver<Order>>) -> Option<Order> {
     }
 }
 
-/// Where clients and operators find us.
+/// Prints the addresses for clients and operators.
 fn tell_where(server: &Server) {
-    // Whoever started us may have closed our output: that is no reason not to serve.
+    // Our standard output may be closed: that is no reason not to serve.
     for address in std::iter::once(server.address()).chain(server.others().iter().copied()) {
         drop(out::line(&format!("listening on {}://{address}", server.scheme())));
     }
@@ -332,13 +334,13 @@ fn tell_where(server: &Server) {
     }
 }
 
-/// Lets another program take our place. What is left to do if it has; nothing has changed otherwise.
+/// Upgrades to another program. On success returns what is left to do here; otherwise nothing has changed.
 async fn upgrade(server: &Server, order: Order, signals: &mut Signals) -> Result<Retired, old::Stays> {
     let Order { to, wait, by, reply } = order;
     server.fleet().note_asked(None, "upgrade", &by);
     let stays = match Box::pin(old::hand_over(server, to, wait, signals)).await {
         Ok((upgraded, retired)) => {
-            // Who asked may have left.
+            // The client that gave the order may have gone.
             drop(reply.send(Ok(upgraded)));
             return Ok(retired);
         }
@@ -378,27 +380,27 @@ async fn stop(
             Ok(())
         }
         () = signals.end() => Err(Failure::failed("ended at once by a second signal")),
-        // It ends with the others.
+        // Never resolves; it ends with the other branches.
         () = telling => Ok(()),
     }
 }
 
-/// Answers whoever asks whether we turn, while something else is waited for.
+/// Answers pulse checks while the loop waits for something else.
 async fn turning(asked: &mut mpsc::UnboundedReceiver<oneshot::Sender<()>>) -> Infallible {
     while let Some(question) = asked.recv().await {
-        // Whoever asked may have left.
+        // The asker may have gone.
         let _left = question.send(());
     }
     std::future::pending().await
 }
 
-/// Begins to read the configuration. Log files are opened anew at once.
+/// Starts to read the configuration. Log files are reopened at once.
 async fn read_again(reading: &mut Reading, manager: &Manager, server: &Server) {
     manager.reloading().await;
     reading.begin(server.reopen_logs());
 }
 
-/// What was read is the configuration from now on, if it is one.
+/// Applies the configuration that was read, if it is valid.
 async fn take_over(read: Result<Resolved, Failure>, machine: &Machine, server: &mut Server) {
     match read {
         Ok(resolved) => {
@@ -418,8 +420,8 @@ async fn take_over(read: Result<Resolved, Failure>, machine: &Machine, server: &
     }
 }
 
-/// Every client takes a file, and often a second one to its backend: the soft limit of 1024 that shells give is for
-/// programs that use select(2), and we do not.
+/// Raises the soft limit of open files. Every client takes one, and often a second one to its backend. The
+/// usual soft limit of 1024 is meant for programs that use select(2), and we do not.
 fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

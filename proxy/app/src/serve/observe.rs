@@ -1,4 +1,4 @@
-//! What is written down while we serve: a line and numbers for each request and each event.
+//! Logs and counts each request and each event.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::events_file::EventsFile;
 use crate::logging;
 use crate::otel::Tracer;
 
-/// Takes the gateway's records.
+/// Receives the gateway's records.
 pub(crate) struct Watcher {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) access: AccessLog,
     pub(crate) fleet: Fleet,
-    /// Takes those that are in a trace, while traces are exported.
+    /// Exports requests that are part of a trace.
     pub(crate) tracer: Option<Tracer>,
 }
 
@@ -43,7 +43,7 @@ impl Observer for Watcher {
     }
 }
 
-/// Logs and counts events until the end, and counts what the processes report.
+/// Logs and counts events until the end, and counts the reports of processes.
 pub(crate) async fn events(
     fleet: Fleet,
     metrics: Arc<Metrics>,
@@ -70,7 +70,7 @@ pub(crate) async fn events(
                 metrics.fleet_changed(&view);
                 continue;
             }
-            // Events that came before the end are still written.
+            // Events from before the end are still logged.
             () = stop.cancelled() => match receiver.try_recv() {
                 Ok(event) => Ok(event),
                 Err(TryRecvError::Lagged(missed)) => Err(RecvError::Lagged(missed)),
@@ -87,13 +87,13 @@ pub(crate) async fn events(
     }
 }
 
-/// What was advised last, by model: the same is not said again for every series and every generation. `status` always
-/// has it.
+/// The last advice by model, so that it is not repeated for every series and every generation. `status`
+/// always has it.
 #[derive(Default)]
 struct Advised(BTreeMap<ModelName, Vec<String>>);
 
 impl Advised {
-    /// What was not said already.
+    /// The advice that is new.
     fn unsaid(&mut self, event: &Event, advice: Vec<Advice>) -> Vec<Advice> {
         let Some(model) = event.model.as_ref().filter(|_| !advice.is_empty()) else { return Vec::new() };
         let said = self.0.entry(model.clone()).or_default();
@@ -106,7 +106,7 @@ impl Advised {
     }
 }
 
-/// What is known about a leak that an event tells of. A suspicion is not worth advice in the log.
+/// Advice on a leak reported by an event. A suspicion gives none in the log.
 fn advice_for(event: &Event, fleet: &Fleet, servers: &Servers) -> Vec<Advice> {
     let (EventKind::Verdict { growth, .. }, Some(model)) = (&event.kind, &event.model) else {
         return Vec::new();
@@ -123,7 +123,7 @@ fn advice_for(event: &Event, fleet: &Fleet, servers: &Servers) -> Vec<Advice> {
         .flat_map(|own| &own.backends);
     let same: Vec<_> = backends.filter(|backend| backend.generation == event.generation).collect();
     let work = same.first().map(|backend| backend.work).unwrap_or_default();
-    // The event is ahead of the picture: its own series counts, the others are taken from there.
+    // The event is newer than the view: its own series counts, the others come from the view.
     let others =
         same.iter().flat_map(|backend| &backend.memory.growth).filter(|own| own.series != growth.series);
     advice::advise(servers.get(model.as_str()), work, others.chain([&**growth]))
@@ -161,7 +161,7 @@ fn log_event(event: &Event, advice: &[Advice]) {
     for one in advice {
         tracing::warn!(target: "event", model, generation, "looks like: {}", one.sentence());
     }
-    // Its lines are in the log already, unless they are kept out of it.
+    // The last lines of the process are in the log already, unless they are kept out of it.
     if let EventKind::Crashed { failure, .. } = &event.kind
         && !logging::shows_children()
     {

@@ -1,4 +1,5 @@
-//! Reads the configuration again on a thread of its own. If a disk hangs, only that thread waits for it; signals and orders are heard all the while.
+//! Reads the configuration again on its own thread. If a disk hangs, only that thread waits; signals and
+//! orders are still handled.
 
 use std::time::Duration;
 
@@ -13,19 +14,20 @@ use crate::config::machine::Machine;
 use crate::config::resolve::Resolved;
 use crate::exit::Failure;
 
-/// Files of configuration and the heads of models take milliseconds, a llama-server that is asked for its version some seconds.
+/// Time after which a slow read is logged. Files take milliseconds, asking a llama-server for its version
+/// some seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Log files are opened anew by then, or by a disk that hangs.
+/// Time in which log files are reopened, unless a disk hangs.
 const OPENS: Duration = Duration::from_secs(2);
 
-/// Reads, one at a time.
+/// Reads the configuration, once at a time.
 pub(super) struct Reading {
     plan: Plan,
     machine: Machine,
     under_way: Option<UnderWay>,
-    /// What is under way may have begun before the last change: it is read once more.
+    /// True to read again: the read in progress may have begun before the last change.
     again: bool,
-    /// Nobody wants what is read any more.
+    /// Cancelled when the result is not needed any more.
     ends: CancellationToken,
     patience: Duration,
 }
@@ -36,10 +38,10 @@ struct UnderWay {
     told: bool,
 }
 
-/// What came of it.
+/// Result of a read.
 pub(super) enum Read {
     Done(Box<Result<Resolved, Failure>>),
-    /// Nothing yet, for so long.
+    /// Still reading after this time.
     Late(Duration),
 }
 
@@ -49,11 +51,11 @@ impl Reading {
         Self { plan, machine, under_way: None, again: false, ends, patience: PATIENCE }
     }
 
-    /// Reads all anew; once more behind what is under way, if something is. It is done when logs are opened anew, too.
+    /// Starts a read; if one is in progress, another follows it. The read also waits until logs are reopened.
     pub(super) fn begin(&mut self, logs: oneshot::Receiver<()>) {
         if let Some(under_way) = &mut self.under_way {
             self.again = true;
-            // Whoever asked for this one hears as much of it as of the first.
+            // A slow read is reported for this request, too.
             (under_way.since, under_way.told) = (Instant::now(), false);
             return;
         }
@@ -65,23 +67,23 @@ impl Reading {
         let reads = async move {
             let read = plan.resolve(&machine).await;
             if let Some(logs) = logs {
-                // Late or not, what was read is taken.
+                // The configuration is used even if the logs are late.
                 let _opened = timeout(OPENS, logs).await;
             }
             read
         };
         let here = Handle::current();
-        // On a thread of its own: a read from a disk cannot be given up.
+        // On its own thread: a read from a disk cannot be cancelled.
         let task = run_job(WorkKind::Configuration, move || here.block_on(ends.run_until_cancelled(reads)));
         self.under_way = Some(UnderWay { task, since: Instant::now(), told: false });
     }
 
-    /// Whether something is being read.
+    /// Returns true if a read is in progress.
     pub(super) fn is_under_way(&self) -> bool {
         self.under_way.is_some()
     }
 
-    /// Resolves with what was read, and once if that takes long. May be dropped at any point.
+    /// Resolves with the result, and once before that if a read takes long. Cancel-safe.
     pub(super) async fn read(&mut self) -> Read {
         let Some(under_way) = &mut self.under_way else { return std::future::pending().await };
         let done = tokio::select! {
@@ -103,7 +105,7 @@ impl Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        // A llama-server that is asked for its version, for example, does not outlive us.
+        // Ends, for example, a llama-server that was asked for its version.
         self.ends.cancel();
     }
 }
@@ -131,7 +133,7 @@ mod tests {
             assert!(matches!(reading.read().await, Read::Late(_)) && reading.is_under_way());
         }
         reading.patience = PATIENCE;
-        // Somebody reads, so it can be opened.
+        // The pipe has a reader, so it can be opened.
         let mut disk = File::options().write(true).open(&path).unwrap();
         std::fs::rename(&path, dir.path().join("fifo")).unwrap();
         std::fs::write(&path, "later = 1\n").unwrap();

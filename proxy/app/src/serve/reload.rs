@@ -1,11 +1,11 @@
-//! What a new configuration changes that only a restart of llama-warden can take over. Pure.
+//! Finds changes of the configuration that need a restart of llama-warden. Pure.
 
 use crate::config::resolve::Resolved;
 use crate::config::resolve::dirs::Dirs;
 
-/// The sections that changed and stay as they were until a restart.
+/// The changed sections that take effect only after a restart.
 pub(crate) fn needs_restart(old: &Resolved, new: &Resolved) -> Vec<&'static str> {
-    // These types come from the defaults and have no equality of their own; their text says all they hold.
+    // These types come from the defaults and have no `PartialEq`; their debug text contains all values.
     let differs = |a: &dyn std::fmt::Debug, b: &dyn std::fmt::Debug| format!("{a:?}") != format!("{b:?}");
     let mut sections = Vec::new();
     let mut note = |section, differs| {
@@ -13,7 +13,7 @@ pub(crate) fn needs_restart(old: &Resolved, new: &Resolved) -> Vec<&'static str>
             sections.push(section);
         }
     };
-    // What the gateway is told anew while it serves does not count.
+    // Settings that the gateway reloads while it serves do not count.
     let mut server = new.server.clone();
     server.keys.clone_from(&old.server.keys);
     server.cors.clone_from(&old.server.cors);
@@ -26,7 +26,7 @@ pub(crate) fn needs_restart(old: &Resolved, new: &Resolved) -> Vec<&'static str>
     note("telemetry", old.collector != new.collector);
     note("probe", differs(&old.probe, &new.probe));
     note("admin", old.admin_socket != new.admin_socket || old.admin_address != new.admin_address);
-    // Folders of models are taken over.
+    // Folders of models are reloaded.
     let dirs = Dirs { models: old.dirs.models.clone(), ..new.dirs.clone() };
     note("paths", old.dirs != dirs);
     sections

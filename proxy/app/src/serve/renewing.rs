@@ -1,5 +1,5 @@
-//! `llama-warden update` now and then, if `update.every` says so: as a process of its own, because a build takes an hour, and what goes wrong
-//! with it must not go wrong with us. It finds us as it finds every instance.
+//! Runs `llama-warden update` at intervals if `update.every` is set, as a separate process: a build takes
+//! an hour, and its failures must not affect us. The process finds us as it finds every instance.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::Plan;
 use crate::cli::update::{last_run, words};
 
-/// Runs updates.
+/// Schedules and runs updates.
 pub(super) struct Renewing {
     /// Zero: never.
     every: Duration,
@@ -22,17 +22,18 @@ pub(super) struct Renewing {
     running: Option<Running>,
 }
 
-/// One under way.
+/// A running update.
 struct Running {
     child: Child,
-    /// As long as it is open, somebody wants what the process does.
+    /// While it is open, the process continues; closing it asks the process to end.
     wanted: Option<ChildStdin>,
     out: Option<Lines<BufReader<ChildStdout>>>,
     told: Option<Lines<BufReader<ChildStderr>>>,
 }
 
 impl Renewing {
-    /// As it is configured: how often, where the last run is noted, and the configuration.
+    /// `every`: interval; `state`: folder with the time of the last run; `plan`: sources of the
+    /// configuration.
     pub(super) fn new(every: Duration, state: &Path, plan: &Plan) -> Self {
         let mut renewing = Self {
             every: Duration::ZERO,
@@ -45,22 +46,22 @@ impl Renewing {
         renewing
     }
 
-    /// From now on so often. One that is under way goes on.
+    /// Sets the interval. A running update continues.
     pub(super) fn set(&mut self, every: Duration) {
         if self.every != every {
             self.every = every;
-            // A restart of ours is no reason to begin anew.
+            // A restart of ours must not restart the interval.
             let waited = last_run(&self.state).unwrap_or(every);
             self.due = self.in_time(every.saturating_sub(waited).max(SOONEST.min(every)));
         }
     }
 
-    /// The moment after this time, if anything is wanted at all.
+    /// The moment after `time`, unless updates are switched off.
     fn in_time(&self, time: Duration) -> Option<Instant> {
         (!self.every.is_zero()).then(|| Instant::now() + time)
     }
 
-    /// Does what is due. It never resolves, and may be dropped at any point.
+    /// Runs due updates. Never resolves; cancel-safe.
     pub(super) async fn go_on(&mut self) {
         loop {
             if let Some(running) = &mut self.running {
@@ -77,15 +78,15 @@ impl Renewing {
         }
     }
 
-    /// Tells a running update to end. It is not killed: its compilers would go on without it, and instances that have a half brought-in build would
-    /// not go back.
+    /// Asks a running update to end. Killing it would leave its compilers running, and instances with a
+    /// half-installed build would not roll back.
     pub(super) fn leave(&mut self) {
         if let Some(running) = &mut self.running {
             running.wanted = None;
         }
     }
 
-    /// Waits until the update that was told to end has ended, for ten seconds at most.
+    /// Waits, at most ten seconds, until an update that was asked to end has ended.
     pub(super) async fn ended(mut self) {
         if let Some(running) = &mut self.running
             && timeout(PATIENCE, running.end()).await.is_err()
@@ -98,7 +99,7 @@ impl Renewing {
         let started = std::env::current_exe().and_then(|program| {
             let mut command = Command::new(program);
             command.args(&self.words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            // Not in our group: what a terminal sends to us is ours to pass on.
+            // In its own process group: signals of a terminal are ours to pass on.
             command.process_group(0).spawn()
         });
         match started {
@@ -116,13 +117,13 @@ impl Renewing {
     }
 }
 
-/// How long one that is wanted no more is waited for.
+/// Limit for an update that was asked to end.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The first seconds belong to the models.
+/// Least delay of the first update: the first seconds belong to the models.
 const SOONEST: Duration = Duration::from_secs(60);
 
 impl Running {
-    /// Logs what it says until it has ended.
+    /// Logs its output until it has ended.
     async fn end(&mut self) {
         loop {
             tokio::select! {
@@ -146,7 +147,7 @@ impl Running {
     }
 }
 
-/// The next line; `None` at the end. Waits for ever where there is nothing to read any more.
+/// The next line; `None` at the end. Never resolves without a stream to read.
 async fn next<R: AsyncRead + Unpin>(lines: &mut Option<Lines<BufReader<R>>>) -> Option<String> {
     match lines {
         Some(lines) => lines.next_line().await.ok().flatten(),

@@ -1,4 +1,5 @@
-//! One running instance: gateway, fleet and admin, started in the order in which failures are cheapest to tell.
+//! A running instance: gateway, fleet and admin, started in the order in which failures are cheapest to
+//! report.
 
 use std::io;
 use std::net::SocketAddr;
@@ -55,10 +56,10 @@ use succession::{Books, Copies};
 pub(crate) struct Server {
     resolved: Resolved,
     address: SocketAddr,
-    /// Those of the second host and all after it.
+    /// Addresses of the second and further hosts.
     others: Vec<SocketAddr>,
     admin_address: Option<SocketAddr>,
-    /// Where probes are answered, and where `HAProxy` is.
+    /// Addresses of the probe listener and of the `HAProxy` agent.
     probes: (Option<SocketAddr>, Option<SocketAddr>),
     leaving: Arc<Leaving>,
     fleet: Fleet,
@@ -68,39 +69,40 @@ pub(crate) struct Server {
     recorders: Recorders,
     tls: Option<Arc<Tls>>,
     told: watch::Sender<Told>,
-    /// Ends the gateway: no new connections, running requests go on.
+    /// Ends the gateway: no new connections, running requests continue.
     ends: Ends,
-    /// Cancelled when we end, and when another program takes our place.
+    /// Cancelled when we end, and when a successor takes over.
     retiring: CancellationToken,
     gateway_done: CancellationToken,
     /// Ends admin and watchers.
     stop: CancellationToken,
     tasks: TaskTracker,
-    /// What is written down of the fleet, and the end of that.
+    /// Tasks that record the fleet, and their end.
     books: Books,
     exporting: Exporting,
     claim: Claim,
-    /// For the program after us; none once it is clear that there is no such program, or that it has them.
+    /// Copies of the sockets for a successor; empty once there can be none, or it has them.
     copies: Mutex<Copies>,
     admin_given: bool,
-    /// The operators' socket, if it had to be made again.
+    /// The admin socket, if it had to be made again.
     admin_remade: Remade,
-    /// Cancelled when the operator's sockets are the next program's.
+    /// Cancelled when the successor has the admin sockets.
     admin_stays: CancellationToken,
     /// Orders to upgrade.
     orders: Option<mpsc::Receiver<Order>>,
-    /// Where programs find the admin routes.
+    /// Path of the admin socket for programs.
     admin_socket: PathBuf,
-    /// Asks the loops that have to turn.
+    /// Asks the gateway's loops whether they are responsive.
     pulse: Pulse,
     admin_pulse: Asking,
-    /// For processes beside the fleet's.
+    /// Starts processes outside of the fleet.
     nursery: NurseryHandle,
     inquiry: Inquiry,
 }
 
 impl Server {
-    /// Claims the directories, binds the port or takes the sockets that were handed over, starts the fleet, opens the admin routes.
+    /// Claims the directories, binds the port or takes the given sockets, starts the fleet, opens the admin
+    /// routes.
     pub(crate) async fn start(
         resolved: Resolved,
         machine: &Machine,
@@ -110,7 +112,8 @@ impl Server {
         Box::pin(Self::start_after(resolved, machine, nursery, sockets, None)).await
     }
 
-    /// The same with what a program before us left. Nothing of it is touched before that one has let go.
+    /// [`Self::start`] with a predecessor's inheritance. The inheritance is not changed before the
+    /// predecessor has let go.
     pub(super) async fn start_after(
         resolved: Resolved,
         machine: &Machine,
@@ -193,7 +196,7 @@ impl Server {
         if let Some(again) = claim.announce(&resolved.dirs.state, places.first(), &instance)? {
             tasks.spawn(stop.clone().run_until_cancelled_owned(again));
         }
-        // What only one program may do begins when that is us.
+        // Tasks that only one program may run begin when we have taken over.
         let once = |task: BoxFuture<'static, ()>| {
             let (begun, stop) = (begun.clone(), stop.clone());
             async move {
@@ -233,7 +236,7 @@ impl Server {
             leaving.begin();
         }
         let board = Arc::new(Board::new(resolved.probe.clone(), gauges.clone(), metrics.pace()));
-        // Whoever looks on over the public listener must not hold up its end.
+        // Viewers of the page on the public listener must not delay its end.
         let retiring = ends.stop.child_token();
         let admin = Admin {
             leaving: leaving.clone(),
@@ -319,32 +322,32 @@ impl Server {
         })
     }
 
-    /// The public address, with the port that was really bound.
+    /// The public address, with the port that was bound.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The addresses of the second host and all after it.
+    /// Addresses of the second and further hosts.
     pub(crate) fn others(&self) -> &[SocketAddr] {
         &self.others
     }
 
-    /// What clients write in front of the address.
+    /// The URL scheme for clients.
     pub(crate) fn scheme(&self) -> &'static str {
         if self.tls.is_some() { "https" } else { "http" }
     }
 
-    /// The admin routes' address over TCP, if there is one.
+    /// The TCP address of the admin routes, if there is one.
     pub(crate) fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
     }
 
-    /// Where probes are answered, and where `HAProxy` is, if anywhere.
+    /// Addresses of the probe listener and of the `HAProxy` agent, if there are any.
     pub(crate) const fn probes(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         self.probes
     }
 
-    /// Tells balancers that we end, and for how long requests are still taken.
+    /// Announces our end to balancers. Returns how long requests are still accepted.
     pub(crate) fn leave(&self) -> Duration {
         self.leaving.end(self.resolved.probe.drain_delay)
     }
@@ -353,8 +356,8 @@ impl Server {
         &self.admin_socket
     }
 
-    /// Tells the service manager how we are from now on, and that all of us turns.
-    /// `signals`: asks the loop that hears signals and orders.
+    /// Starts to report status and pulse to the service manager. `signals`: asks the loop that handles
+    /// signals and orders.
     pub(crate) fn attend(&self, manager: &Arc<Manager>, signals: Asking) {
         let told = manager.clone().follow(self.fleet.clone(), self.gauges.clone(), self.stop.clone());
         self.tasks.spawn(told);
@@ -370,7 +373,7 @@ impl Server {
         &self.fleet
     }
 
-    /// Where replacements are recorded.
+    /// Path of the ledger.
     pub(crate) fn ledger(&self) -> PathBuf {
         self.fleet.ledger_path().to_owned()
     }
@@ -380,18 +383,19 @@ impl Server {
         self.gauges.in_flight.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Resolves if the gateway ends without having been told to: there is nothing left to serve with.
+    /// Resolves if the gateway ends unexpectedly: then nothing can be served.
     pub(crate) async fn ended(&self) -> Failure {
         self.gateway_done.cancelled().await;
         Failure::failed("the listener ended unexpectedly")
     }
 
-    /// Opens the file of the access log anew, for whoever has renamed it: on a thread of its own, because its disk may hang.
+    /// Reopens the file of the access log, which may have been renamed: on its own thread, because its disk
+    /// may hang.
     pub(crate) fn reopen_logs(&self) -> oneshot::Receiver<()> {
         let ((done, opened), access) = (oneshot::channel(), self.access.clone());
         let reopen = move || {
             access.reopen();
-            // Whoever waits for it may have left.
+            // The receiver may have gone.
             let _left = done.send(());
         };
         if let Err(error) = run_detached(WorkKind::Configuration, reopen) {
@@ -400,9 +404,9 @@ impl Server {
         opened
     }
 
-    /// Takes over a new configuration, as far as that goes without a restart.
+    /// Applies a new configuration, except for changes that need a restart.
     pub(crate) async fn reload(&mut self, new: Resolved, machine: &Machine) -> Result<(), Failure> {
-        // First, because it may fail: then nothing of the new configuration is taken over.
+        // First, because it may fail: then nothing of the new configuration is applied.
         self.recorders.open_beside(&new).await?;
         let kept_back = needs_restart(&self.resolved, &new);
         for section in &kept_back {
@@ -447,12 +451,12 @@ impl Server {
         Ok(())
     }
 
-    /// Where orders to upgrade arrive, for whoever carries them out. Once.
+    /// The receiver of orders to upgrade. Only once.
     pub(super) fn orders(&mut self) -> Option<mpsc::Receiver<Order>> {
         self.orders.take()
     }
 
-    /// How often llama-server is renewed; zero: never.
+    /// Interval of updates of llama-server; zero: never.
     pub(crate) const fn renews_every(&self) -> Duration {
         self.resolved.update.every
     }
@@ -466,17 +470,18 @@ impl Server {
     pub(crate) async fn stop(self, deadline: Duration) {
         self.forget_sockets();
         self.ends.stop.cancel();
-        // The fleet waits for leases; the gateway's own last bytes to clients get the same time. Requests that are on their way are let in.
+        // The fleet waits for leases; the gateway's last bytes to clients get the same time. Requests on
+        // their way are admitted.
         let fleet = async {
             let grace = self.resolved.server.stopped_keep_alive.min(deadline);
-            // So are those on their way to the program before us, which go to our processes.
+            // Also those on their way to our predecessor, which go to our processes.
             let ended = async {
                 self.gateway_done.cancelled().await;
                 self.fleet.elders_ended().await;
             };
             let _ = tokio::time::timeout(grace, ended).await;
-            // The processes are killed after their grace. What is left then is a mistake of ours, which must not keep
-            // us.
+            // The processes are killed after their grace. A process that is left then is a bug of ours,
+            // which must not delay the exit.
             let stops = self.resolved.fleet.models.iter().map(|model| model.lifecycle.stop_grace);
             let grace_of_all = stops.max().unwrap_or_default().saturating_mul(2);
             let limit = grace_of_all.saturating_add(deadline).saturating_add(STUCK);
@@ -489,7 +494,7 @@ impl Server {
         let _ = tokio::join!(fleet, gateway);
         self.stop.cancel();
         self.tasks.close();
-        // Admin answers and watchers end by the token; a client that does not read must not hold us.
+        // The token ends admin answers and watchers; a client that does not read must not delay us.
         self.books.tasks.close();
         let all = async { tokio::join!(self.tasks.wait(), self.books.tasks.wait()) };
         let tasks = tokio::time::timeout(self.resolved.upstream.connect_timeout, all);
@@ -500,16 +505,16 @@ impl Server {
     }
 }
 
-/// Beyond all that the end of the models may take.
+/// Margin beyond the longest end of the models.
 const STUCK: Duration = Duration::from_secs(10);
 
-/// What the page shows of the configuration.
+/// The configuration for the page.
 fn shown(resolved: &Resolved, machine: &Machine, pending: Vec<&'static str>) -> Option<Kept> {
     let loaded = resolved.written.clone()?;
     Some(Kept { loaded, machine: Arc::new(machine.clone()), pending })
 }
 
-/// Spans on their way to a collector, if there is one: they get a little time of their own when all else has ended.
+/// The exporter of spans, if there is one: it gets a short time of its own after all else has ended.
 struct Exporting {
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -524,7 +529,7 @@ impl Exporting {
         Self { tasks, stop }
     }
 
-    /// It ends in time by itself, and counts what it could not send.
+    /// Stops the exporter, which ends in time by itself and counts the spans that it could not send.
     async fn end(&self) {
         self.stop.cancel();
         self.tasks.close();
@@ -532,7 +537,7 @@ impl Exporting {
     }
 }
 
-/// All that a request needs to turn: whoever asks gets a word of each.
+/// Asks all loops that a request depends on.
 fn loops(pulse: &Pulse, admin: &Asking, fleet: &Fleet) -> impl Fn() -> Asked + Send + 'static {
     let (pulse, admin, fleet) = (pulse.clone(), admin.clone(), fleet.clone());
     move || {

@@ -1,15 +1,15 @@
-//! What signals mean to us.
+//! Maps signals to requests.
 //!
 //! | signal | meaning |
 //! |---|---|
 //! | TERM, INT | end |
-//! | another one within a second | the same one: `timeout` and shells send to the process and to its group |
+//! | another one within a second | the same one: `timeout` and shells signal the process and its group |
 //! | another one later | end at once |
-//! | HUP | reload; but with the terminal that we were started on just gone, end, as llama-server does |
-//! | USR2 | the program that lies where ours was found takes our place, as by `llama-warden upgrade` |
+//! | HUP | reload; but if our terminal has just closed, end, as llama-server does |
+//! | USR2 | upgrade to the program now at our path, as by `llama-warden upgrade` |
 //!
-//! A service has no terminal, so for it HUP is always a reload; so it is under `nohup`, and for whoever sends it by hand
-//! while the terminal is there.
+//! A service has no terminal, so for it HUP is always a reload. The same holds under `nohup`, and for a HUP
+//! sent by hand while the terminal is open.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -23,20 +23,21 @@ use tokio::time::Instant;
 
 use crate::exit::Failure;
 
-/// Whoever is impatient looks at what happens first; whoever sends a signal twice by mistake takes milliseconds.
+/// Signals within this time count as one: duplicates arrive within milliseconds, while an impatient
+/// operator looks first.
 const SAME: Duration = Duration::from_secs(1);
-/// From the end of a terminal until its shell has told its jobs.
+/// Limit between the end of a terminal and the HUP that its shell sends to its jobs.
 const JUST: Duration = Duration::from_secs(5);
 
-/// What was asked of us.
+/// Meaning of a signal.
 pub(crate) enum Asked {
     End,
     Reload,
-    /// The program that lies where ours was found is to take our place.
+    /// Upgrade to the program now at our path.
     Upgrade,
 }
 
-/// The signals that we listen to from the start on.
+/// The handled signals.
 pub(crate) struct Signals {
     term: Signal,
     int: Signal,
@@ -48,12 +49,12 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Takes them from their default actions. Must be called in a runtime.
+    /// Replaces the default actions. Must be called in a runtime.
     pub(crate) fn new() -> Result<Self, Failure> {
         let listen = |kind| {
             signal(kind).map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))
         };
-        // Asked before HUP gets a handler of ours.
+        // Checked before HUP gets a handler of ours.
         let ignored = is_hangup_ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
         Ok(Self {
             terminal: if ignored { None } else { Terminal::ours() },
@@ -61,14 +62,14 @@ impl Signals {
             int: listen(SignalKind::interrupt())?,
             hup: listen(SignalKind::hangup())?,
             usr2: listen(SignalKind::user_defined2())?,
-            // Never waited for. But whoever started us may have had it ignored, and that is inherited: then the kernel
-            // would reap our children itself, and nobody could tell how they ended.
+            // Never awaited. But our parent may have ignored SIGCHLD, and that is inherited: then the
+            // kernel would reap our children, and their exit status would be lost.
             _child: listen(SignalKind::child())?,
             last: Last::default(),
         })
     }
 
-    /// TERM or INT.
+    /// Waits for TERM or INT.
     pub(crate) async fn end(&mut self) {
         loop {
             tokio::select! {
@@ -81,7 +82,7 @@ impl Signals {
         }
     }
 
-    /// TERM, INT, or the end of the terminal: for commands that have nothing to reload.
+    /// Waits for TERM, INT, or the end of the terminal: for commands that have nothing to reload.
     pub(crate) async fn leave(&mut self) {
         loop {
             tokio::select! {
@@ -95,7 +96,7 @@ impl Signals {
         }
     }
 
-    /// The next thing that is asked.
+    /// Waits for the next request.
     pub(crate) async fn next(&mut self) -> Asked {
         loop {
             let asked = tokio::select! {
@@ -123,7 +124,7 @@ impl Signals {
     }
 }
 
-/// When a signal was taken for one.
+/// Time of the last counted signal.
 #[derive(Default)]
 struct Last(Option<Instant>);
 
@@ -145,7 +146,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// Nothing for a service, and where it cannot be watched.
+    /// `None` for a service, and where the terminal cannot be watched.
     fn ours() -> Option<Self> {
         let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::open("/dev/tty", flags, Mode::empty()).ok()?;
@@ -163,27 +164,28 @@ impl Terminal {
         polled.is_ok() && asked[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
-    /// One that went long ago (a job that was disowned) says nothing about a HUP that comes now.
+    /// Returns true if the terminal has just closed. A terminal that closed long ago (a disowned job) does
+    /// not explain a HUP now.
     fn has_just_gone(&self, now: Instant) -> bool {
         self.is_gone() && self.noticed.is_none_or(|at| now.saturating_duration_since(at) < JUST)
     }
 }
 
-/// Waits for the end of a terminal that has not been noticed.
+/// Waits for the end of a terminal, unless it was already noticed.
 async fn gone(terminal: Option<&Terminal>) {
     let Some(terminal) = terminal.filter(|terminal| terminal.noticed.is_none()) else {
         return std::future::pending().await;
     };
     while !terminal.is_gone() {
         match terminal.file.readable().await {
-            // Somebody types: nothing that we read.
+            // Input, which we do not read.
             Ok(mut guard) => guard.clear_ready(),
             Err(_) => return std::future::pending().await,
         }
     }
 }
 
-/// Whether a process was started with SIGHUP ignored, as by `nohup`.
+/// Returns true if a process was started with SIGHUP ignored, as by `nohup`.
 fn is_hangup_ignored(status: &str) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)

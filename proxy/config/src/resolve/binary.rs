@@ -1,7 +1,7 @@
-//! Which llama-server a model runs, and whether it is one.
+//! Finds the llama-server of each model, and checks that it is one.
 //!
-//! A binary is tried once: `BINARY --version` has to answer like llama.cpp does, within a deadline. That costs 10 ms and
-//! turns "it exits with code 127" at the first request into an error of the configuration.
+//! Runs each binary once: `BINARY --version` must answer like llama.cpp within a deadline. This takes 10
+//! ms, and reports a broken binary as a configuration error, not as exit code 127 at the first request.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -30,19 +30,19 @@ use crate::machine::{Machine, is_executable};
 use crate::problem::{Place, Problem, Problems};
 use crate::resolve::Resolved;
 
-/// What llama-server takes for `--alias`.
+/// Variable for llama-server's `--alias`.
 const ALIAS_VARIABLE: &str = "LLAMA_ARG_ALIAS";
 
-/// What a model says about its binary.
+/// Choice of a model's binary.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Choice {
     /// A file.
     Path(PathBuf),
-    /// This name in PATH.
+    /// A name to find in PATH.
     InPath(PathBuf),
-    /// This build of the store.
+    /// A build of the store, by id or prefix.
     Build(String),
-    /// Nothing: the newest build of the store, else the `llama-server` in PATH.
+    /// The newest build of the store, else the `llama-server` in PATH.
     Newest,
 }
 
@@ -52,13 +52,13 @@ pub type FindBuild<'a> = &'a (dyn Fn(Option<&str>) -> Result<Option<StoreBuild>,
 /// A build of the store.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreBuild {
-    /// What mitigations have to know of it.
+    /// Facts for mitigations.
     pub facts: BuildFacts,
-    /// How it behaves.
+    /// Measured behaviour.
     pub measured: Measured,
 }
 
-/// A llama-server, with what its provenance says if it is a build of the store.
+/// A llama-server: a build of the store with its provenance, or any other file.
 #[derive(Clone, Debug, PartialEq)]
 enum Found {
     Built(StoreBuild),
@@ -73,7 +73,7 @@ impl Found {
         }
     }
 
-    /// What is known of how it behaves: by its provenance, by what was measured before, or by its own word.
+    /// Collects the known behaviour: from the provenance, from earlier measurements, or from `--help`.
     async fn behaves(&self, asked: &Command, cache: &Path, version: &str, timeout: Duration) -> Known {
         let help = help(asked, timeout).await;
         let slot_files = help.as_deref().and_then(slot_files_in);
@@ -93,7 +93,7 @@ impl Found {
         }
     }
 
-    /// `version`: what it says to `--version`.
+    /// Facts of the build; `version` is the output of `--version`.
     fn facts(self, version: &str) -> BuildFacts {
         match self {
             Self::Built(build) => build.facts,
@@ -102,10 +102,10 @@ impl Found {
     }
 }
 
-/// Fills in the binaries of all models, tries each of them once, and holds the models' mitigations against them.
+/// Finds the binaries of all models, runs each once, and checks the models' mitigations against them.
 ///
 /// # Errors
-/// A binary is missing, is no llama-server, or does not take the mitigations of its model.
+/// A binary is missing, is no llama-server, or does not support the mitigations of its model.
 pub async fn fill(resolved: &mut Resolved, machine: &Machine, builds: FindBuild<'_>) -> Result<(), Problems> {
     let mut problems = Vec::new();
     let mut known: HashMap<(Choice, Command), Option<(BuildFacts, Known)>> = HashMap::new();
@@ -157,7 +157,7 @@ pub async fn fill(resolved: &mut Resolved, machine: &Machine, builds: FindBuild<
     if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
 }
 
-/// Puts arguments and variables into a command.
+/// Sets arguments and variables of a command.
 fn put(
     own: &mut Command,
     name: &ModelName,
@@ -172,36 +172,36 @@ fn put(
     let is_named = own.env.iter().any(|(name, _)| name == ALIAS_VARIABLE)
         || (std::env::var_os(ALIAS_VARIABLE).is_some()
             && own.env_remove.iter().all(|name| name != ALIAS_VARIABLE));
-    // In the place of a llama-server everything is as the user started it.
+    // A drop-in adds no alias, so that the process gets the user's arguments unchanged.
     arguments::put_alias(&mut own.args, name.as_str(), is_named || drop_in);
 }
 
 /// A model's command with other mitigations than the configured ones.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
-    /// The command with them.
+    /// The command with these mitigations.
     pub command: Command,
-    /// What is to be known about the list: what is left out, what overrules it, what has nothing to do.
+    /// Notes about the list: omitted, overruled and ineffective items.
     pub notes: Vec<String>,
-    /// What each item comes to, in words.
+    /// Description of each item's effect.
     pub told: Vec<String>,
 }
 
-/// A llama-server that is to be tried.
+/// A checked llama-server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tried {
-    /// Its path.
+    /// Path of the binary.
     pub binary: PathBuf,
-    /// Its id, if it is a build of the store.
+    /// Id, if it is a build of the store.
     pub build: Option<String>,
-    /// Facts that the build or a measurement found out.
+    /// Facts from the build or from a measurement.
     pub facts: ServerFacts,
 }
 
-/// Finds a llama-server and asks it whether it is one.
+/// Finds a llama-server and checks that it is one.
 ///
 /// # Errors
-/// There is no such file or build, or it is no llama-server.
+/// The file or build does not exist, or is no llama-server.
 pub async fn tried(
     choice: &Choice,
     machine: &Machine,
@@ -226,19 +226,19 @@ pub async fn tried(
         }
         _ => None,
     };
-    // What depends on the flags of a model is the same for its own server.
+    // Leave facts that depend on a model's flags at their defaults.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut facts = ServerFacts { slot_files, ..server_facts::of(measured, &nothing, cores) };
     if facts.http_threads != Some(ServerFacts::THREADS_ON_DEMAND) {
-        // A fixed number of threads follows from the model's flags, which are not known here: the careful answer.
+        // The number of threads may depend on flags, which are unknown here; `None` is the safe answer.
         facts.http_threads = None;
     }
     Ok(Tried { binary, build, facts })
 }
 
 impl Resolved {
-    /// The command of model number `model` with this list of mitigations; what is wrong, if it cannot be used. The binaries
-    /// are filled in.
+    /// Returns the command of the model at index `model` with this list of mitigations. The binaries must
+    /// be filled in.
     ///
     /// # Errors
     /// A mitigation is unknown, or cannot be used with this build.
@@ -273,25 +273,25 @@ impl Resolved {
     }
 }
 
-/// Programs that run the words behind them in another system, a container for example: the files of this one say
-/// nothing of it.
+/// Programs that run their arguments in another system, such as a container, in which paths of this system
+/// mean nothing.
 const ELSEWHERE: [&str; 7] =
     ["toolbox", "distrobox", "distrobox-enter", "flatpak-spawn", "podman", "docker", "lxc"];
 
-/// Whether the wrapper of a command runs it in another system.
+/// Returns whether the wrapper of a command runs it in another system.
 fn runs_elsewhere(command: &Command) -> bool {
     let program = command.wrapper.first().and_then(|word| Path::new(word).file_name()?.to_str());
     program.is_some_and(|name| ELSEWHERE.contains(&name))
 }
 
-/// The command that asks a model's binary: through the wrapper, which may set up what the binary needs, and with the
-/// model's variables of the loader.
+/// The command that queries a model's binary. Uses the wrapper, which may prepare the environment, and the
+/// model's `LD_*` variables.
 pub(crate) fn asking(own: &Command) -> Command {
     let env = own.env.iter().filter(|(name, _)| name.starts_with("LD_")).cloned().collect();
     Command { wrapper: own.wrapper.clone(), env, ..Command::bare(own.binary.clone()) }
 }
 
-/// `elsewhere`: a bare name is not this system's.
+/// Finds the chosen binary. With `elsewhere`, a bare name is not resolved in this system.
 fn find(
     choice: &Choice,
     elsewhere: bool,
@@ -329,7 +329,7 @@ fn find(
     }
 }
 
-/// What it says to `--version`, if it is a llama-server.
+/// Runs `--version`. Returns its output if the binary is a llama-server.
 async fn try_version(
     asked: &Command,
     timeout: Duration,
@@ -374,17 +374,17 @@ async fn try_version(
     }
 }
 
-/// What a program says to one flag, on both outputs.
+/// Runs a program with one flag, and returns both of its outputs.
 ///
-/// One that was just written may be "busy" for a moment: a child that another thread forks at that time holds a copy of the
-/// open file until it runs its own program. So that error is waited out, for at most [`BUSY`].
+/// A freshly written file may be "busy" for a moment: a child forked by another thread holds a copy of the
+/// open file until its exec. Retries after this error for at most [`BUSY`].
 pub(crate) async fn ask(asked: &Command, flag: &str) -> io::Result<String> {
     let given_up = Instant::now() + BUSY;
     loop {
         let mut words = asked.program_words().into_iter();
         let mut command = tokio::process::Command::new(words.next().unwrap_or_default());
         command.envs(asked.env.iter().map(|(name, value)| (name, value)));
-        // A Ctrl-C is for us: what the program says of it is no answer.
+        // Keep Ctrl-C from the program: its reaction would be no answer.
         command.args(words).arg(flag).stdin(Stdio::null()).process_group(0).kill_on_drop(true);
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(is_ours_alone) {
@@ -404,16 +404,17 @@ pub(crate) async fn ask(asked: &Command, flag: &str) -> io::Result<String> {
     }
 }
 
-/// A child runs its own program within milliseconds of the fork; whoever copies a program takes a second.
+/// Retry limit for a busy file. A forked child executes its program within milliseconds; copying a program
+/// takes a second.
 const BUSY: Duration = Duration::from_secs(2);
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
-/// What it says to `--help`; `None` if it says nothing in time.
+/// Output of `--help`; `None` if it does not arrive in time.
 async fn help(asked: &Command, timeout: Duration) -> Option<String> {
     tokio::time::timeout(timeout, ask(asked, "--help")).await.ok()?.ok()
 }
 
-/// llama.cpp prints `version: 1234 (abcdef)` and `built with ...`.
+/// Recognises llama.cpp, which prints `version: 1234 (abcdef)` and `built with ...`.
 fn is_llama(version: &str) -> bool {
     version.lines().any(|line| line.trim_start().starts_with("version:"))
 }
@@ -477,7 +478,7 @@ mod tests {
             told.message.contains("no-such-wrapper") && told.message.contains("cannot be run"),
             "{told:?}"
         );
-        // In a container there is another file of that name, or none.
+        // A container has another file of that name, or none.
         let wrapper = script(dir.path(), "toolbox", "[ $3 = llama-server ] && echo 'version: 2 (in)'");
         let words = [wrapper.to_str().unwrap(), "run", "-c"].map(str::to_owned).to_vec();
         let asked = Command { wrapper: words, ..Command::bare("llama-server".into()) };
@@ -501,7 +502,8 @@ mod tests {
         let path = script(dir.path(), "new", "echo 'version: 1 (abc)'");
         let asked = Command::bare(path.clone());
         let writer = std::fs::File::options().append(true).open(&path).unwrap();
-        // Polled in this order: the first attempt is made while the file is open, the next ones when it is closed.
+        // `biased` polls in order: the first attempt runs while the file is open, the next ones when it is
+        // closed.
         let (told, ()) = tokio::join!(biased; ask(&asked, "--version"), async { drop(writer) });
         assert_eq!(told.unwrap(), "version: 1 (abc)\n");
     }

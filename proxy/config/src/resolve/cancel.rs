@@ -1,9 +1,10 @@
-//! `cancel` of a model: how a client's leaving ends its work where the answer is no stream. Pure.
+//! `cancel` of a model: how the disconnect of a client ends its work if the answer is no stream. Pure.
 //!
-//! llama-server looks whether such a client is still there only when nothing else wakes it for a second, which never
-//! happens while it streams to others. The fix `cancel-nonstream` of our patch set cures that in the process and leaves
-//! every byte alone; it is switched on by itself where the provenance of the build names it. Without it, the gateway can ask
-//! for a stream and assemble the answer. That is never done unasked: see docs/cancellation.md.
+//! llama-server checks such a client only after a second without other events, which never comes while it
+//! streams to others. The fix `cancel-nonstream` of llama-warden's patch set solves this in the process
+//! without changing an answer. It is switched on if the provenance of the build lists it. Without the fix,
+//! the gateway can request a stream and assemble the answer, but only if configured: see
+//! docs/cancellation.md.
 
 use warden_patches::mitigation::BuildFacts;
 use warden_policies::modes::Cancel;
@@ -11,11 +12,11 @@ use warden_policies::modes::Cancel;
 use super::mitigations::Mitigations;
 
 const FIX: &str = "cancel-nonstream";
-/// What switches it on.
+/// Variable that switches the fix on.
 pub(crate) const VARIABLE: &str = "LLAMA_WARDEN_CANCEL_NONSTREAM";
 
-/// The variable to set for the fix, if it is to be switched on and nobody else has decided about it: an operator's
-/// own variable or mitigation counts more.
+/// The variable for the fix, if `cancel` allows it, the build has it, and the operator set neither the
+/// variable nor the mitigation.
 pub(crate) fn variable(
     cancel: Cancel,
     build: &BuildFacts,

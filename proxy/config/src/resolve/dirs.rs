@@ -1,4 +1,4 @@
-//! Where things are kept: what is configured, else what the machine's conventions say.
+//! Directories of llama-warden: the configured ones, else the conventions of the machine.
 
 use std::path::{Path, PathBuf};
 
@@ -8,32 +8,32 @@ use crate::machine::Machine;
 use crate::problem::{Place, Problem, Problems};
 use crate::source::layers::Loaded;
 
-/// Where things are kept.
+/// Directories of llama-warden.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dirs {
     /// Ledger and instances.
     pub state: PathBuf,
-    /// Sockets of this instance: a private directory that we make in `runtime_base` and remove.
+    /// Private directory for this instance's sockets, created in `runtime_base` and removed at the end.
     pub runtime: PathBuf,
-    /// What was configured, or its default: somebody's.
+    /// Configured or default parent of `runtime`, which llama-warden never removes.
     pub runtime_base: PathBuf,
-    /// Builds.
+    /// Store of builds.
     pub data: PathBuf,
-    /// What can be made again.
+    /// Files that can be created again.
     pub cache: PathBuf,
     /// Folders of models.
     pub models: Vec<PathBuf>,
 }
 
 impl Loaded {
-    /// A path as written. Paths in the file are relative to the file, so that it means the same from wherever we are
-    /// started.
+    /// Resolves a path relative to the configuration file, so that it does not depend on the working
+    /// directory.
     pub fn absolute(&self, machine: &Machine, path: &Path) -> PathBuf {
         let base = self.file.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new(""));
         machine.cwd.join(base).join(path)
     }
 
-    /// Where things are kept.
+    /// Resolves the directories.
     ///
     /// # Errors
     /// A directory is not set and cannot be derived, or a path is wrong.
@@ -48,7 +48,7 @@ impl Loaded {
             let hint = "set HOME, or name directories with `paths.state_dir` and its like";
             return Err(Problem::new(Place::Nowhere, message).hint(hint).into());
         };
-        // Without a home, what is configured holds the rest, too.
+        // Without a home directory, use folders in the configured state directory.
         let beside = |name: &str| state.join(name);
         let data = given(&paths.data_dir).or_else(|| machine.data_dir()).unwrap_or_else(|| beside("data"));
         let cache =

@@ -1,4 +1,4 @@
-//! Who gets in: the file of keys, and which web pages may call.
+//! Access rules: the file of API keys, host names, and permitted web pages.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -13,24 +13,24 @@ use crate::problem::{Place, Problem};
 use crate::resolve::Resolver;
 use crate::settings::Model;
 
-/// With this variable llama-server asks for a key itself.
+/// Variable that makes llama-server require an API key itself.
 pub(crate) const KEY_VARIABLE: &str = "LLAMA_API_KEY";
-/// Why a process must not ask for keys where we do.
+/// Reason why a process must not require keys if llama-warden does.
 pub(crate) const KEYS_STOP_HERE: &str =
     "with `server.keys` the clients' keys never reach the process, so it would refuse every request";
 
 impl Resolver<'_> {
-    /// A file that is named, relative to the configuration file.
+    /// Resolves a configured file relative to the configuration file; `None` if it is empty.
     pub(crate) fn file(&self, named: &str) -> Option<PathBuf> {
         (!named.is_empty()).then(|| self.absolute(Path::new(named)))
     }
 
-    /// Whether keys are asked for.
+    /// Returns whether clients need API keys.
     pub(crate) fn has_keys(&self) -> bool {
         !self.loaded.settings.server.keys.is_empty()
     }
 
-    /// The keys that are asked for. `others`: names and aliases of what no process of ours serves.
+    /// Resolves the API keys. `others` holds names and aliases that no local process serves.
     pub(crate) fn keys(
         &mut self,
         models: &[SharedSpec],
@@ -60,7 +60,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Where the variable is set with which a model's process would ask for a key.
+    /// Place that sets the variable by which a model's process requires a key.
     pub(crate) fn key_variable(&self, name: &str, model: &Model) -> Option<Place> {
         if model.env.contains_key(KEY_VARIABLE) {
             return Some(self.place(&["models", name, "env", KEY_VARIABLE]));
@@ -68,7 +68,7 @@ impl Resolver<'_> {
         self.machine.var(KEY_VARIABLE).map(|_| Place::Env(KEY_VARIABLE.to_owned()))
     }
 
-    /// Whether every process asks for a key of its own.
+    /// Returns whether every process requires a key itself.
     fn processes_ask(&self) -> bool {
         self.loaded.models.iter().all(|(name, model)| {
             let flag =
@@ -77,17 +77,18 @@ impl Resolver<'_> {
         })
     }
 
-    /// By which names we may be reached. On loopback the browser's rules are what keeps web pages out where nobody is asked
-    /// for a key, and a page that gives its own name our address is past them. Where all pages may call there is nothing
-    /// to get past; where we listen to others, they come by names that only they know, and keys are the fence.
+    /// Permitted host names, against DNS rebinding. On loopback without API keys, only the browser's rules
+    /// keep web pages out. A page whose name resolves to this address would pass them, so other names are
+    /// refused there. No check is needed where all pages may call. On other addresses, operators use names
+    /// unknown here, and keys protect.
     pub(crate) fn host_names(&self) -> Names {
         let server = &self.loaded.settings.server;
         let closed = server.cors != Origins::Mirror && !self.has_keys() && !self.processes_ask();
         server.names.clone().decided(closed && is_loopback(&server.host))
     }
 
-    /// All web pages may call, others reach us, and nobody is asked for a key: any page that somebody in the network
-    /// looks at can use the models.
+    /// Warns if all web pages may call, other machines can connect, and no key is required. Any page that a
+    /// user in the network opens could then use the models.
     pub(crate) fn check_origins(&mut self) {
         let server = &self.loaded.settings.server;
         if server.cors != Origins::Mirror
@@ -107,7 +108,7 @@ impl Resolver<'_> {
     }
 }
 
-/// Whether all hosts are this machine for itself. A name that does not resolve is told elsewhere.
+/// Returns whether all hosts are loopback addresses. A name that does not resolve is reported elsewhere.
 fn is_loopback(hosts: &str) -> bool {
     hosts.split(',').all(is_loopback_host)
 }
@@ -127,7 +128,7 @@ mod tests {
     use crate::resolve::{Resolved, resolve};
     use crate::source::layers::{Sources, load};
 
-    /// A configuration beside a file of keys with one key.
+    /// Resolves a configuration next to a file with one key.
     fn read(server: &str, model: &str, any_name: bool, env: &[(&str, &str)]) -> Result<Resolved, String> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("m.gguf"), "").unwrap();

@@ -1,6 +1,6 @@
-//! Flags and variables that a model's llama-server does not have, found by asking it: `--help` lists them all. For `config check` and `update`; a start
-//! would end with the same words of the process itself, some seconds later. Flags that mitigations give are checked like those that the
-//! operator wrote.
+//! Finds flags and variables that a model's llama-server does not know, from its `--help`. Used by `config
+//! check` and `update`; on a start, the process itself reports the same some seconds later. Checks flags of
+//! mitigations, too.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -17,20 +17,20 @@ use crate::problem::{Place, Problem, alike};
 use crate::resolve::Resolved;
 use crate::source::layers::Loaded;
 
-/// How alike two flags have to be for one to be meant by the other (Jaro-Winkler, 0 to 1).
+/// Minimum similarity (Jaro-Winkler, 0 to 1) for the suggestion of another flag.
 const ALIKE: f64 = 0.85;
 
-/// What models give their llama-servers and those do not know.
+/// Flags and variables that llama-servers do not know.
 #[derive(Debug, Default)]
 pub struct UnknownWords {
-    /// Flags, and values that these builds have not: with one of them a process does not start.
+    /// Unknown flags and values; with one of them a process does not start.
     pub refused: Vec<Problem>,
-    /// Variables, which the process ignores without a word.
+    /// Unknown variables, which the process silently ignores.
     pub ignored: Vec<Problem>,
 }
 
-/// The flags and variables of all models that their llama-servers do not know. The binaries are filled in; each is asked once. One that does
-/// not answer says nothing: whether it can be run was tried before.
+/// Finds unknown flags and variables of all models. The binaries must be filled in; each is queried once.
+/// Skips a binary that does not answer: an earlier check has already run it.
 pub async fn unknown(loaded: &Loaded, resolved: &Resolved) -> UnknownWords {
     let mut lists: HashMap<(&[String], &Path), Option<FlagList>> = HashMap::new();
     let mut unknown = UnknownWords::default();
@@ -56,7 +56,7 @@ pub async fn unknown(loaded: &Loaded, resolved: &Resolved) -> UnknownWords {
     unknown
 }
 
-/// One model, and what its llama-server lists.
+/// Check of one model against the list of its llama-server.
 struct Check<'a> {
     name: &'a str,
     binary: &'a Path,
@@ -65,7 +65,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// What the operator wrote.
+    /// Checks the operator's arguments.
     fn own_words(
         &self,
         args: &[String],
@@ -85,12 +85,12 @@ impl Check<'_> {
             let hint = "choose another value, or another build";
             Problem::new(place(index), format!("model `{name}`: {why}")).hint(hint)
         });
-        // A fork counts its builds otherwise: only of a build of ours is the number certain.
+        // Check values only for builds of the store: a fork may number its builds differently.
         let is_ours = self.build.is_some_and(|build| build.provenance.is_some());
         unknown.chain(refused.filter(|_| is_ours)).collect()
     }
 
-    /// A variable that the operator sets. One that a llama-server does not know it ignores without a word.
+    /// Checks a variable that the operator sets, because llama-server silently ignores unknown ones.
     fn variable(&self, key: &str, place: Place) -> Option<Problem> {
         let list = self.list.filter(|list| !list.knows_variable(key))?;
         let (name, binary) = (self.name, self.binary.display());
@@ -101,14 +101,14 @@ impl Check<'_> {
         Some(Problem::new(place, format!("model `{name}`: {binary} ignores the variable `{key}`")).hint(hint))
     }
 
-    /// What mitigations added to the command `args`, in the spelling of this binary.
+    /// Checks flags that mitigations added to `args`, in the spelling of this binary.
     fn given_words(&self, args: &[String], mitigations: &Mitigations) -> Vec<Problem> {
         let Some(list) = self.list else { return Vec::new() };
         let (name, binary) = (self.name, self.binary.display());
         let wrong = mitigations.given_flags().filter_map(|(place, mitigation, words)| {
             let words = list.translate(words).words;
             let flag = words.first().filter(|flag| !list.knows(flag))?;
-            // One that is for another backend, or overruled, is not given.
+            // Skip a flag that was not added: it is for another backend, or overruled.
             args.windows(words.len()).any(|own| own == words).then(|| {
                 let message = format!(
                     "model `{name}`: mitigation {mitigation} gives `{}`, and {binary} has no flag `{flag}`",
@@ -121,7 +121,7 @@ impl Check<'_> {
         wrong.collect()
     }
 
-    /// What may have been meant.
+    /// Suggests a flag.
     fn hint(&self, word: &str, next: Option<&str>) -> String {
         let list = self.list;
         list.and_then(|list| list.renamed_hint(word, next))
@@ -132,21 +132,21 @@ impl Check<'_> {
     }
 }
 
-/// A variable without what all begin with that stand for flags: by that alone any two would be alike.
+/// Strips the common prefixes of variables, which would make any two similar.
 fn bare(variable: &str) -> &str {
     variable.trim_start_matches("LLAMA_ARG_").trim_start_matches("NO_")
 }
 
-/// All flags of a command's llama-server, by its help; `None` if it tells none.
+/// Parses all flags of a command's llama-server from its help; `None` if it prints none.
 pub async fn known(command: &Command, timeout: Duration) -> Option<FlagList> {
     let help = tokio::time::timeout(timeout, ask(&asking(command), "--help")).await.ok()?.ok()?;
     FlagList::parse(&help)
 }
 
-/// Words that look like flags and are none of these. Behind a flag of ours a word may be its value, whatever it looks like.
+/// Words that look like flags and are unknown. Skips a word behind a known flag, which may be its value.
 fn strangers<'a>(args: &'a [String], known: &FlagList) -> Vec<(usize, &'a str)> {
     let words = args.iter().enumerate().filter(|(_, word)| is_flag(word) && !known.knows(word));
-    // `-p -x`: a text may begin with one hyphen.
+    // Allow `-p -x`: a text may begin with one hyphen.
     let value = |at: usize, word: &str| {
         !word.starts_with("--")
             && at.checked_sub(1).and_then(|before| args.get(before)).is_some_and(|before| known.knows(before))
@@ -154,7 +154,7 @@ fn strangers<'a>(args: &'a [String], known: &FlagList) -> Vec<(usize, &'a str)> 
     words.filter(|(at, word)| !value(*at, word)).map(|(at, word)| (at, word.as_str())).collect()
 }
 
-/// The most alike of these by what `part` takes of them, if any is alike enough.
+/// The most similar known word, compared by `part` of the words, if it is similar enough.
 fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>, part: fn(&str) -> &str) -> Option<String> {
     let scored = known.map(|one| (alike(part(word), part(one)), one));
     scored
@@ -167,7 +167,7 @@ fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>, part: fn(&str) 
 mod tests {
     use super::*;
 
-    /// As new and old builds print it.
+    /// Help text of new and old builds.
     const HELP: &str = "----- common params -----\n\n\
         -h,    --help, --usage                  print usage and exit\n\
         -c,    --ctx-size N                     size of the prompt context (default: 4096, 0 = loaded from model)\n\

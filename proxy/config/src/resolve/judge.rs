@@ -1,6 +1,6 @@
-//! What is judged about one model: its file, its directory, its flags; and about all of it: what contradicts what.
+//! Checks of one model (file, directory, flags), and of contradictions in the whole configuration.
 //!
-//! Each check adds to the problems of the resolver, so that all of them are told at once.
+//! Each check adds to the resolver's problems, so that all are reported together.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,11 +15,13 @@ use crate::problem::{Place, Problem, quoted};
 use crate::resolve::Resolver;
 use crate::settings::Model;
 
-/// Variables of llama-server that say how it is reached: with them the process would not answer as we ask.
+/// Variables that change how llama-server is reached, so that the process would not answer llama-warden's
+/// requests.
 const OUR_VARIABLES: [&str; 3] =
     ["LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE"];
 
-/// What is kept from a process: as a drop-in, also what llama-server is told by variables and we do in its place.
+/// Variables to remove from a process. In drop-in mode includes those that llama-warden uses in the
+/// server's place.
 pub(crate) fn with_ours(mut removed: Vec<String>, drop_in: bool) -> Vec<String> {
     if drop_in {
         removed.extend(OUR_VARIABLES.map(str::to_owned));
@@ -105,7 +107,7 @@ impl Resolver<'_> {
             Listening::Pointless => ("listening is ours", "remove it: each process has a socket of its own"),
             Listening::Prefix => ("the path of all routes is ours", "set `api_prefix` in [server]"),
             Listening::Key if self.has_keys() => (KEYS_STOP_HERE, "remove it, or `server.keys`"),
-            // In drop-in mode the key is the child's to check; with many models it would have to be in each.
+            // In drop-in mode the child checks the key; with many models, each would have to check it.
             Listening::Key if self.any_name => return,
             Listening::Key => (
                 "keys per process are not supported with a configuration file",
@@ -116,10 +118,10 @@ impl Resolver<'_> {
         self.problems.push(problem.hint(hint));
     }
 
-    /// Variables are inherited, so llama-server's own count wherever they were set.
+    /// Finds a harmful variable of a model, set in its configuration or inherited from llama-warden.
     fn harmful_variable(&self, name: &str, model: &Model) -> Option<(&'static str, Place)> {
         let mut own = OUR_VARIABLES.into_iter().filter(|key| model.env.contains_key(*key));
-        // As a drop-in they say how we are reached, and the process never sees them.
+        // In drop-in mode they configure llama-warden, and the process never sees them.
         let inherits = |key: &&str| !self.any_name && self.machine.var(key).is_some();
         let mut inherited = OUR_VARIABLES.into_iter().filter(inherits);
         own.next()
@@ -127,7 +129,7 @@ impl Resolver<'_> {
             .or_else(|| inherited.next().map(|key| (key, Place::Env(key.to_owned()))))
     }
 
-    /// What contradicts what, over the whole configuration.
+    /// Finds contradictions in the whole configuration.
     pub(crate) fn check_contradictions(&mut self, specs: &[SharedSpec]) {
         let inherited = self.machine.text_vars();
         let models = self.loaded.models.iter().zip(specs).map(|((name, model), spec)| {

@@ -1,17 +1,17 @@
-//! The file of API keys: read once, hashed, wiped.
+//! Reads the file of API keys, hashes the keys, and wipes the text.
 //!
 //! ```toml
 //! [alice]                          # the key's name, for logs and metrics
 //! sha256 = "9f86d081..."           # or key = "sk-..." in clear text
-//! models = ["qwen", "embed-*"]     # names, aliases, patterns; all without it
+//! models = ["qwen", "embed-*"]     # names, aliases, patterns; default: all
 //! rate = "60/min"
 //! tokens = "100000/h"
 //! concurrency = 4
 //! operator = true                  # opens the page for operators, too
 //! ```
 //!
-//! Keys in clear text are replaced by their hashes while the text is taken apart, so that no message can show one, and
-//! the text is overwritten before it is given back.
+//! The parser replaces clear-text keys by their hashes, so that no message can show one. The text is
+//! overwritten before it is freed.
 
 use std::collections::HashSet;
 use std::os::unix::fs::PermissionsExt;
@@ -29,40 +29,40 @@ use crate::problem::{Place, Problem, Problems, quoted};
 use crate::schema::validate::validate_as;
 use crate::source::tree::{Entry, Kind, Node};
 
-/// Others may write the file.
+/// Mode bit: others may write the file.
 const OTHERS_WRITE: u32 = 0o002;
-/// Others may read the file.
+/// Mode bit: others may read the file.
 const OTHERS_READ: u32 = 0o004;
-/// Keys in clear text are at least so long: 16 random letters cannot be guessed over a network.
+/// Minimum bytes of a clear-text key: 16 random letters cannot be guessed over a network.
 const LEAST_BYTES: usize = 16;
-/// How secret keys of well-known services begin; nobody names a key so, but people do mix up name and key.
+/// Prefix of secret keys of well-known services. No key is named like this, but users confuse name and key.
 const SECRET_PREFIX: &str = "sk-";
 
 /// A file of API keys.
 #[derive(Clone, Debug)]
 pub struct KeyFile {
-    /// Its keys, in its order.
+    /// Keys in the order of the file.
     pub keys: Vec<WrittenKey>,
 }
 
-/// A key as the file has it.
+/// A key of the file.
 #[derive(Clone, Debug)]
 pub struct WrittenKey {
-    /// Name and where it stands.
+    /// Name of the key.
     pub name: String,
     place: Place,
     hash: KeyHash,
-    /// The file has it in clear text.
+    /// The file has the key in clear text.
     pub in_clear: bool,
-    /// Names, aliases and patterns.
+    /// Names, aliases and patterns of permitted models.
     pub models: Option<Vec<String>>,
-    /// Requests in a time.
+    /// Maximum request rate.
     pub rate: Option<Rate>,
-    /// Tokens in a time.
+    /// Maximum token rate.
     pub tokens: Option<Rate>,
-    /// Requests at a time.
+    /// Maximum number of concurrent requests.
     pub concurrency: Option<usize>,
-    /// Opens the page for operators.
+    /// The key opens the page for operators.
     pub operator: bool,
 }
 
@@ -97,7 +97,7 @@ impl KeyFile {
         Err(Problem::new(whole(), format!("the file of keys: {why}")).hint(hint).into())
     }
 
-    /// Reads the text of a key file.
+    /// Parses the text of a key file.
     ///
     /// # Errors
     /// The file is not TOML, or a key in it is wrong.
@@ -105,7 +105,7 @@ impl KeyFile {
         let locate = |byte: Option<usize>| Place::in_file(path, text, byte);
         let table = DeTable::parse(text).map_err(|error| {
             let byte = error.span().map(|span| span.start);
-            // The first line says what is wrong and quotes nothing.
+            // Use only the first line, which describes the error; the others would quote the text.
             let message = error.message().lines().next().unwrap_or_default().to_owned();
             Problem::new(locate(byte), format!("this is not TOML: {message}"))
         })?;
@@ -131,7 +131,8 @@ impl KeyFile {
         if problems.is_empty() { Ok(Self { keys }) } else { Err(Problems(problems)) }
     }
 
-    /// What the gateway is told, for these models: name and aliases of each. Patterns that mean no model are told.
+    /// Converts the keys for the gateway. `models` has name and aliases of each. Warns of patterns that
+    /// match no model.
     pub fn specs(&self, models: &[(ModelName, Vec<String>)]) -> (Vec<KeySpec>, Vec<Problem>) {
         let mut warnings = Vec::new();
         let specs = self.keys.iter().map(|key| KeySpec {
@@ -229,7 +230,7 @@ fn written(
             );
             None
         }
-        // Hashed when the text was taken apart; what could not be a key has been told.
+        // The parser has hashed it, and has reported an unsuitable key.
         (Some(hash), None) => KeyHash::from_hex(hash),
         (None, Some(hash)) => {
             let parsed = KeyHash::from_hex(hash.trim());
@@ -265,7 +266,7 @@ fn written(
     Some(WrittenKey { name, place, hash: hash?, in_clear, models, rate, tokens, concurrency, operator })
 }
 
-/// The file as the validation reads it, with a hash wherever a key in clear text stood.
+/// Converts the file for validation, with a hash in place of each clear-text key.
 fn tree(
     table: Spanned<DeTable<'_>>,
     locate: &dyn Fn(Option<usize>) -> Place,
@@ -301,12 +302,12 @@ fn tree(
         }
         entries.push(Entry { key: name.into_inner().into_owned(), key_span: Some(at), value });
     }
-    // In the order of the file.
+    // Restore the order of the file.
     entries.sort_by_key(|entry| entry.key_span.as_ref().map(|span| span.start));
     Node { span: Some(span), kind: Kind::Table(entries) }
 }
 
-/// Why a text cannot be a key.
+/// The reason why a text cannot be a key.
 fn unfit(key: &str) -> Option<String> {
     if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Some("a key has no spaces and nothing but ASCII letters, digits and signs".to_owned());
@@ -339,7 +340,7 @@ fn node(value: Spanned<DeValue<'_>>) -> Node {
     Node { span: Some(span), kind }
 }
 
-/// A fresh key: 256 random bits.
+/// Creates a key of 256 random bits.
 pub fn fresh() -> Zeroizing<String> {
     let bits = Zeroizing::new(rand::random::<[u8; 32]>());
     let mut text = Zeroizing::new(String::with_capacity(SECRET_PREFIX.len() + 64));
@@ -352,7 +353,7 @@ pub fn fresh() -> Zeroizing<String> {
     text
 }
 
-/// The section that says which key it is, without the key.
+/// The section of a key for the file, which contains its hash but not the key.
 pub fn section(name: &str, key: &str) -> String {
     format!("[{}]\nsha256 = \"{}\"\n", quoted(name), KeyHash::of(key.as_bytes()).to_hex())
 }

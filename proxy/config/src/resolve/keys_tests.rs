@@ -1,4 +1,4 @@
-//! What a file of keys may say, and what is told about one that is wrong. No message shows a key.
+//! Tests valid and faulty files of keys. No message shows a key.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! `mitigations = ["graph-cache-cap=64", …]` of a model: what it sets, gives and keeps away, and whether the
-//! llama-server that the model runs does it.
+//! `mitigations = ["graph-cache-cap=64", …]` of a model: its arguments and variables, and whether the
+//! model's llama-server supports them.
 //!
-//! What the operator wrote for llama-server itself, in `args` and `env`, wins over a mitigation; a warning says so. A
-//! mitigation wins over variables that we inherited ourselves.
+//! The operator's own `args` and `env` override a mitigation, with a warning. A mitigation overrides
+//! variables inherited by llama-warden.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -19,45 +19,46 @@ use crate::resolve::Resolver;
 use crate::settings::Model;
 use crate::source::layers::Loaded;
 
-/// The list of this program, or why there is none. That of a model has the fixes of its own sets, too: [`Mitigations::known`].
+/// The compiled-in list of mitigations. The list of a model contains the fixes of its own sets, too:
+/// [`Mitigations::known`].
 ///
 /// # Errors
-/// The list that is compiled in is wrong.
+/// The compiled-in list is broken.
 pub fn catalogue() -> Result<Arc<Catalogue>, String> {
     static ALL: LazyLock<Result<Arc<Catalogue>, String>> =
         LazyLock::new(|| Catalogue::embedded().map(Arc::new).map_err(|error| error.to_string()));
     ALL.clone()
 }
 
-/// What a model's list comes to, before it is known what its llama-server can do.
+/// Resolved list of a model, before the abilities of its llama-server are known.
 #[derive(Clone, Debug, Default)]
 pub struct Mitigations {
-    /// As it is written.
+    /// The list as written.
     list: Vec<String>,
     args: Vec<String>,
     env: Vec<(String, String)>,
     effects: Vec<(Effect, Place)>,
-    /// What there is to be named; none: the list of this program.
+    /// Available mitigations; `None` for the compiled-in list.
     known: Option<Arc<Catalogue>>,
 }
 
-/// A command with mitigations in it.
+/// Arguments and variables of a command with mitigations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mitigated {
     /// Words of the command line.
     pub args: Vec<String>,
     /// Variables to set.
     pub env: Vec<(String, String)>,
-    /// Variables to keep away.
+    /// Variables to remove.
     pub env_remove: Vec<String>,
-    /// What the operator's own settings overrule: the index of the effect, and what is said about it.
+    /// Effects overruled by the operator's settings: index and note.
     overruled: Vec<(usize, String)>,
-    /// Words of `args` that are the operator's own, at their beginning.
+    /// Number of leading words of `args` that are the operator's own.
     own_words: usize,
 }
 
 impl Mitigated {
-    /// The same with flags that we add spelled as a llama-server with these flags knows them. The operator's own words stay.
+    /// Respells the added flags for a llama-server with these flags. Keeps the operator's words.
     pub(crate) fn translated(mut self, flags: Option<&FlagList>) -> Self {
         if let Some(flags) = flags {
             let ours = self.args.split_off(self.own_words);
@@ -68,18 +69,21 @@ impl Mitigated {
 }
 
 impl Mitigations {
-    /// The list as it is written.
+    /// The list as written.
     pub fn list(&self) -> &[String] {
         &self.list
     }
 
-    /// Only arguments, and a list that has nothing to do yet.
+    /// Arguments with a list that has no effects, for tests.
     #[cfg(test)]
     pub(crate) fn of_args(args: Vec<String>, list: Vec<String>) -> Self {
         Self { list, args, ..Self::default() }
     }
 
-    /// Another list over the same arguments and variables, with what is to be known about it; or what is wrong with it.
+    /// Resolves another list over the same arguments and variables, with notes about it.
+    ///
+    /// # Errors
+    /// The list is wrong, in words.
     pub(crate) fn with(&self, list: &[String]) -> Result<(Self, Vec<String>), String> {
         let done = self.known()?.resolve(list);
         let (wrong, notes): (Vec<_>, Vec<_>) = done.findings.into_iter().partition(|finding| finding.error);
@@ -102,15 +106,15 @@ impl Mitigations {
         Ok((all, notes))
     }
 
-    /// What this model may name.
+    /// Mitigations that this model may use.
     ///
     /// # Errors
-    /// As [`catalogue`], or a set of the model is wrong.
+    /// The errors of [`catalogue`], or a broken set of the model.
     pub fn known(&self) -> Result<Arc<Catalogue>, String> {
         self.known.clone().map_or_else(catalogue, Ok)
     }
 
-    /// Each item as it is written; of a set of the user's own with the set.
+    /// Items as written; those of the user's own sets with the set.
     pub fn shown(&self) -> Vec<String> {
         let own = |item: usize| {
             let found = self.effects.iter().find(|(effect, _)| effect.item == item);
@@ -122,24 +126,24 @@ impl Mitigations {
         items.map(|(item, text)| format!("{text}{}", own(item).unwrap_or_default())).collect()
     }
 
-    /// The command as the operator wrote it, without any mitigation: arguments and variables.
+    /// The operator's own arguments and variables, without mitigations.
     pub(crate) fn written(&self) -> (&[String], &[(String, String)]) {
         (&self.args, &self.env)
     }
 
-    /// Flags that each mitigation gives, in the spelling of our list: its place and name, and the words.
+    /// Flags of each mitigation, in the spelling of the list: place, name and words.
     pub(crate) fn given_flags(&self) -> impl Iterator<Item = (&Place, &str, &[String])> {
         self.effects.iter().flat_map(|(effect, place)| {
             effect.flags.iter().map(move |flag| (place, effect.name.as_str(), flag.words.as_slice()))
         })
     }
 
-    /// The names of all mitigations that take effect.
+    /// Ids of all effective mitigations.
     pub fn ids(&self) -> Vec<String> {
         self.effects.iter().map(|(effect, _)| effect.mitigation.id.clone()).collect()
     }
 
-    /// The command with all of them but those that `leave_out` names by index.
+    /// The command with all effects, except those at the indexes `leave_out`.
     pub fn command(&self, leave_out: &[usize]) -> Mitigated {
         let mut done = Mitigated {
             args: self.args.clone(),
@@ -193,7 +197,7 @@ impl Mitigations {
         }
     }
 
-    /// For people: what each of them comes to.
+    /// Describes the effect of each item.
     pub fn told(&self) -> Vec<String> {
         let done = self.command(&[]);
         let mut lines = Vec::new();
@@ -264,7 +268,8 @@ impl Resolver<'_> {
         all
     }
 
-    /// `GGML_CUDA_DISABLE_GRAPHS = "0"` looks like the opposite of what it does.
+    /// Warns of variables that act by their presence: `GGML_CUDA_DISABLE_GRAPHS = "0"` looks like the
+    /// opposite of its effect.
     fn warn_about_presence(&mut self, name: &str, model: &Model, list: &Catalogue) {
         for entry in list.mitigations() {
             let Action::Variable { name: key, presence: true, .. } = &entry.action else { continue };
@@ -301,7 +306,7 @@ impl Resolver<'_> {
     }
 }
 
-/// For `config show`: what a model's list comes to, and what is wrong with it.
+/// Describes the effects and the faults of a model's list, for `config show`.
 pub fn explain(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Vec<String> {
     if model.mitigations.is_empty() {
         return Vec::new();
@@ -312,12 +317,12 @@ pub fn explain(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) ->
     all.told().into_iter().chain(wrong).collect()
 }
 
-/// What was found about mitigations and llama-servers; a binary is searched for a fix once.
+/// Cache of checks of mitigations against llama-servers; each binary is searched for a fix once.
 #[derive(Debug, Default)]
 pub struct Judge(HashMap<(PathBuf, String), Fit>);
 
 impl Judge {
-    /// Holds a model's mitigations against its llama-server. Returns the command without what is not for it.
+    /// Checks a model's mitigations against its llama-server. Returns the command without unsuitable ones.
     pub(crate) fn judge(
         &mut self,
         name: &str,

@@ -1,4 +1,4 @@
-//! What a model's list does to its command, what is told about it, and what a build changes.
+//! Tests the effects of a model's list on its command, the notes about it, and the influence of a build.
 
 use super::*;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::problem::Problems;
 use crate::resolve::{Resolved, resolve};
 use crate::source::layers::{Sources, load};
 
-/// A configuration with these lines under one model, and an environment of ours.
+/// Resolves a configuration with these lines under one model, and inherited variables.
 fn read(lines: &str, inherited: &[(&str, &str)]) -> Result<Resolved, Problems> {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("m.gguf"), "").unwrap();
@@ -21,7 +21,7 @@ fn read(lines: &str, inherited: &[(&str, &str)]) -> Result<Resolved, Problems> {
     resolve(&loaded, &machine, false)
 }
 
-/// Arguments behind the model file, variables, and what is kept away.
+/// Arguments behind the model file, set variables, and removed variables.
 fn command(resolved: &Resolved) -> (Vec<&str>, Vec<(&str, &str)>, Vec<&str>) {
     let command = &resolved.fleet.models[0].command;
     (
@@ -36,7 +36,7 @@ fn told(all: &[Problem]) -> String {
     all.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The folder is a new one each time.
+/// Removes the path of the temporary folder, which differs in each run.
 fn without_folder(told: &str) -> String {
     let line = |line: &str| line[line.find("w.toml:").unwrap_or_default()..].to_owned() + "\n";
     told.lines().map(line).collect()

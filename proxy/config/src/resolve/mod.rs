@@ -1,5 +1,5 @@
-//! From what was written to what each crate is told: paths are made absolute, budgets become bytes, names are checked
-//! against each other. It reads facts about files but starts nothing; [`binary`] tries the binaries.
+//! Resolves the loaded configuration for each crate: makes paths absolute, converts budgets to bytes,
+//! checks names. Reads facts about files but starts no process; [`binary`] runs the binaries.
 
 pub mod binary;
 mod cancel;
@@ -48,84 +48,84 @@ use crate::problem::{Place, Problem, Problems, quoted};
 use crate::settings::Model;
 use crate::source::layers::Loaded;
 
-/// What the parts of the program are told.
+/// Resolved settings for the parts of the program.
 #[derive(Clone, Debug)]
 pub struct Resolved {
-    /// The public listener.
+    /// Public listener.
     pub server: defaults::Server,
-    /// The connection to a backend.
+    /// Connection to a backend.
     pub upstream: defaults::Upstream,
-    /// The log.
+    /// Log settings.
     pub log: defaults::Log,
     /// Experiments of `diagnose`.
     pub diagnose: defaults::Diagnose,
-    /// Proofs of a build.
+    /// Proofs of builds.
     pub proof: defaults::Proof,
-    /// `update`.
+    /// Settings of `update`.
     pub update: defaults::Update,
-    /// Memory over time.
+    /// Recorded memory series.
     pub series: defaults::Series,
     /// Child processes.
     pub child: defaults::Child,
-    /// Where things are kept.
+    /// Directories.
     pub dirs: Dirs,
     /// Unix socket of the admin routes.
     pub admin_socket: PathBuf,
     /// TCP address of the admin routes.
     pub admin_address: Option<SocketAddr>,
-    /// The settings of `[probe]`: what probes and balancers hear from us.
+    /// Answers to probes and load balancers (`[probe]`).
     pub probe: defaults::Probe,
-    /// Where they ask.
+    /// Address for probes.
     pub probe_address: Option<SocketAddr>,
-    /// Where `HAProxy` asks.
+    /// Address for agent checks of `HAProxy`.
     pub agent_address: Option<SocketAddr>,
-    /// The fleet, but for the binaries: [`binary`] finds them by `choices`.
+    /// The fleet without binaries: [`binary`] finds them by `choices`.
     pub fleet: FleetConfig,
-    /// What is changed in requests, in the order of the models.
+    /// Request rules, in the order of the models.
     pub rules: Vec<Arc<ModelRules>>,
-    /// The same for models that somebody else's endpoint serves.
+    /// Request rules of remote models.
     pub remote_rules: Vec<Arc<ModelRules>>,
-    /// What names mean that have no process of their own.
+    /// Names without a process of their own.
     pub by_name: BTreeMap<String, Name>,
-    /// Which binary each model wants, in the order of the models.
+    /// Binary choice of each model, in the order of the models.
     pub choices: Vec<(Choice, Place)>,
     /// The mitigations of each model, in the order of the models.
     pub mitigations: Vec<Mitigations>,
-    /// What is known about the llama-server of each model, in the order of the models; [`binary`] finds it out.
+    /// Facts about the llama-server of each model, in the order of the models; [`binary`] fills them in.
     pub builds: Vec<Option<BuildFacts>>,
-    /// The flags that the llama-server of each model lists, in the order of the models; [`binary`] asks for them.
+    /// Flags that the llama-server of each model lists, in the order of the models; [`binary`] fills them in.
     pub flags: Vec<Option<Arc<FlagList>>>,
-    /// Binaries that we did not build and that nothing was measured of yet; [`binary`] finds them.
+    /// Foreign binaries without measurements; [`binary`] fills them in.
     pub unmeasured: Vec<Unmeasured>,
-    /// Another store in which builds are looked for by their names.
+    /// Another store in which builds are searched.
     pub other_store: Option<PathBuf>,
-    /// The API keys, where they are asked for.
+    /// API keys, if clients need one.
     pub keys: Option<Vec<KeySpec>>,
-    /// By which host names we may be reached; never `Auto`.
+    /// Host names by which clients may address this server; never `Auto`.
     pub names: Names,
-    /// The file of the access log, if it has one of its own.
+    /// File of the access log, if it is separate.
     pub access_log: Option<PathBuf>,
-    /// Where requests are recorded, in the order of the models.
+    /// Files for recorded requests, in the order of the models.
     pub record_requests: Vec<Option<PathBuf>>,
-    /// Where traces of requests go, if anywhere.
+    /// Collector for traces of requests.
     pub collector: Option<Collector>,
-    /// How work for clients that left is ended, in the order of the models.
+    /// Cancellation mode for disconnected clients, in the order of the models.
     pub cancel: Vec<Cancel>,
-    /// What is allowed and probably not meant.
+    /// Settings that are allowed but probably unintended.
     pub warnings: Vec<Problem>,
-    /// As it was written, where it is kept to be shown.
+    /// The configuration as written, if it is kept for display.
     pub written: Option<Arc<Loaded>>,
 }
 
 impl Resolved {
-    /// Models that are bound to a build or a program of their own.
+    /// Models whose configuration names a build or a program.
     pub fn bound(&self) -> Vec<String> {
         let all = self.choices.iter().zip(&self.fleet.models);
         let bound = all.filter(|((choice, _), _)| *choice != Choice::Newest);
         bound.map(|(_, model)| model.name.as_str().to_owned()).collect()
     }
 
-    /// How each model's server is started, for advice.
+    /// Facts about each model's server, for advice.
     pub fn servers(&self, machine: &Machine) -> Servers {
         let inherited: Arc<[String]> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
         let models = self.fleet.models.iter().zip(&self.builds).zip(&self.mitigations);
@@ -138,22 +138,22 @@ impl Resolved {
     }
 }
 
-/// How a model's server would be started here, as far as that can be told without starting anything.
+/// Start settings of a model's server, as far as they are known without running anything.
 pub struct Launch {
     /// Words of the command line.
     pub args: Vec<String>,
     /// Variables to set.
     pub env: Vec<(String, String)>,
-    /// Variables to keep away.
+    /// Variables to remove.
     pub env_remove: Vec<String>,
-    /// Names of its mitigations.
+    /// Ids of its mitigations.
     pub mitigations: Vec<String>,
-    /// What the provenance of its build says, if it is one of the store.
+    /// Facts from the provenance, if it is a build of the store.
     pub facts: Option<BuildFacts>,
 }
 
 impl Loaded {
-    /// How a model's server would be started. Its files need not be there.
+    /// Resolves the start settings of a model's server. Its files need not exist.
     ///
     /// # Errors
     /// A value of the model is wrong.
@@ -171,7 +171,7 @@ impl Loaded {
             Choice::Path(_) | Choice::InPath(_) => Ok(None),
         };
         let Mitigated { args, env, env_remove, .. } = mitigations.command(&[]);
-        // A damaged store is told by what starts a server; here it only means that less is known.
+        // Ignore a damaged store, which only costs facts here; a start reports it.
         Ok(Launch {
             args,
             env,
@@ -182,7 +182,7 @@ impl Loaded {
     }
 }
 
-/// Resolves a configuration. `any_name`: the one model answers to every name.
+/// Resolves a configuration. With `any_name`, the single model answers to every name.
 ///
 /// # Errors
 /// Values are wrong, or contradict each other.
@@ -298,7 +298,7 @@ pub fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<Res
     })
 }
 
-/// A resolution under way.
+/// State of a resolution.
 pub(crate) struct Resolver<'a> {
     pub(crate) loaded: &'a Loaded,
     pub(crate) machine: &'a Machine,
@@ -309,7 +309,7 @@ pub(crate) struct Resolver<'a> {
 }
 
 impl<'a> Resolver<'a> {
-    /// Nothing found yet.
+    /// Creates a resolver without findings.
     pub(crate) fn new(loaded: &'a Loaded, machine: &'a Machine) -> Self {
         Self {
             loaded,
@@ -350,7 +350,7 @@ impl Resolver<'_> {
         Some(address)
     }
 
-    /// Where others may ask, beyond loopback too: nothing can be done there.
+    /// Resolves an address for probes, which may be public because it offers no actions.
     fn probe_address(&mut self, key: &str, text: &str) -> Option<SocketAddr> {
         let address = text.to_socket_addrs().ok().and_then(|mut all| all.next());
         if address.is_none() && !text.is_empty() {
@@ -379,7 +379,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Two models must not share a name or an alias.
+    /// Checks that no two models share a name or an alias.
     fn names(&mut self) {
         let mut owners: HashMap<&String, (&str, &String)> = HashMap::new();
         let loaded = self.loaded;
@@ -429,7 +429,7 @@ impl Resolver<'_> {
             args.splice(0..0, ["-m".to_owned(), self.absolute(file).to_string_lossy().into_owned()]);
         }
         let mitigations = self.mitigations(name, model, args);
-        // Without those that are not for the build; that is known when the binary is.
+        // Includes effects that the build may not support; [`binary`] removes them.
         let Mitigated { args, env, env_remove, .. } = mitigations.command(&[]);
         if model.wrapper.first().is_some_and(String::is_empty) {
             let place = self.place(&["models", name, "wrapper"]);
@@ -459,7 +459,7 @@ impl Resolver<'_> {
             queue: model.queue,
             max_in_flight: model.max_in_flight,
             ttl: model.ttl,
-            // What it needs is known when its command is, and whom it excludes when all are known.
+            // Memory needs and exclusions are filled in later: they require the command and all models.
             loading: loading::Spec {
                 gpus: model.gpus.clone(),
                 pin: model.run.pin,
@@ -468,7 +468,7 @@ impl Resolver<'_> {
             },
             fallback: (!model.fallback.is_empty())
                 .then(|| Fallback { args: model.fallback.clone(), needs: None }),
-            // Known when its binary is.
+            // Filled in with the binary.
             start_switches: Vec::new(),
             choose_gpus: false,
             lifecycle: model.lifecycle,
@@ -492,7 +492,7 @@ impl Resolver<'_> {
                 self.problems.push(problem.hint("keep one of them"));
                 (Choice::Newest, place)
             }
-            // A bare word is looked for in PATH, as a shell would.
+            // Search a bare word in PATH, like a shell.
             (Some(binary), None) if binary.components().count() == 1 && !binary.is_absolute() => {
                 let beside = self.absolute(binary);
                 let choice =

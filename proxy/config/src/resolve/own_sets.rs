@@ -1,5 +1,6 @@
-//! Patch sets of the user's own: the folders of `paths.patches`, and what builds of the store say of the sets that they were
-//! built with. What a build says counts first, as it is what runs; so a server starts without the set's folder, too.
+//! The user's own patch sets: folders of `paths.patches`, and sets recorded in builds of the store. The
+//! record of a build has priority, because that code runs; so a server starts without the set's folder,
+//! too.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::problem::{Place, Problem};
 use crate::settings::Model;
 use crate::source::layers::Loaded;
 
-/// What was found so far; each folder and each build is read once.
+/// Cache, so that each folder and each build is read once.
 #[derive(Debug, Default)]
 pub(crate) struct OwnSets {
     folders: Option<Arc<Sets>>,
@@ -25,10 +26,10 @@ pub(crate) struct OwnSets {
 }
 
 impl Loaded {
-    /// The curated patch sets, and those of `paths.patches`.
+    /// Loads the curated patch sets, and those of `paths.patches`.
     ///
     /// # Errors
-    /// One of them is broken, or has a name that is taken; the problem names file and line.
+    /// A set is broken, or its name is taken; the problem names file and line.
     pub fn patch_sets(&self, machine: &Machine) -> Result<Sets, Problem> {
         let broken = |error: &warden_patches::Error| {
             let path = ["paths".to_owned(), "patches".to_owned()];
@@ -45,16 +46,16 @@ impl Loaded {
     }
 }
 
-/// With what a build says of the sets that it was built with.
+/// Adds the sets recorded in a build.
 ///
 /// # Errors
-/// A fix of it has a name that means something else by now.
+/// One of its fixes has a name that now means something else.
 pub fn with_build(list: Catalogue, build: &ProvenanceFacts) -> Result<Catalogue, warden_patches::Error> {
     let fixes = build.own.iter().map(|(set, fix)| (set.as_str(), fix));
     list.with_own(fixes, &format!("build {}", build.id))
 }
 
-/// With the fixes of sets that were read from folders.
+/// Adds the fixes of sets from folders.
 ///
 /// # Errors
 /// A fix has a name that is taken.
@@ -67,13 +68,14 @@ pub fn with_folders(mut list: Catalogue, sets: &Sets) -> Result<Catalogue, warde
 }
 
 impl Resolver<'_> {
-    /// The list of mitigations for a model, with the fixes of its build's own sets and of those in `paths.patches`.
+    /// The list of mitigations for a model, with the fixes recorded in its build and those of
+    /// `paths.patches`.
     ///
     /// # Errors
-    /// The list of this program is broken.
+    /// The compiled-in list is broken.
     pub(super) fn list_for(&mut self, name: &str, model: &Model) -> Result<Arc<Catalogue>, String> {
         let curated = catalogue()?;
-        // Whoever resolves the model reports what is wrong with the choice itself.
+        // Drop problems of the choice: the resolution of the model reports them.
         let known = self.problems.len();
         let (choice, place) = self.choice(name, model);
         self.problems.truncate(known);
@@ -101,7 +103,7 @@ impl Resolver<'_> {
         Ok(list)
     }
 
-    /// The sets of `paths.patches`; what is wrong with them is told once.
+    /// The sets of `paths.patches`. Reports problems once.
     fn folders(&mut self) -> Option<Arc<Sets>> {
         if self.loaded.settings.paths.patches.is_empty() {
             return None;
@@ -116,7 +118,7 @@ impl Resolver<'_> {
         self.own.folders.clone()
     }
 
-    /// What the provenance of a chosen build says; a damaged store is told by what starts a server.
+    /// Facts from the provenance of a chosen build. Ignores a damaged store, which a start reports.
     fn built(&self, choice: &Choice) -> Option<ProvenanceFacts> {
         let data = self.loaded.dirs(self.machine).ok()?.data;
         let id = match choice {

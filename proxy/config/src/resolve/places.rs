@@ -1,5 +1,5 @@
-//! Where our private directory for sockets must not be made: in places that are somebody's for another purpose. Nothing there
-//! would be removed; but whoever names such a place meant another one.
+//! Refuses directories with another purpose as the parent of the private socket directory. llama-warden
+//! would remove nothing there, but an operator who names one has likely made a mistake.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::resolve::Resolver;
 use crate::resolve::dirs::Dirs;
 
 impl Resolver<'_> {
-    /// Refuses `paths.runtime_dir` where it is no place for sockets.
+    /// Refuses an unsuitable `paths.runtime_dir`.
     pub(crate) fn check_runtime_dir(&mut self, dirs: &Dirs, models: &[SharedSpec]) {
         if self.loaded.settings.paths.runtime_dir.is_none() {
             return;
@@ -23,7 +23,7 @@ impl Resolver<'_> {
         self.problems.push(problem.hint("name a directory for sockets alone, like `/run/llama-warden`"));
     }
 
-    /// Warns where what is to outlast a restart of the machine is kept in its memory.
+    /// Warns if data that should survive a reboot is kept in memory.
     pub(crate) fn check_state_dir(&mut self, dirs: &Dirs) {
         for (key, named, dir, what) in [
             (
@@ -67,13 +67,13 @@ impl Resolver<'_> {
             return Some(format!("where the file of model `{}` is", spec.name));
         }
         let store = warden_builder::Store::new(&dirs.data);
-        // A store that is there: an empty place may become both.
+        // Refuse only an existing store: an empty directory may serve both purposes.
         (store.root().is_dir() && (real(&dirs.data) == base || base.starts_with(real(store.root()))))
             .then(|| "where builds are kept".to_owned())
     }
 }
 
-/// Whether a path, or what of it exists, lies in a file system that has no disk.
+/// Returns whether a path, or its existing part, is in a file system in memory.
 #[cfg(target_os = "linux")]
 fn is_in_memory(path: &Path) -> bool {
     // `statfs(2)`: TMPFS_MAGIC.
@@ -82,13 +82,13 @@ fn is_in_memory(path: &Path) -> bool {
     there.and_then(|path| rustix::fs::statfs(path).ok()).is_some_and(|facts| facts.f_type == TMPFS)
 }
 
-/// Other systems have no such file system, so nothing is ever reported there.
+/// Returns false: other systems have no tmpfs.
 #[cfg(not(target_os = "linux"))]
 fn is_in_memory(_: &Path) -> bool {
     false
 }
 
-/// A path without links, as far as it exists.
+/// Resolves links in the existing part of a path.
 fn real(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     path.canonicalize().unwrap_or_else(|_| match (path.parent(), path.file_name()) {
@@ -103,7 +103,7 @@ mod tests {
     use crate::resolve::resolve;
     use crate::source::layers::{Sources, load};
 
-    /// What is said about a configuration with this directory, in a folder with a model, a store and a home.
+    /// Reports on a configuration with this directory, in a folder with a model, a store and a home.
     fn said(runtime_dir: &str) -> String {
         let dir = tempfile::tempdir().unwrap();
         for folder in ["models", "data/builds/x", "home", "etc", "run"] {
@@ -166,7 +166,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn what_is_to_outlast_a_restart_of_the_machine_is_not_kept_in_its_memory() {
-        // Made by the kernel itself, and the same on every Linux.
+        // The kernel provides it on every Linux.
         let in_memory = std::path::Path::new("/dev/shm");
         if !super::is_in_memory(in_memory) {
             return;

@@ -1,4 +1,5 @@
-//! Where it is recorded what `patches prove` has shown on this machine: `verified.toml` beside the configuration file.
+//! The file with the proofs of `patches prove` on this machine: `verified.toml` next to the configuration
+//! file.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -9,13 +10,13 @@ use crate::machine::Machine;
 use crate::problem::{Place, Problem};
 use crate::source::layers::Loaded;
 
-/// Its name.
+/// Name of the file.
 const NAME: &str = "verified.toml";
 
-/// Its path: in the folder of the configuration file, else in `$XDG_CONFIG_HOME/llama-warden`.
+/// Path of the file: in the folder of the configuration file, else in `$XDG_CONFIG_HOME/llama-warden`.
 ///
 /// # Errors
-/// There is no configuration file, and no home.
+/// There is neither a configuration file nor a home directory.
 pub fn file(loaded: &Loaded, machine: &Machine) -> Result<PathBuf, Problem> {
     let beside = loaded.file.as_deref().map(|file| loaded_folder(machine, file));
     beside.or_else(|| machine.config_dir()).map(|folder| folder.join(NAME)).ok_or_else(|| {
@@ -29,18 +30,18 @@ fn loaded_folder(machine: &Machine, file: &Path) -> PathBuf {
     file.parent().map_or_else(|| machine.cwd.clone(), Path::to_owned)
 }
 
-/// What is recorded for this configuration; nothing where there is no file, and no place for one.
+/// The proofs recorded for this configuration; empty without a file, or without a place for one.
 ///
 /// # Errors
-/// It is there, and cannot be read or understood.
+/// The file exists and cannot be read or parsed.
 pub fn known(loaded: &Loaded, machine: &Machine) -> Result<Proofs, Problem> {
     file(loaded, machine).map_or_else(|_| Ok(Proofs::default()), |file| read(&file))
 }
 
-/// What is recorded in a file; nothing where there is none.
+/// Reads the proofs of a file; empty without a file.
 ///
 /// # Errors
-/// It is there, and cannot be read or understood. It stays as it is.
+/// The file exists and cannot be read or parsed. It stays unchanged.
 pub fn read(file: &Path) -> Result<Proofs, Problem> {
     let place = || Place::File { path: file.to_owned(), line: 0 };
     let hint = "mend it, or move it away: then nothing counts as locally verified until `llama-warden patches prove` shows it again";
@@ -53,10 +54,10 @@ pub fn read(file: &Path) -> Result<Proofs, Problem> {
     }
 }
 
-/// Writes all of it anew, whole or not at all.
+/// Replaces the file atomically.
 ///
 /// # Errors
-/// It cannot be written; what was there stays.
+/// The file cannot be written; the old one stays.
 pub fn write(file: &Path, proofs: &Proofs) -> Result<(), Problem> {
     let trouble = |error: &dyn std::fmt::Display| {
         Problem::new(Place::File { path: file.to_owned(), line: 0 }, format!("cannot be written: {error}"))

@@ -1,5 +1,5 @@
-//! What is known of how a model's llama-server behaves: what was measured of the binary, and what the model's flags make of
-//! it. Pure but for what is remembered of binaries that we did not build.
+//! Behaviour of a model's llama-server: measurements of the binary, combined with the model's flags. Pure,
+//! except for the cache of measurements of foreign binaries.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,30 +12,30 @@ use warden_supervisor::Command;
 
 use crate::arguments;
 
-/// A binary of which something is not measured yet: mostly one that we did not build.
+/// A binary with missing measurements, usually one that llama-warden did not build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unmeasured {
-    /// Its path.
+    /// Path of the binary.
     pub binary: PathBuf,
-    /// What it is remembered by.
+    /// Key of its measurements.
     pub identity: String,
 }
 
-/// What is known of one binary.
+/// Known behaviour of a binary.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known {
-    /// What was measured, or what it says of itself.
+    /// Measurements, or what its `--help` says.
     pub measured: Measured,
-    /// Set if it is to be measured.
+    /// Set if it must be measured.
     pub unmeasured: Option<Unmeasured>,
     /// See [`ServerFacts::slot_files`].
     pub slot_files: Option<bool>,
-    /// The flags that it lists; `None` if it lists none.
+    /// Flags that it lists; `None` if it lists none.
     pub flags: Option<Arc<FlagList>>,
 }
 
 impl Known {
-    /// What is remembered of a binary that somebody else built. `version`: what it says to `--version`.
+    /// Recalls the measurements of a foreign binary. `version` is its output of `--version`.
     pub fn remembered(cache: &Path, binary: &Path, version: &str) -> Self {
         let Some(identity) = Remembered::identity(binary, version) else { return Self::default() };
         let recalled = Remembered::new(cache).read(&identity);
@@ -45,8 +45,8 @@ impl Known {
         Self { measured, unmeasured, ..Self::default() }
     }
 
-    /// What is known of a build of ours: by its provenance, and what that lacks because the build is older than the
-    /// question, by what was measured since.
+    /// Behaviour of a build of the store, from its provenance. Adds later measurements for checks that are
+    /// newer than the build.
     pub fn built(measured: Measured, cache: &Path, binary: &Path, version: &str) -> Self {
         if measured.discards_bodies.is_some() {
             return Self { measured, ..Self::default() };
@@ -57,21 +57,21 @@ impl Known {
     }
 }
 
-/// Whether a server can listen on a Unix socket, by what it says to `--help`: since about b5000 `--host` says so. Only for the
-/// time until it is measured.
+/// Returns whether a server can listen on a Unix socket, by its `--help`: since about b5000, `--host` says
+/// so. Used only until it is measured.
 pub fn unix_sockets_in(help: &str) -> Option<bool> {
     let help = help.to_ascii_lowercase();
     help.contains("--host").then(|| help.contains("unix socket"))
 }
 
-/// Whether a server can be told where to save slots, by what it says to `--help`. One fork lists what is there to every client, and
-/// lets them rename and remove it: it is known by a flag that nobody else has.
+/// Returns whether a server can save slots to files, by its `--help`. False for a fork whose clients may
+/// list, rename and remove the files; only that fork has `--run-time-repack`.
 pub fn slot_files_in(help: &str) -> Option<bool> {
     let listed = |flag: &str| help.split([' ', ',', '\n', '\t']).any(|word| word == flag);
     listed("--help").then(|| listed("--slot-save-path") && !listed("--run-time-repack"))
 }
 
-/// The facts of a model that is started so. `cores`: processors that it may use.
+/// Facts about a model's server with this command. `cores` is the number of usable processors.
 pub fn of(measured: Measured, command: &Command, cores: usize) -> ServerFacts {
     ServerFacts {
         stream_head: match measured.stream_head {
@@ -84,14 +84,14 @@ pub fn of(measured: Measured, command: &Command, cores: usize) -> ServerFacts {
             HttpThreads::OnDemand => ServerFacts::THREADS_ON_DEMAND,
             HttpThreads::Fixed => fixed(command, cores),
         }),
-        // Nobody measures that.
+        // Not measured: `--help` decides.
         slot_files: None,
         discards_bodies: measured.discards_bodies,
     }
 }
 
-/// How many threads a server with a fixed number has: what it is told, else by the rule that all of them have in common, two
-/// more than slots and no fewer than one less than processors. Slots that are chosen by the server count as one.
+/// Number of HTTP threads of a server with a fixed number: the configured one, else by the common rule: two
+/// more than slots, and at least processors minus one. Slots chosen by the server count as one.
 fn fixed(command: &Command, cores: usize) -> u32 {
     let variable = |name: &str| {
         let set = command.env.iter().rev().find(|(own, _)| own == name).map(|(_, value)| value.as_str());
@@ -139,7 +139,7 @@ mod tests {
         let known = Known::built(old, cache, &binary, "v");
         assert_eq!(known.measured, Measured { discards_bodies: Some(false), ..old });
         assert_eq!(known.unmeasured, None);
-        // What cannot be measured is not asked at every start.
+        // A failed measurement is not repeated at every start.
         Remembered::new(cache).write(&identity, &binary, Measured::default()).unwrap();
         assert_eq!(Known::built(old, cache, &binary, "v").unmeasured, None);
     }

@@ -1,5 +1,5 @@
-//! What may start a model's llama-server if it dies while it loads: entries of the list of mitigations that this binary knows and this
-//! command line does not have, in the order of trial.
+//! Switches to try if a model's llama-server dies while it loads: mitigations that the binary supports and
+//! the command line does not have, in the order of trial.
 
 use warden_patches::mitigation::{Action, BuildFacts, Catalogue, Effect, Fit};
 use warden_policies::server_flags::FlagList;
@@ -8,12 +8,13 @@ use warden_policies::start_search::{StartSwitch, configuration_line};
 use super::mitigations::Mitigations;
 use crate::arguments;
 
-/// Layers in a number of them that is no "as many as there are": more than the largest models have.
+/// Layer count above that of the largest models; a count from here on means all layers.
 const ALL_LAYERS: u64 = 99;
-/// Types of the V cache that do not need flash attention.
+/// Types of the V cache that need no flash attention.
 const PLAIN_CACHES: [&str; 3] = ["f16", "f32", "bf16"];
 
-/// Finds them. `flags`: what the binary lists; without that no flag is offered. `typed`: the model is llama-server's own command line.
+/// Finds the switches. `flags` are those of the binary; without them no flag is offered. `typed` means that
+/// the model is llama-server's own command line.
 pub(super) fn find(
     model: &str,
     mitigations: &Mitigations,
@@ -36,12 +37,12 @@ pub(super) fn find(
         Some(StartSwitch { line, ..switch })
     };
     let mut switches: Vec<StartSwitch> = items(&list, args).into_iter().filter_map(offer).collect();
-    // Kept for each model: without this the vector reserves four, and most models have one.
+    // Free the spare capacity: the list is kept per model, most have one entry, and a vector reserves four.
     switches.shrink_to_fit();
     switches
 }
 
-/// What the list names, with half of the layers before none of them where their number is given.
+/// Items of the list. Offers half of the GPU layers before none, if their number is given.
 fn items(list: &Catalogue, args: &[String]) -> Vec<String> {
     let half = |item: &String| {
         let names = ["--gpu-layers", "--n-gpu-layers", "-ngl"].map(str::to_owned);
@@ -52,7 +53,7 @@ fn items(list: &Catalogue, args: &[String]) -> Vec<String> {
     list.start_items().iter().flat_map(|item| half(item).into_iter().chain([item.clone()])).collect()
 }
 
-/// One of them, if it applies. Words of `args` that it overrules are in its `line`.
+/// Offers an effect if it applies. `line` of the switch names words of `args` that it overrules.
 fn offer(
     list: &Catalogue,
     effect: &Effect,
@@ -62,7 +63,7 @@ fn offer(
     build: &BuildFacts,
     flags: Option<&FlagList>,
 ) -> Option<StartSwitch> {
-    // A note of its build's number matters less than what the binary lists.
+    // Trust the flags of the binary more than a note about its build number.
     if matches!(effect.fit(build), Fit::LeftOut(_) | Fit::Missing { .. }) {
         return None;
     }
@@ -89,13 +90,14 @@ fn offer(
                 let given: Vec<&str> = flag.words.iter().map(String::as_str).collect();
                 match arguments::given(args, &flag.names, &given) {
                     Some((_, true)) => return None,
-                    // The same under another name: `-lm none` for `--no-mmap`.
+                    // Already given under another name: `-lm none` for `--no-mmap`.
                     Some((given, false))
                         if value.is_some() && given.split(' ').nth(1) == value.map(String::as_str) =>
                     {
                         return None;
                     }
-                    // The last one counts, so a word at the end is tried; where it is to be written is another matter.
+                    // Appending suffices for a trial, because the last word counts; `line` says which word
+                    // to change for good.
                     Some((overruled, false)) => switch.line = overruled,
                     None if flag.variables.iter().any(variable) => return None,
                     None => {}
@@ -111,7 +113,8 @@ fn offer(
     (!switch.args.is_empty() || !switch.env.is_empty()).then_some(switch)
 }
 
-/// Whether the V cache is of a type that needs flash attention: without it such a server does not start either.
+/// Returns whether the V cache has a type that needs flash attention; without that, the server would not
+/// start either.
 fn has_quantised_v_cache(args: &[String]) -> bool {
     let names = ["--cache-type-v", "-ctv"].map(str::to_owned);
     let given = arguments::given(args, &names, &[]);

@@ -1,4 +1,4 @@
-//! What is offered to binaries that list other flags, and to command lines that have some of it.
+//! Tests the offers for binaries with other flags, and for command lines that already have some.
 
 use warden_patches::mitigation::ProvenanceFacts;
 
@@ -14,7 +14,7 @@ fn flags(own: &str) -> FlagList {
     FlagList::parse(&format!("{own}{filler}")).unwrap()
 }
 
-/// What is offered for these arguments: words and the line to write.
+/// Offers for these arguments: words, and the line to write.
 fn offered(args: &str, backend: Option<&str>, help: Option<&str>) -> Vec<(String, String)> {
     let args = args.split_whitespace().map(str::to_owned).collect();
     let mitigations = Mitigations::of_args(args, vec!["cache-ram=64".to_owned()]);
@@ -39,7 +39,7 @@ fn switches_are_spelled_as_the_binary_lists_them() {
     let cuda = words("-m x -ngl 30", Some("cuda"), Some(NEW));
     assert_eq!(cuda[0], "GGML_CUDA_DISABLE_GRAPHS=1");
     assert_eq!(cuda[cuda.len() - 2..], ["--gpu-layers 15", "--gpu-layers 0"]);
-    // No flag without a list of them.
+    // Without a list of flags, no flag is offered.
     assert_eq!(words("-m x", Some("cuda"), None), ["GGML_CUDA_DISABLE_GRAPHS=1"]);
     assert_eq!(words("-m x", Some("cpu"), Some("")), Vec::<String>::new());
 }

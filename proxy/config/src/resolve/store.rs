@@ -1,4 +1,4 @@
-//! Finds builds of llama-server in the store, for models that name one by id or take the newest.
+//! Finds builds in the store, for models that name one by id or use the default.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use crate::machine::Machine;
 use crate::problem::Problems;
 use crate::resolve::Resolved;
 
-/// Finds and tries the binaries of all models, builds of the store among them.
+/// Finds and checks the binaries of all models, including builds of the store.
 ///
 /// # Errors
-/// As [`binary::fill`].
+/// The errors of [`binary::fill`].
 pub async fn fill(resolved: &mut Resolved, machine: &Machine) -> Result<(), Problems> {
     let (data, other) = (resolved.dirs.data.clone(), resolved.other_store.clone());
     let look = |id: Option<&str>| match (find(&data, id)?, &other) {
@@ -22,11 +22,10 @@ pub async fn fill(resolved: &mut Resolved, machine: &Machine) -> Result<(), Prob
     binary::fill(resolved, machine, &look).await
 }
 
-/// A build: by id or the beginning of one, or the one in use. `Ok(None)` if there is none; an error if the beginning fits
-/// several, or the build is damaged.
+/// Finds a build by id or prefix, or the one in use. `Ok(None)` if there is none.
 ///
 /// # Errors
-/// The beginning fits several builds, or the build is damaged.
+/// The prefix fits several builds, or the build is damaged.
 pub fn find(data_dir: &Path, id: Option<&str>) -> Result<Option<StoreBuild>, String> {
     let store = Store::new(data_dir);
     let found = match id {

@@ -1,4 +1,5 @@
-//! Where traces of requests go: `[telemetry]`, and where that says nothing the variables that OpenTelemetry has given names to.
+//! Resolves the collector for traces of requests, from `[telemetry]` or else from OpenTelemetry's standard
+//! variables.
 
 use std::path::Path;
 
@@ -11,32 +12,32 @@ use warden_supervisor::Origin;
 use super::Resolver;
 use crate::problem::Problem;
 
-/// A file of headers is some lines: more is another file.
+/// Maximum bytes of a file of headers. A larger file is not one.
 const HEADERS_BYTES: u64 = 64 << 10;
 
-/// What is added to an endpoint for all kinds of telemetry.
+/// Path added to an endpoint that is configured for all signals.
 const TRACES: &str = "/v1/traces";
 
-/// Who we are, if nobody says otherwise.
+/// Default `service.name`.
 const SERVICE: &str = "llama-warden";
 
-/// A collector of OpenTelemetry.
+/// An OpenTelemetry collector.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collector {
-    /// Where it is.
+    /// Address of the collector.
     pub origin: Origin,
     /// The whole path.
     pub path: String,
-    /// What it wants beside; the values are secrets.
+    /// Additional headers; their values are secrets.
     pub headers: HeaderMap,
-    /// What is said of us: `service.name` and others.
+    /// Resource attributes: `service.name` and others.
     pub resource: Vec<(String, String)>,
     /// Intervals, sizes and limits.
     pub numbers: defaults::Telemetry,
 }
 
 impl Resolver<'_> {
-    /// The collector, if there is one.
+    /// Resolves the collector, if one is configured.
     pub(super) fn collector(&mut self) -> Option<Collector> {
         let numbers = self.loaded.settings.telemetry.clone();
         let written = numbers.endpoint.clone();
@@ -70,13 +71,13 @@ impl Resolver<'_> {
         self.machine.var(name).and_then(|value| value.to_str()).map(|value| value.trim().to_owned())
     }
 
-    /// A variable for traces alone, or else for all kinds of telemetry.
+    /// A variable for traces, or else for all signals.
     fn either(&self, rest: &str) -> Option<String> {
         let of_traces = self.variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{rest}"));
         of_traces.or_else(|| self.variable(&format!("OTEL_EXPORTER_OTLP_{rest}")))
     }
 
-    /// What is wrong in a variable keeps nobody from serving: they may be set for others.
+    /// Reports a faulty variable as a warning, because it may be set for other programs.
     fn unusable(&mut self, message: String, hint: &str) {
         let place = self.place(&["telemetry"]);
         self.warnings.push(Problem::new(place, message).hint(hint));
@@ -113,7 +114,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// The file of headers; `None` if it cannot be used, which is told.
+    /// Reads the file of headers. Reports an unusable file and returns `None`.
     fn headers_of(&mut self, file: &Path) -> Option<HeaderMap> {
         use std::os::unix::fs::PermissionsExt as _;
         let read = || {
@@ -162,7 +163,7 @@ impl Resolver<'_> {
         all
     }
 
-    /// What is said of us: others' words first, as people set them.
+    /// Resource attributes. Those of variables have priority.
     fn resource(&self) -> Vec<(String, String)> {
         let mut all = pairs(&self.variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default());
         if let Some(name) = self.variable("OTEL_SERVICE_NAME") {
@@ -176,7 +177,7 @@ impl Resolver<'_> {
     }
 }
 
-/// An endpoint, and the whole path there. `adds`: it is one for all kinds of telemetry.
+/// Parses an endpoint. With `adds`, it is for all signals, and the path for traces is added.
 fn endpoint(text: &str, adds: bool) -> Result<(Origin, String), String> {
     let uri: Uri = text.parse().map_err(|error| format!("it is no address: {error}"))?;
     if uri.query().is_some() {
@@ -193,14 +194,14 @@ fn endpoint(text: &str, adds: bool) -> Result<(Origin, String), String> {
     Ok((origin, path))
 }
 
-/// Lines of `Name: value`; empty ones, and those that begin with `#`, say nothing.
+/// Parses lines of `Name: value`. Skips empty lines and those that begin with `#`.
 fn headers(text: &str) -> Result<HeaderMap, String> {
     let mut all = HeaderMap::new();
     for (at, line) in text.lines().enumerate() {
         if line.trim().is_empty() || line.starts_with('#') {
             continue;
         }
-        // The line may be a secret: it is not quoted.
+        // Do not quote the line, which may be a secret.
         let read = line.split_once(':').and_then(|(name, value)| header(name.trim(), value.trim()));
         let (name, value) = read.ok_or_else(|| format!("has no header in line {}", at + 1))?;
         all.insert(name, value);
@@ -210,7 +211,7 @@ fn headers(text: &str) -> Result<HeaderMap, String> {
 
 fn header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
     let name: HeaderName = name.parse().ok()?;
-    // Those are the connection's, and what the body is we say.
+    // Refuse headers that belong to the connection or describe the body.
     let is_ours = matches!(
         name.as_str(),
         "host" | "content-length" | "content-type" | "transfer-encoding" | "connection"
@@ -220,7 +221,7 @@ fn header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
     Some((name, value))
 }
 
-/// `key=value,key=value`, values percent-encoded.
+/// Parses `key=value,key=value` with percent-encoded values.
 fn pairs(text: &str) -> Vec<(String, String)> {
     let all = text.split(',').filter_map(|pair| pair.split_once('='));
     all.map(|(key, value)| {

@@ -1,4 +1,4 @@
-//! Where traces go, as it is read of files and variables.
+//! Tests the resolution of the collector from files and variables.
 
 use super::*;
 use crate::machine::Machine;
@@ -6,7 +6,7 @@ use crate::problem::Problems;
 use crate::resolve::{Resolved, resolve};
 use crate::source::layers::{Sources, load};
 
-/// What is made of this `[telemetry]`, a file of headers beside it, and these variables.
+/// Resolves this `[telemetry]`, a file of headers next to it, and these variables.
 fn read(text: &str, file: &str, variables: &[(&str, &str)]) -> Result<Resolved, String> {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,4 @@
-//! Certificate and key as they are configured: their paths, and whether they can be used. It reads the files and keeps
-//! nothing of them.
+//! Resolves the paths of certificate and key, and checks the files. Reads them and keeps nothing of them.
 
 use std::path::Path;
 
@@ -10,7 +9,7 @@ use crate::problem::{Place, Problem};
 use crate::resolve::Resolver;
 
 impl Resolver<'_> {
-    /// The section `[server]` with absolute paths. Files that cannot be used are problems.
+    /// The section `[server]` with absolute paths. Reports unusable files as problems.
     pub(crate) fn server(&mut self) -> defaults::Server {
         let mut server = self.loaded.settings.server.clone();
         for path in [&mut server.tls_cert, &mut server.tls_key] {

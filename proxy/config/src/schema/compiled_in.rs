@@ -1,14 +1,15 @@
-//! Numbers of `defaults.toml` that are no keys of a configuration: nobody could say what else to set them to. They are in no
-//! schema, no table of the documentation and no hint.
+//! Compiled-in numbers of `defaults.toml` that are not configuration keys, because no operator would know a
+//! better value. They are in no public schema, documentation or hint.
 //!
-//! A file that sets one is refused, and told what to do. Tests need short times and small thresholds, and who cannot do without
-//! another number needs a way: a table `[internal.SECTION]`, with the names of `config show --defaults`, sets any number that
-//! such a section has. It is checked like a key, shown by `config show`, warned of at each start, and promises nothing.
+//! A file that sets one is refused with advice. Tests need short times and small thresholds, and an
+//! operator may need another number after all. So a table `[internal.SECTION]`, with the names of `config
+//! show --defaults`, sets any number of the section. It is checked like a key, shown by `config show`,
+//! warned of at each start, and may change in any version.
 //!
 //! ```text
 //!   [growth]              host_effect = "1MiB"   refused: compiled in
-//!   [internal.growth]     host_effect = "1MiB"   taken, with a warning; stands at `growth.host_effect` from here on
-//!   [internal.lifecycle]  ...                    stands at `defaults.lifecycle`: it holds for all models
+//!   [internal.growth]     host_effect = "1MiB"   accepted with a warning, and moved to `growth.host_effect`
+//!   [internal.lifecycle]  ...                    moved to `defaults.lifecycle`: applies to all models
 //! ```
 
 use std::sync::LazyLock;
@@ -23,10 +24,10 @@ use crate::source::tree::{Kind, Node};
 /// The table in which compiled-in numbers can be set.
 pub(crate) const INTERNAL: &str = "internal";
 
-/// A section of the defaults.
+/// A section of `defaults.toml`.
 struct Part {
     name: &'static str,
-    /// Where its keys stand in a configuration; nowhere, if nothing can set them.
+    /// Path of its keys in a configuration; `None` if nothing can set them.
     home: Option<&'static [&'static str]>,
     keys: &'static [Key],
 }
@@ -79,14 +80,15 @@ impl Part {
     }
 }
 
-/// Where the keys of a section of the defaults stand in a configuration; nowhere, if nothing can set them.
+/// Path of a section's keys in a configuration; `None` if nothing can set them.
 pub(crate) fn home(section: &str) -> Option<Vec<String>> {
     let home = PARTS.iter().find(|part| part.name == section)?.home?;
     Some(home.iter().map(|&key| key.to_owned()).collect())
 }
 
-/// The section of which a key at this place is a compiled-in number. A model's tables are those for all models. `bare`: in a file
-/// with the keys of one policy, where they stand outside of any section and the name has to say it.
+/// The section in which a key at this path is a compiled-in number. A model's tables count as those for all
+/// models. `bare` means a file with the keys of one policy, whose keys are in no section, so that only the
+/// name decides.
 fn section_of(path: &[String], key: &str, bare: bool) -> Option<&'static Part> {
     let path: Vec<&str> = match path {
         [models, _, rest @ ..] if models == "models" => {
@@ -99,24 +101,24 @@ fn section_of(path: &[String], key: &str, bare: bool) -> Option<&'static Part> {
     own.or_else(|| PARTS.iter().filter(|_| bare && path.is_empty()).find(|part| part.has(key)))
 }
 
-/// Whether the key at this place is compiled in.
+/// Returns whether the key at this path is compiled in.
 pub(crate) fn is_compiled_in(path: &[String], key: &str) -> bool {
     section_of(path, key, path.is_empty()).is_some()
 }
 
-/// Whether this is a section of which nothing is public.
+/// Returns whether this is a section without public keys.
 pub(crate) fn is_section(path: &[String], key: &str) -> bool {
     let all_hidden = |part: &Part| part.keys.iter().all(|key| !key.is_public);
     path.is_empty() && PARTS.iter().any(|part| part.name == key && all_hidden(part))
 }
 
-/// What is said of a compiled-in number at a place where it is no key.
+/// The problem of a compiled-in number that is set outside of `[internal]`.
 pub(crate) fn refusal(place: Place, path: &[String], key: &str, bare: bool) -> Option<Problem> {
     let part = section_of(path, key, bare)?;
     let full: Vec<String> = path.iter().cloned().chain([key.to_owned()]).collect();
     let value = schema::default_text(part.name, key).map(|value| format!(", `{value}`,")).unwrap_or_default();
     let why = "leave it out; `llama-warden config show --defaults` says why it is what it is";
-    // A table or a list of numbers has no place of its own.
+    // Tables and lists of numbers cannot be set at all.
     let settable = part.home.filter(|_| !value.is_empty());
     let (since, hint) = match settable {
         Some(home) => {
@@ -142,7 +144,7 @@ pub(crate) fn internal() -> &'static Value {
     &SCHEMA
 }
 
-/// Takes what stands in `[internal]` to the places where it is read. Says which numbers those are, each with its byte.
+/// Moves the values of `[internal]` to their sections. Returns their names, each with its byte offset.
 pub(crate) fn take(tree: &mut Node) -> Vec<(String, Option<usize>)> {
     let mut taken = Vec::new();
     let Some(internal) = tree.take(INTERNAL) else { return taken };
@@ -159,7 +161,7 @@ pub(crate) fn take(tree: &mut Node) -> Vec<(String, Option<usize>)> {
     taken
 }
 
-/// The compiled-in numbers that can be set: section, place in a configuration, name.
+/// Compiled-in numbers that can be set: section, path in a configuration, name.
 pub(crate) fn settable() -> impl Iterator<Item = (&'static str, Vec<String>, &'static str)> {
     PARTS.iter().flat_map(|part| {
         let home = home(part.name);

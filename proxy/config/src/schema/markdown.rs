@@ -1,12 +1,12 @@
-//! The tables of docs/configuration.md, printed from the schema: one for each section, between two comments by which the page is
-//! compared with what is printed here. The prose around them is written by hand.
+//! Prints the tables of docs/configuration.md from the schema, one per section. Two comments around each
+//! table allow a test to compare the page. The prose around the tables is written by hand.
 
 use serde_json::Value;
 
 use super::values::accepts;
 use crate::schema::{DEFAULT, format, root};
 
-/// The sections that have a table, each with the path to its part of the schema; `*` stands for any name.
+/// Sections with a table, each with its path in the schema; `*` stands for any name.
 const TABLES: [(&str, &[&str]); 27] = [
     ("server", &["server"]),
     ("admin", &["admin"]),
@@ -37,10 +37,10 @@ const TABLES: [(&str, &[&str]); 27] = [
     ("names.\"name\"", &["names", "*"]),
 ];
 
-/// The mark after each table in a page.
+/// Mark behind each table in a page.
 pub const END: &str = "<!-- end -->\n";
 
-/// All tables, one after the other.
+/// Prints all tables.
 pub fn tables() -> String {
     TABLES.iter().map(|(section, path)| table(section, path)).collect::<Vec<_>>().join("\n")
 }
@@ -63,12 +63,12 @@ fn at(path: &[&str]) -> &'static Value {
     })
 }
 
-/// The keys of a section, but not those of sections in it.
+/// The keys of a section, without those of nested sections.
 fn keys<'a>(schema: &'a Value, prefix: &str) -> Vec<(String, &'a Value)> {
     let mut all = Vec::new();
     for (key, schema) in schema["properties"].as_object().into_iter().flatten() {
         match (key.as_str(), schema["properties"].is_object()) {
-            // Written with a dot: `host.soft`.
+            // Nested keys are written with a dot: `host.soft`.
             ("host" | "vram", true) => all.extend(keys(schema, &format!("{key}."))),
             (_, true) => {}
             _ => all.push((format!("{prefix}{key}"), schema)),
@@ -98,7 +98,7 @@ fn row(key: &str, schema: &Value) -> String {
     format!("| {} |\n", cells.map(|cell| cell.replace('|', "\\|")).join(" | "))
 }
 
-/// What a key takes, in words that the page explains.
+/// Describes the values of a key, in terms that the page explains.
 fn takes(schema: &Value) -> String {
     if let Some(words) = schema["enum"].as_array() {
         return words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use crate::printed::check_page;
 
-    /// `WARDEN_RENEW_DOCS=1` writes the page anew.
+    /// With `WARDEN_RENEW_DOCS=1`, writes the page instead.
     #[test]
     fn the_tables_of_the_documentation_are_those_that_are_printed() {
         let tables = TABLES.iter().map(|(section, path)| (start(section), table(section, path)));
@@ -149,12 +149,13 @@ mod tests {
         listed.sort();
         all.sort();
         assert_eq!(all, listed);
-        // What lists say of a model is shown, and sets nothing.
+        // Do not count keys of `listing`, which are only displayed.
         let set = all.iter().filter(|key| !key.contains(".listing.")).count();
         assert!(set <= 155, "{set} keys: each new one needs somebody who would set it");
     }
 
-    /// All keys of the schema. `[defaults]` has those of a model, and the `request` of a name or of an endpoint's model those of a model's.
+    /// All keys of the schema. Skips `[defaults]`, which repeats the keys of models, and repeated `request`
+    /// tables.
     fn every(schema: &Value, path: &str, all: &mut Vec<String>) {
         let under = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
         for (key, inner) in schema["properties"].as_object().into_iter().flatten() {

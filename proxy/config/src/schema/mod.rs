@@ -1,11 +1,11 @@
-//! The JSON Schema of the configuration: what keys exist, and what each takes.
+//! The JSON Schema of the configuration: its keys and their values.
 //!
-//! Sections that have compiled-in defaults get their schema from `defaults.toml` (default and reason) and from the section's
-//! type (meaning and range), so that a key cannot exist in one and be missing in the other. The rest comes from the types in
-//! [`crate::settings`]. The validation walks this same schema and the tables of docs/configuration.md are printed from it, so
-//! that what is published is what is checked.
+//! Sections with compiled-in defaults get their schema from `defaults.toml` (default and reason) and from
+//! the section's type (meaning and range). So a key cannot exist in one and be missing in the other. The
+//! rest comes from the types in [`crate::settings`]. Validation and docs/configuration.md use this same
+//! schema.
 //!
-//! Keys that are not public are in no schema but that of `[internal]`: see `compiled_in`.
+//! Keys that are not public are only in the schema of `[internal]`: see `compiled_in`.
 
 pub(crate) mod compiled_in;
 pub mod markdown;
@@ -26,7 +26,7 @@ use warden_policies::defaults::{Key, Section, TEXT, Takes, parse_duration};
 
 use crate::settings::{Model, Settings};
 
-/// In the description of a key, before its default and the reason for that.
+/// In the description of a key, precedes its default and the reason.
 pub const DEFAULT: &str = "Default: ";
 
 /// The schema of a whole configuration file.
@@ -34,11 +34,11 @@ pub fn root() -> &'static Value {
     static ROOT: LazyLock<Value> = LazyLock::new(|| {
         let settings = SchemaSettings::draft2020_12()
             .with(|settings| settings.inline_subschemas = true)
-            // Nothing in a configuration file is required: every key has a default.
+            // No key is required, because every key has a default.
             .with_transform(RecursiveTransform(|schema: &mut Schema| {
                 schema.remove("required");
                 without_null(schema);
-                // What is empty where it is absent has no default worth a word.
+                // Remove empty defaults, which carry no information.
                 if schema
                     .get("default")
                     .is_some_and(|default| default.is_null() || default.is_array() || default.is_object())
@@ -53,12 +53,12 @@ pub fn root() -> &'static Value {
     &ROOT
 }
 
-/// The part of it that is one model's `policy`.
+/// The schema of one model's `policy`.
 pub fn policy() -> &'static Value {
     &root()["properties"]["models"]["additionalProperties"]["properties"]["policy"]
 }
 
-/// TOML has no null: an absent key says the same.
+/// Removes null from the types, because TOML expresses it by an absent key.
 fn without_null(schema: &mut Schema) {
     let Some(Value::Array(kinds)) = schema.get_mut("type") else { return };
     kinds.retain(|kind| kind != "null");
@@ -68,15 +68,15 @@ fn without_null(schema: &mut Schema) {
     }
 }
 
-/// What kind of text a value is; the validation knows these by name.
+/// Formats of text values, known to the validation by name.
 pub mod format {
     /// `30s`, `1h30m`.
     pub const DURATION: &str = "duration-text";
-    /// The same, long enough for work to be done in it, and not for ever.
+    /// A duration that is long enough to do work in, and bounded.
     pub const LIMIT_OF_WORK: &str = "limit-of-work";
-    /// The key with the shortest duration that is taken.
+    /// Schema key with the shortest accepted duration.
     pub const LEAST: &str = "x-least";
-    /// The key with the longest one.
+    /// Schema key with the longest accepted duration.
     pub const MOST: &str = "x-most";
     /// `12GiB`, or a number of bytes.
     pub const SIZE: &str = "size";
@@ -84,15 +84,15 @@ pub mod format {
     pub const LIMIT: &str = "memory-limit";
     /// `12GiB`, `80%`, or `auto`.
     pub const BUDGET: &str = "memory-budget";
-    /// `02:00-05:00`, or a list of such.
+    /// `02:00-05:00`, or a list of such windows.
     pub const WINDOWS: &str = "times-of-day";
     /// `mirror`, `off`, or a list of origins.
     pub const ORIGINS: &str = "origins";
     /// `auto`, `any`, or a list of host names.
     pub const NAMES: &str = "host-names";
-    /// Whatever JSON can say.
+    /// Any JSON value.
     pub const JSON: &str = "json";
-    /// A file or a directory; in a configuration file relative to that file.
+    /// A file or a directory, relative to the configuration file.
     pub const PATH: &str = "path";
     /// `https://example.org/llama.cpp#v1`, or an absolute path.
     pub const GIT: &str = "git-source";
@@ -108,7 +108,7 @@ pub fn paths(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "array", "items": { "type": "string", "format": format::PATH } })
 }
 
-/// An age, such as `24h`: nothing is always too old.
+/// An age, such as `24h`; at least 1 s, because a shorter one is always exceeded.
 pub fn age(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "format": format::DURATION, format::LEAST: "1s", "examples": ["24h", "7d"] })
 }
@@ -131,12 +131,12 @@ pub fn windows(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// How an operator's system prompt stands to the client's own.
+/// Combination of an operator's system prompt with the client's.
 pub fn system_prompt_mode(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "enum": ["missing", "prepend", "replace"] })
 }
 
-/// Which of several models a name means.
+/// Rule that selects one of several models of a name.
 pub fn choose(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "enum": ["loaded", "room"] })
 }
@@ -146,7 +146,7 @@ pub fn parameters(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "additionalProperties": { "format": format::JSON } })
 }
 
-/// A section of the defaults, as far as it is public.
+/// The public keys of a section of the defaults.
 pub struct Of<T>(std::marker::PhantomData<T>);
 
 impl<T: Section> JsonSchema for Of<T> {
@@ -161,7 +161,7 @@ impl<T: Section> JsonSchema for Of<T> {
     }
 }
 
-/// A table under a name of the operator's.
+/// A table whose name the operator chooses.
 pub struct One<T>(std::marker::PhantomData<T>);
 
 impl<T: JsonSchema> JsonSchema for One<T> {
@@ -176,11 +176,11 @@ impl<T: JsonSchema> JsonSchema for One<T> {
     }
 }
 
-/// Keys that only one model can have.
+/// Keys that only a single model can have.
 pub const OF_ONE_MODEL: [&str; 6] =
     ["model", "aliases", "listing", "record_requests", "upstream_model", "with"];
 
-/// What all models take: as one, without what only one can have.
+/// Schema of the settings for all models: those of a model without [`OF_ONE_MODEL`].
 pub struct AllModels;
 
 impl JsonSchema for AllModels {
@@ -231,13 +231,13 @@ pub(crate) fn section<'a>(name: &str, keys: impl Iterator<Item = &'a Key>) -> Sc
     schema.into()
 }
 
-/// The default of a key, as TOML; nothing for a table.
+/// The default of a key, as TOML; `None` for a table.
 pub(crate) fn default_text(section: &str, key: &str) -> Option<String> {
     let value = defaults_document().get(section)?.as_table()?.get(key)?.as_value()?;
     Some(value.to_string().trim().to_owned())
 }
 
-/// A table of the defaults to which people add names of their own.
+/// A table of the defaults that operators extend with names of their own.
 fn named(table: &toml_edit::Table, meaning: &str) -> Value {
     let known = table.iter().filter_map(|(key, item)| {
         let value = item.as_value()?;
@@ -262,7 +262,7 @@ fn defaults_document() -> &'static toml_edit::DocumentMut {
     &DOCUMENT
 }
 
-/// The comment above a key.
+/// The comment above a key, which gives its reason.
 fn reason(key: &toml_edit::Key) -> String {
     let prefix = key.leaf_decor().prefix().and_then(toml_edit::RawString::as_str).unwrap_or_default();
     let lines = prefix.lines().map(|line| line.trim().trim_start_matches('#').trim());
@@ -298,7 +298,7 @@ fn value_schema(takes: Takes, default: &toml_edit::Value) -> Map<String, Value> 
     }
 }
 
-/// What a key takes that takes whatever is of the kind of its default.
+/// The schema of a key that takes any value of its default's type.
 fn usual(default: &toml_edit::Value) -> Value {
     match default {
         toml_edit::Value::Integer(_) => json!({ "type": "integer", "minimum": 0 }),

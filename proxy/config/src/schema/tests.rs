@@ -1,4 +1,4 @@
-//! What the schema says of each kind of key.
+//! Tests the schema of each kind of key.
 
 use super::*;
 
@@ -75,7 +75,7 @@ const TEXTS: [&str; 28] = [
 fn every_text_is_known_to_be_a_path_or_none() {
     let mut found = Vec::new();
     texts(root(), String::new(), &mut found);
-    // What a model has as all models have is told once.
+    // Skip keys of a model that are listed under the defaults.
     let inherited = |key: &String| {
         let tables = ["models.*.", "names.*.", "remotes.*."];
         let rest = tables.iter().find_map(|table| key.strip_prefix(table));
@@ -86,7 +86,7 @@ fn every_text_is_known_to_be_a_path_or_none() {
     assert_eq!(found, TEXTS, "a new text gets `schema::path` or a line here");
 }
 
-/// Keys of texts that the schema says nothing more about.
+/// Text keys that the schema describes no further.
 fn texts(schema: &Value, path: String, found: &mut Vec<String>) {
     let plain = schema["format"].is_null() && schema["enum"].is_null();
     if schema["type"] == "string" && plain {

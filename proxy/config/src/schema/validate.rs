@@ -1,8 +1,8 @@
-//! Holds a tree of values against the JSON Schema, and tells everything that does not fit at once.
+//! Validates a tree of values against the JSON Schema, and reports all problems together.
 //!
-//! Only the part of JSON Schema that [`crate::schema`] produces is understood: objects with known keys or with one
-//! schema for all keys, lists, enums, ranges, and our own formats. Text from the environment and from flags gets its
-//! type here, because only the schema knows whether `1` is a number or a word.
+//! Supports only the part of JSON Schema that [`crate::schema`] produces: objects with known keys or with
+//! one schema for all keys, lists, enums, ranges, and our own formats. Text from variables and flags gets
+//! its type here, because only the schema knows whether `1` is a number or a word.
 
 use serde_json::Value;
 
@@ -12,15 +12,15 @@ use crate::problem::{Place, Problem, alike, dotted};
 use crate::schema::root;
 use crate::source::tree::{Entry, Kind, Node};
 
-/// Says where a span of bytes is.
+/// Returns the place of a byte offset.
 pub type Locate<'a> = &'a dyn Fn(Option<usize>) -> Place;
 
-/// Checks a whole tree; gives raw text its type on the way.
+/// Validates a whole tree, and types raw text.
 pub fn validate(tree: &mut Node, locate: Locate<'_>) -> Vec<Problem> {
     validate_as(tree, root(), locate)
 }
 
-/// Checks a tree that is a part of a configuration, described by this part of the schema.
+/// Validates a part of a configuration against this part of the schema.
 pub fn validate_as(tree: &mut Node, schema: &Value, locate: Locate<'_>) -> Vec<Problem> {
     let mut walk = Walk { locate, problems: Vec::new() };
     walk.check(tree, schema, &mut Vec::new());
@@ -97,7 +97,7 @@ impl Walk<'_> {
         }
     }
 
-    /// An entry that is no key. Of a section of which nothing is a key, what is in it is told.
+    /// Reports an unknown entry. If it is a section without public keys, reports its keys.
     fn unknown(&mut self, entry: &Entry, path: &[String], schema: &Value) {
         let place = (self.locate)(entry.key_span.as_ref().map(|span| span.start));
         match &entry.value.kind {
@@ -170,7 +170,7 @@ mod tests {
         validate(&mut tree, &locate)
     }
 
-    /// What is said of texts that have one problem each.
+    /// Reports on texts with one problem each.
     fn told(texts: &[&str]) -> String {
         let of = |text: &&str| {
             let all = problems(text);

@@ -1,5 +1,5 @@
-//! Single values against the JSON Schema: durations, sizes, words of a choice, our own formats. Each check says what is
-//! needed instead, or nothing.
+//! Validates single values against the JSON Schema: durations, sizes, choices, and our own formats. Each
+//! check returns a message with the expected form, or `None`.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use warden_policies::{ByteSize, MemoryLimit, Names, Origins};
 use crate::schema::format;
 use crate::source::tree::{Kind, Node};
 
-/// What is wrong with a value that is neither a table nor a list of values.
+/// Checks a value that is neither a table nor a list of values.
 pub(crate) fn check_value(node: &Node, schema: &Value) -> Option<String> {
     match schema["format"].as_str() {
         Some(format::DURATION | format::LIMIT_OF_WORK) => check_duration(node, schema),
@@ -54,7 +54,7 @@ pub(crate) fn accepts(schema: &Value, kind: &str) -> bool {
     }
 }
 
-/// Raw text becomes what the schema wants; if it cannot, it stays text and the check that follows says why.
+/// Converts raw text to the type of the schema. Text that does not fit stays text, and the check reports it.
 pub(crate) fn typed(text: &str, schema: &Value) -> Kind {
     let parsed = || text.trim().parse::<toml_edit::Value>().ok().map(|value| Node::from(&value).kind);
     let wants_text = accepts(schema, "string");
@@ -71,7 +71,7 @@ fn always_passed(text: &str) -> String {
     format!("`{text}` is always passed; for no budget leave the key out")
 }
 
-/// The schema may name the shortest and the longest.
+/// Checks a duration, with the bounds of the schema.
 fn check_duration(node: &Node, schema: &Value) -> Option<String> {
     let bound = |key: &str| schema[key].as_str().and_then(|text| parse_duration(text).ok());
     let (least, most) = (bound(format::LEAST), bound(format::MOST));
@@ -107,7 +107,7 @@ fn check_size(node: &Node, parse: impl Fn(&str) -> Result<(), String>) -> Option
     }
 }
 
-/// One window of time, or a list of such.
+/// Checks a time window, or a list of windows.
 fn check_windows(node: &Node) -> Option<String> {
     let one = |node: &Node| match &node.kind {
         Kind::Text(text) => text.parse::<Windows>().err().map(|error| error.to_string()),
@@ -122,7 +122,7 @@ fn check_windows(node: &Node) -> Option<String> {
     }
 }
 
-/// A word, or a list of origins.
+/// Checks a word, or a list of origins.
 fn check_origins(node: &Node) -> Option<String> {
     let wrong = || format!("this is {}; `\"mirror\"`, `\"off\"` or a list of origins is needed", node.noun());
     match &node.kind {
@@ -135,7 +135,7 @@ fn check_origins(node: &Node) -> Option<String> {
     }
 }
 
-/// A word, or a list of host names.
+/// Checks a word, or a list of host names.
 fn check_names(node: &Node) -> Option<String> {
     let wrong =
         || format!("this is {}; `\"auto\"`, `\"any\"` or a list of host names is needed", node.noun());
@@ -149,7 +149,7 @@ fn check_names(node: &Node) -> Option<String> {
     }
 }
 
-/// JSON has no dates, and no numbers without an end.
+/// Checks a JSON value: JSON has no dates and no infinite numbers.
 fn check_json(node: &Node) -> Option<String> {
     match &node.kind {
         Kind::Date => Some("this is a date, which JSON does not have; put it in quotes".to_owned()),

@@ -1,5 +1,5 @@
-//! Paths of credentials: `credential:NAME`, where a file is named, is the file that the service manager hands over under this name
-//! (`LoadCredential=NAME:…` of a unit). Nothing is read here.
+//! Resolves `credential:NAME` in path keys to the file that the service manager provides
+//! (`LoadCredential=NAME:…` of a unit). Reads no files.
 
 use std::path::Path;
 
@@ -10,12 +10,12 @@ use crate::problem::Problem;
 use crate::schema::format;
 use crate::schema::validate::Locate;
 
-/// What a value begins with that names a credential.
+/// Prefix of a value that names a credential.
 const PREFIX: &str = "credential:";
-/// Where they are, for the process that they are meant for.
+/// Variable with the directory of credentials, set by the service manager.
 pub(super) const VARIABLE: &str = "CREDENTIALS_DIRECTORY";
 
-/// Puts the paths in the place of the names, wherever the schema wants a path.
+/// Replaces names of credentials by paths, in values that are paths by the schema.
 pub(super) fn fill(
     tree: &mut Node,
     schema: &Value,

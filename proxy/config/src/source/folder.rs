@@ -1,6 +1,8 @@
-//! Folders of models: each model file in them is a model, named after its file, with its projector and a context that fits.
+//! Folders of models: each model file becomes a model named after it, with its projector and a context that
+//! fits.
 //!
-//! A file's settings lie beneath those of the configuration, so that `[models."name"]` adds to them or takes their place.
+//! Settings of a file have lower priority than the configuration, so that `[models."name"]` extends or
+//! overrides them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,27 +16,27 @@ use warden_sensors::gpu::Gpus;
 use crate::model_files::{self, ModelFile, Stamp};
 use crate::needs::{left_for_models, own_memory};
 
-/// Folders in folders: a hub's cache has five.
+/// Maximum nesting of folders. The cache of a model hub nests five levels.
 const DEPTH: usize = 8;
-/// Tokens of context that a model gets where it was trained for more: it can be asked for by `args`.
+/// Maximum default context in tokens, for models trained for more. `args` may set a larger one.
 const CONTEXT: u64 = 32_768;
-/// Fewer are of no use.
+/// Minimum default context in tokens; a smaller one is of no use.
 const LEAST_CONTEXT: u64 = 2_048;
 
-/// A model of a folder.
+/// A model file of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) name: String,
     pub(crate) file: PathBuf,
     pub(crate) projector: Option<PathBuf>,
-    /// Tokens.
+    /// Context in tokens.
     pub(crate) context: Option<u64>,
 }
 
-/// All model files, with what tells their versions apart: where this differs, models have come or gone.
+/// All model files with their stamps. A different result means that models were added, changed or removed.
 ///
 /// # Errors
-/// A folder cannot be read: which models are in it is not known then, and none of them is gone for that.
+/// A folder cannot be read. Its models are then unknown, not removed.
 pub fn files(dirs: &[PathBuf]) -> Result<BTreeMap<PathBuf, Stamp>, (PathBuf, io::Error)> {
     let mut found = BTreeMap::new();
     for dir in dirs {
@@ -47,7 +49,7 @@ fn walk(dir: &Path, depth: usize, found: &mut BTreeMap<PathBuf, Stamp>) -> Resul
     let failed = |error| (dir.to_owned(), error);
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
-        // A folder in a folder may go at any time, and may be somebody else's.
+        // Skip an unreadable subfolder: it may vanish at any time, or belong to another user.
         Err(error)
             if depth < DEPTH
                 && matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) =>
@@ -61,7 +63,8 @@ fn walk(dir: &Path, depth: usize, found: &mut BTreeMap<PathBuf, Stamp>) -> Resul
         let path = entry.path();
         let hidden = entry.file_name().to_string_lossy().starts_with('.');
         match entry.file_type() {
-            // Links to folders may lead in circles, those to files are how a hub's cache names them.
+            // Do not follow links to folders, which may form cycles. Follow links to files, which model
+            // hubs use in their caches.
             Ok(kind) if kind.is_dir() && !hidden && depth > 0 => walk(&path, depth - 1, found)?,
             Ok(kind) if !kind.is_dir() && !hidden && is_gguf(&path) => {
                 found.extend(model_files::stamp(&path).map(|stamp| (path, stamp)));
@@ -72,18 +75,18 @@ fn walk(dir: &Path, depth: usize, found: &mut BTreeMap<PathBuf, Stamp>) -> Resul
     Ok(())
 }
 
-/// By its name, which has to be text: it becomes a model's.
+/// Recognises a model file by its name, which must be valid UTF-8 because it becomes the model's name.
 fn is_gguf(path: &Path) -> bool {
     path.to_str().is_some()
         && !stem(path).is_empty()
         && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// The models in these folders, by name. What is no model, or not whole yet, is passed over, and so is what has a name that others
-/// `taken` have.
+/// The models in these folders, by name. Skips files that are no models or are incomplete, and names in
+/// `taken`.
 ///
 /// # Errors
-/// As of [`files`].
+/// The errors of [`files`].
 pub(crate) fn scan(
     dirs: &[PathBuf],
     memory: u64,
@@ -110,7 +113,7 @@ pub(crate) fn scan(
             }
         }
     }
-    // Who is nearer to its folder has the short name.
+    // Sort by depth: of two files with one name, the one nearer to its folder gets the short name.
     models.sort_by_key(|(dir, file, _)| (file.components().count() - dir.components().count(), file.clone()));
     let room = left_for_models(memory, &own_memory(&Gpus::open()), &defaults().loading);
     let mut found: BTreeMap<String, Found> = BTreeMap::new();
@@ -128,7 +131,7 @@ pub(crate) fn scan(
     Ok(found.into_values().collect())
 }
 
-/// `name-00002-of-00003.gguf`: its name and number.
+/// Parses `name-00002-of-00003.gguf` into name and number.
 fn part(file: &Path) -> Option<(String, u32)> {
     let stem = file.file_stem()?.to_str()?;
     let (rest, count) = stem.rsplit_once("-of-")?;
@@ -148,14 +151,14 @@ fn is_projector(file: &Path, facts: &ModelFile) -> bool {
         || (facts.architecture.is_empty() && stem(file).to_ascii_lowercase().contains("mmproj"))
 }
 
-/// Not an adapter, a vocabulary or a matrix of importance.
+/// Returns whether the file is a model, not an adapter, a vocabulary or an importance matrix.
 fn is_model(facts: &ModelFile) -> bool {
     let kind = facts.texts.get("general.type").map_or("model", String::as_str);
     kind == "model" && facts.has_tensors && facts.shape.is_ok()
 }
 
-/// The projector beside a model: the only one where the model is alone in its folder, else the one whose name is the model's, but for
-/// what says how it is quantised.
+/// The projector next to a model. If the model is alone in its folder, the only projector; else the one
+/// with the model's name apart from its quantisation.
 fn projector_of(model: &Path, alone: bool, projectors: &[PathBuf]) -> Option<PathBuf> {
     let beside: Vec<&PathBuf> =
         projectors.iter().filter(|projector| projector.parent() == model.parent()).collect();
@@ -167,11 +170,11 @@ fn projector_of(model: &Path, alone: bool, projectors: &[PathBuf]) -> Option<Pat
         let its = words(&stem(projector));
         !its.is_empty() && its.len() <= own.len() && its.iter().zip(&own).all(|(one, other)| one == other)
     };
-    // Of several precisions the first by name: they differ little.
+    // Of several precisions take the first by name, because they differ little.
     beside.iter().filter(fits).max_by_key(|projector| words(&stem(projector)).len()).map(|one| (*one).clone())
 }
 
-/// The words of a name that say which model it is.
+/// The words of a file name that identify the model.
 fn words(stem: &str) -> Vec<String> {
     let lower = stem.to_ascii_lowercase();
     let all = lower.split(['-', '_', '.']).filter(|word| !word.is_empty() && *word != "mmproj");
@@ -184,7 +187,8 @@ fn is_precision(word: &str) -> bool {
         || word.strip_prefix("iq").or_else(|| word.strip_prefix('q')).is_some_and(digits)
 }
 
-/// As much context as it was trained for, up to a bound, and as fits on this machine where it is alone.
+/// The model's training context, limited to a maximum and to the memory of this machine if no other model
+/// is loaded.
 fn context(facts: &ModelFile, projector: Option<&Path>, room: &Room) -> Option<u64> {
     let shape = facts.shape.as_ref().ok()?;
     let bytes = projector.and_then(|path| std::fs::metadata(path).ok()).map_or(0, |facts| facts.len());

@@ -1,7 +1,7 @@
-//! The layers of a configuration, and what they come to: defaults, then the file, then the environment, then flags.
+//! Merges the layers of a configuration: defaults, then the file, then the environment, then flags.
 //!
-//! figment merges; this module only prepares the layers and remembers them, so that every value can be traced to where
-//! it was written.
+//! figment merges; this module prepares the layers and keeps them, so that every value can be traced to its
+//! source.
 
 use std::path::{Path, PathBuf};
 
@@ -22,32 +22,32 @@ use crate::settings::{Model, Settings};
 /// Prefix of environment variables. Sections and keys are separated by two underscores.
 pub const ENV_PREFIX: &str = "LLAMA_WARDEN_";
 
-/// Where settings may come from, lowest first.
+/// Sources of settings, lowest priority first.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     /// The configuration file.
     pub file: Option<PathBuf>,
-    /// All environment variables; those that are not ours are passed over.
+    /// All environment variables; those without [`ENV_PREFIX`] are ignored.
     pub env: Vec<(String, String)>,
     /// Settings of the command line.
     pub flags: Vec<FlagSetting>,
-    /// Bytes of memory of this machine, for the models of a folder.
+    /// Memory of this machine in bytes, for the models of a folder.
     pub memory: u64,
 }
 
 /// A setting of the command line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlagSetting {
-    /// Where it was written, for people: `flag --port`.
+    /// Source for messages: `flag --port`.
     pub flag: String,
-    /// The key, section by section.
+    /// Path of the key.
     pub path: Vec<String>,
-    /// Its value.
+    /// Value of the key.
     pub value: Node,
 }
 
 impl FlagSetting {
-    /// Text of a flag; the schema decides its type.
+    /// Creates a setting from the text of a flag; the schema decides its type.
     pub fn raw(flag: &str, path: &[&str], value: impl Into<String>) -> Self {
         Self {
             flag: format!("flag {flag}"),
@@ -60,7 +60,7 @@ impl FlagSetting {
 #[derive(Clone, Debug)]
 enum Origin {
     Default,
-    /// A model file that was found in a folder.
+    /// A model file found in a folder.
     Found(PathBuf),
     File {
         path: PathBuf,
@@ -70,7 +70,7 @@ enum Origin {
     Flag(String),
 }
 
-/// One place where settings were written.
+/// Settings from one source.
 #[derive(Clone, Debug)]
 pub(crate) struct Layer {
     origin: Origin,
@@ -78,14 +78,14 @@ pub(crate) struct Layer {
 }
 
 impl Layer {
-    /// What one environment variable sets.
+    /// Creates the layer of one environment variable.
     pub(crate) fn of_variable(name: String, path: &[String], value: String) -> Self {
         let mut tree = Node::table();
         tree.set(path, Node::new(Kind::Raw(value)));
         Self { origin: Origin::Env(name), tree }
     }
 
-    /// Where a byte of it is.
+    /// The place of a byte offset.
     pub(crate) fn place(&self, byte: Option<usize>) -> Place {
         match &self.origin {
             Origin::Default => Place::Default,
@@ -107,7 +107,7 @@ impl Provider for Layer {
     }
 }
 
-/// A table without a place of its own.
+/// A figment provider for a table without a source.
 pub(crate) struct Plain(pub(crate) Dict);
 
 impl Provider for Plain {
@@ -120,37 +120,36 @@ impl Provider for Plain {
     }
 }
 
-/// A configuration whose keys and values are right by themselves. What they mean is checked by
-/// [`crate::resolve`].
+/// A configuration whose keys and values are valid alone. [`crate::resolve`] checks them together.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// Everything but the models.
+    /// All settings except those of single models.
     pub settings: Settings,
-    /// What holds for all models.
+    /// Settings for all models.
     pub defaults: Model,
     /// The models in the order of the file.
     pub models: Vec<(String, Model)>,
     /// The configuration file.
     pub file: Option<PathBuf>,
-    /// All sections but `models`, merged, for display.
+    /// All sections except `models`, merged, for display.
     pub merged: Dict,
-    /// The compiled-in numbers that are set, and where.
+    /// Compiled-in numbers that are set, with their places.
     pub internal: Vec<(String, Place)>,
     /// Folders of models.
     pub folders: Vec<PathBuf>,
-    /// Models without a file, where folders say which there are.
+    /// Models without a file, skipped because folders determine the models.
     pub left_out: Vec<String>,
     layers: Vec<Layer>,
 }
 
 impl Loaded {
-    /// Where the value under a path comes from. For a model, that may be the section for all models.
+    /// The source of the value at a path. For a model, this may be the section for all models.
     pub fn place(&self, path: &[String]) -> Place {
         place(&self.layers, path).unwrap_or(Place::Nowhere)
     }
 
-    /// Merges one model's table with the defaults for all models. Computed on demand: kept for 1,000 models, such tables would
-    /// repeat all defaults 1,000 times (12 MiB).
+    /// Merges one model's table with the defaults for all models. Computed on demand: for 1,000 models,
+    /// stored tables would repeat all defaults 1,000 times (12 MiB).
     pub fn table(&self, model: &str) -> Dict {
         // Cannot fail: any dictionary can be read as a dictionary.
         of_model(&self.settings.defaults, self.own(model)).extract().unwrap_or_default()
@@ -170,7 +169,7 @@ impl Loaded {
         rest.iter().try_fold(self.merged.get(first)?, |value, key| value.as_dict()?.get(key))
     }
 
-    /// Where an item of the list under a path was written: its own line, in a list over several.
+    /// The source of an item of the list at a path: its own line, in a list over several.
     pub fn item_place(&self, path: &[String], index: usize) -> Place {
         let item = |path: &[String]| {
             self.layers.iter().rev().find_map(|layer| {
@@ -188,7 +187,7 @@ fn place(layers: &[Layer], path: &[String]) -> Option<Place> {
     written(layers, path).or_else(|| written(layers, &inherited(path)))
 }
 
-/// The path in the section for all models, for one of a model; nothing for others.
+/// Maps the path of a model's key to that of the section for all models; empty for other paths.
 fn inherited(path: &[String]) -> Vec<String> {
     match path {
         [models, _, rest @ ..] if models == "models" && !rest.is_empty() => {
@@ -198,7 +197,7 @@ fn inherited(path: &[String]) -> Vec<String> {
     }
 }
 
-/// Where the value under a path was written last.
+/// The last source of the value at a path.
 pub(crate) fn written(layers: &[Layer], path: &[String]) -> Option<Place> {
     layers.iter().rev().find_map(|layer| {
         let node = layer.tree.find(path)?;
@@ -224,7 +223,7 @@ pub fn load(sources: Sources) -> Result<Loaded, Problems> {
     layers.extend(variables);
     layers.extend(flags);
     let mut internal = Vec::new();
-    // The first are the defaults, which are more than what a configuration may set.
+    // Skip the defaults, which contain more than a configuration may set.
     for layer in layers.iter_mut().skip(1) {
         let mut tree = layer.tree.clone();
         problems.extend(validate(&mut tree, &|byte| layer.place(byte)));
@@ -255,7 +254,7 @@ pub fn load(sources: Sources) -> Result<Loaded, Problems> {
     Ok(Loaded { internal, folders: dirs, ..loaded })
 }
 
-/// The folders of models, absolute: those in the file are relative to it.
+/// The absolute folders of models; those in the file are relative to it.
 fn folders(layers: &[Layer], file: Option<&Path>) -> Result<Vec<PathBuf>, Problems> {
     let merged = layers.iter().fold(Figment::new(), |merged, layer| merged.merge(layer.clone()));
     let dirs: Vec<PathBuf> = match merged.extract_inner("paths.models") {
@@ -267,7 +266,7 @@ fn folders(layers: &[Layer], file: Option<&Path>) -> Result<Vec<PathBuf>, Proble
     Ok(dirs.iter().map(|dir| std::path::absolute(base.join(dir)).unwrap_or_else(|_| dir.clone())).collect())
 }
 
-/// Whether anything says which model it is.
+/// Returns whether the settings name a model file or a remote model.
 fn has_model(model: &Model) -> bool {
     model.model.is_some()
         || arguments::model(&model.args).or_else(|| arguments::remote_model(&model.args)).is_some()
@@ -277,7 +276,7 @@ fn has_model(model: &Model) -> bool {
             .any(|name| name.starts_with("LLAMA_ARG_MODEL") || name.starts_with("LLAMA_ARG_HF"))
 }
 
-/// Names that configured models have beside their own, and those that have no process.
+/// All aliases of configured models, and names without a process.
 fn aliases(layers: &[Layer]) -> Vec<String> {
     let table = |name: &str| {
         let name = name.to_owned();
@@ -299,7 +298,7 @@ fn aliases(layers: &[Layer]) -> Vec<String> {
     texts.chain(names).collect()
 }
 
-/// What a file of a folder sets.
+/// The settings for a model file of a folder.
 fn found_layer(found: Found) -> Layer {
     let Found { name, file, projector, context } = found;
     let mut tree = Node::table();
@@ -308,7 +307,7 @@ fn found_layer(found: Found) -> Layer {
         tree.set(&path.collect::<Vec<_>>(), Node::new(Kind::Text(value)));
     };
     set(&["model"], file.display().to_string());
-    // By variables, so that flags say otherwise.
+    // Use variables, so that flags override them.
     if let Some(context) = context {
         set(&["env", "LLAMA_ARG_CTX_SIZE"], context.to_string());
     }
@@ -340,7 +339,7 @@ fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, Problems> 
     Ok(Loaded { settings, defaults, models, file, merged: all, internal, folders, left_out, layers })
 }
 
-/// Layers one model's own table over the defaults for all models.
+/// Merges one model's own table over the defaults for all models.
 fn of_model(defaults: &Dict, own: Dict) -> Figment {
     let mut beneath = defaults.clone();
     for list in ["args", "mitigations"] {
@@ -348,7 +347,7 @@ fn of_model(defaults: &Dict, own: Dict) -> Figment {
             beneath.remove(list);
         }
     }
-    // One way to say which binary: a model's own choice replaces the other way in the defaults.
+    // A model's own `binary` or `build` replaces both keys of the defaults.
     if own.contains_key("binary") || own.contains_key("build") {
         beneath.remove("binary");
         beneath.remove("build");
@@ -371,7 +370,7 @@ fn names_in_order(layers: &[Layer]) -> Vec<String> {
     names
 }
 
-/// What the schema let through and the types did not take; a number too large for its type, for one.
+/// Reports a value that the schema accepts and the type does not, such as a number too large for its type.
 pub(crate) fn problem(layers: &[Layer], error: &figment::Error, under: &[&str]) -> Problems {
     let path: Vec<String> = under.iter().map(|&key| key.to_owned()).chain(error.path.clone()).collect();
     let place = place(layers, &path).unwrap_or(Place::Nowhere);
@@ -387,7 +386,8 @@ pub(crate) fn problem(layers: &[Layer], error: &figment::Error, under: &[&str]) 
     Problem::new(place, format!("`{}`: {what}", crate::problem::dotted(&path))).into()
 }
 
-/// The compiled-in defaults in the shape of a configuration file: sections about models go under `[defaults]`.
+/// The compiled-in defaults in the shape of a configuration file; sections about models go under
+/// `[defaults]`.
 fn defaults_layer() -> Result<Layer, Problems> {
     let document = toml_edit::Document::parse(TEXT)
         .map_err(|error| Problem::new(Place::Default, format!("the compiled-in defaults: {error}")))?;

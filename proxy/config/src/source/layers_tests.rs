@@ -1,4 +1,4 @@
-//! Which layer wins, and what is said of what is wrong in one.
+//! Tests the priority of layers, and the reports about faults in one.
 
 use super::*;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What is written, and where: the layers of a configuration, from the defaults to the flags.
+//! Reads settings and their sources: the layers of a configuration, from the defaults to the flags.
 
 mod credentials;
 pub mod folder;

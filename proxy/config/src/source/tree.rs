@@ -1,16 +1,17 @@
-//! A configuration as a tree of values that remember where they were written.
+//! A configuration as a tree of values with their places.
 //!
-//! Every source (file, environment, flags, defaults) is turned into this one shape, so that there is one validation, one
-//! way to say where a value came from, and one conversion to figment, which does the merging. It judges nothing.
+//! Every source (file, environment, flags, defaults) is converted to this form. So there is one validation,
+//! one way to report the source of a value, and one conversion to figment, which merges. This module
+//! validates nothing.
 
 use std::ops::Range;
 
 use figment::value::{Dict, Value};
 
-/// A value and the bytes of the file it was read from.
+/// A value with its byte range in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Where in its file; `None` for other sources.
+    /// Byte range in the file; `None` for other sources.
     pub span: Option<Range<usize>>,
     /// The value.
     pub kind: Kind,
@@ -31,9 +32,9 @@ pub enum Kind {
     Float(f64),
     /// True or false.
     Bool(bool),
-    /// Text from the environment or a flag: the schema decides what it is.
+    /// Text from a variable or a flag, whose type the schema decides.
     Raw(String),
-    /// A date or time, which no setting takes.
+    /// A date or time, which no key takes.
     Date,
 }
 
@@ -42,24 +43,24 @@ pub enum Kind {
 pub struct Entry {
     /// The key.
     pub key: String,
-    /// Where the key was written.
+    /// Byte range of the key.
     pub key_span: Option<Range<usize>>,
     /// The value.
     pub value: Node,
 }
 
 impl Node {
-    /// A value without a place.
+    /// Creates a value without a place.
     pub fn new(kind: Kind) -> Self {
         Self { span: None, kind }
     }
 
-    /// An empty table.
+    /// Creates an empty table.
     pub fn table() -> Self {
         Self::new(Kind::Table(Vec::new()))
     }
 
-    /// What kind of value it is, for messages.
+    /// Describes the type of the value, for messages.
     pub fn noun(&self) -> &'static str {
         match self.kind {
             Kind::Table(_) => "a table",
@@ -71,7 +72,7 @@ impl Node {
         }
     }
 
-    /// The entry under a path, if every step of it is there.
+    /// The value at a path, if it exists.
     pub fn find(&self, path: &[String]) -> Option<&Node> {
         let Some((first, rest)) = path.split_first() else { return Some(self) };
         self.entry(first).and_then(|entry| entry.value.find(rest))
@@ -85,7 +86,7 @@ impl Node {
         }
     }
 
-    /// The keys of a table, in the order they were written; none for anything else.
+    /// The keys of a table, in their order; empty for other values.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         let entries = match &self.kind {
             Kind::Table(entries) => entries.as_slice(),
@@ -94,14 +95,14 @@ impl Node {
         entries.iter().map(|entry| entry.key.as_str())
     }
 
-    /// Takes an entry out of a table.
+    /// Removes an entry from a table.
     pub fn take(&mut self, key: &str) -> Option<Entry> {
         let Kind::Table(entries) = &mut self.kind else { return None };
         let at = entries.iter().position(|entry| entry.key == key)?;
         Some(entries.remove(at))
     }
 
-    /// Sets the value under a path, making tables as needed. A value that stands in the way is replaced.
+    /// Sets the value at a path, and creates tables as needed. Replaces a value that is not a table.
     pub fn set(&mut self, path: &[String], value: Node) {
         let Some((first, rest)) = path.split_first() else {
             *self = value;
@@ -118,7 +119,7 @@ impl Node {
         entries[at].value.set(rest, value);
     }
 
-    /// The value as figment merges it. Dates become text; the schema has refused them before.
+    /// Converts the value for figment. Dates become text; the schema has refused them before.
     pub fn to_figment(&self) -> Value {
         match &self.kind {
             Kind::Table(_) => self.to_dict().into(),
@@ -131,7 +132,7 @@ impl Node {
         }
     }
 
-    /// A table as figment merges it; empty for anything else.
+    /// Converts a table for figment; empty for other values.
     pub fn to_dict(&self) -> Dict {
         match &self.kind {
             Kind::Table(entries) => {

@@ -1,8 +1,9 @@
-//! What an environment variable sets: `LLAMA_WARDEN_SERVER__PORT` is `server.port`.
+//! Converts environment variables to settings: `LLAMA_WARDEN_SERVER__PORT` is `server.port`.
 //!
-//! Variables are written in capitals, keys of the configuration in small letters, and names as their owners write them. The
-//! schema knows which is which: a key is found by its small letters; a model (or a source of `[build.sources]`) is the one
-//! of this very name, else the one whose name differs in case only; a variable of a process under `env` stays as it is.
+//! Variables are in capitals, keys in small letters, and names in any case. The schema decides which is
+//! which. A key is found by its small letters. A model (or a source of `[build.sources]`) is the one of
+//! exactly this name, else the one that differs only in case. A process's variable under `env` stays as
+//! written.
 
 use std::collections::BTreeSet;
 
@@ -13,19 +14,19 @@ use super::tree::Node;
 use crate::problem::{Place, Problem, alike};
 use crate::schema::{format, root};
 
-/// The names that are known at a place of the configuration, such as those of the models.
+/// Returns the known names at a path of the configuration, such as those of the models.
 type Known<'a> = &'a dyn Fn(&[String]) -> Vec<String>;
 
-/// Why a variable means nothing.
+/// A variable that fits several names.
 #[derive(Debug, PartialEq, Eq)]
 struct Ambiguous {
     written: String,
-    /// What it may mean.
+    /// The possible names.
     names: Vec<String>,
 }
 
-/// The path that a variable sets, without the prefix. What the schema does not know stays in small letters, for the check
-/// that follows.
+/// The path that a variable sets, without the prefix. Unknown parts become small letters, and the
+/// validation reports them.
 fn path(key: &str, known: Known<'_>) -> Result<Vec<String>, Ambiguous> {
     let parts: Vec<&str> = key.split("__").collect();
     let (mut schema, mut path, mut rest): (&Value, Vec<String>, _) = (root(), Vec::new(), parts.as_slice());
@@ -43,7 +44,7 @@ fn path(key: &str, known: Known<'_>) -> Result<Vec<String>, Ambiguous> {
             break;
         }
         if named["format"] == format::JSON {
-            // Parameters of requests. None that anybody reads has a capital letter; who writes small ones means them.
+            // Request parameters: convert capitals to small letters, because no known parameter has capitals.
             path.extend(
                 rest.iter()
                     .map(|part| if is_capitals(part) { part.to_lowercase() } else { (*part).to_owned() }),
@@ -65,7 +66,7 @@ fn is_capitals(text: &str) -> bool {
     !text.chars().any(char::is_lowercase)
 }
 
-/// The name at the beginning of these parts, and of how many of them it is made: names may contain two underscores, too.
+/// Finds the name at the beginning of these parts, and their number: a name may contain two underscores, too.
 fn name(parts: &[&str], known: &[String]) -> Result<(String, usize), Ambiguous> {
     let begins = |used: usize| parts.get(..used).unwrap_or_default().join("__");
     let longest_first = || (1..=parts.len()).rev().map(|used| (begins(used), used));
@@ -86,7 +87,8 @@ fn name(parts: &[&str], known: &[String]) -> Result<(String, usize), Ambiguous> 
     Ok((begins(1), 1))
 }
 
-/// The layers of the environment. `others`: all other layers, which know the names. Variables without `__` are no settings.
+/// The layers of the environment. `others` are all other layers, which contain the names. Ignores variables
+/// without `__`.
 pub(crate) fn layers(env: Vec<(String, String)>, others: &[&[Layer]]) -> (Vec<Layer>, Vec<Problem>) {
     let known = |path: &[String]| {
         let tables = others.iter().copied().flatten().filter_map(|layer| layer.tree.find(path));
@@ -108,7 +110,7 @@ pub(crate) fn layers(env: Vec<(String, String)>, others: &[&[Layer]]) -> (Vec<La
     (layers, problems)
 }
 
-/// Models that only variables speak of, and of which none says what to serve: names that somebody misspelt.
+/// Reports models that only variables mention and that name nothing to serve, which are likely misspelt.
 fn phantoms(layers: &[Layer], known: &[String]) -> Vec<Problem> {
     let models = ["models".to_owned()];
     let of_layer =

@@ -1,8 +1,8 @@
-//! Which web pages may call, and what is sent to their browsers about it (the CORS protocol of the Fetch standard).
+//! CORS (Fetch standard): decides which web pages may call, and sets the headers for their browsers.
 //!
-//! What a backend says about it is replaced, so that there is one answer whoever gives it. With `mirror` and without keys
-//! it is llama-server's own, to the letter. Otherwise browsers learn what is really served, and are never asked to send
-//! cookies or passwords by themselves: a key is something that a page has to know.
+//! A backend's own CORS headers are replaced, so that all answers have the same ones. With `mirror` and
+//! without keys they are exactly llama-server's. Otherwise browsers get the methods really served, and are
+//! never asked to send cookies or passwords automatically: a page has to know the key.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::protocol::headers;
 const REQUEST_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-request-private-network");
 const ALLOW_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-allow-private-network");
 
-/// The headers in which a server answers a browser.
+/// Response headers of the CORS protocol.
 static ANSWERS: [HeaderName; 7] = [
     ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_ALLOW_CREDENTIALS,
@@ -29,25 +29,25 @@ static ANSWERS: [HeaderName; 7] = [
     ALLOW_PRIVATE_NETWORK,
 ];
 
-/// What scripts may read beyond the few headers that they always may.
+/// Response headers that scripts may read, apart from the CORS-safelisted ones.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
     "x-request-id, retry-after, retry-after-ms, x-warden-executed, x-warden-continued, x-warden-conversation",
 );
-/// llama-server's own word, where nothing else is configured.
+/// llama-server's own value, if nothing else is configured.
 const PLAIN_METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
-/// What llama-server has routes for.
+/// Methods for which llama-server has routes.
 const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, DELETE");
-/// What clients send, for a browser that does not say what it wants to send.
+/// Request headers of usual clients, for a browser that does not name its own.
 const HEADERS: HeaderValue = HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
 
-/// What is configured.
+/// CORS settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cors {
-    /// Whose pages may call.
+    /// Origins of the pages that may call.
     pub origins: Origins,
-    /// How long browsers may keep the answer to a preflight.
+    /// Time for which browsers may cache the answer to a preflight.
     pub max_age: Duration,
-    /// Keys are asked for.
+    /// Keys are required.
     pub with_keys: bool,
 }
 
@@ -58,7 +58,7 @@ impl Default for Cors {
 }
 
 impl Cors {
-    /// Answers as llama-server does.
+    /// Returns whether answers are exactly llama-server's.
     pub(crate) fn is_plain(&self) -> bool {
         self.origins == Origins::Mirror && !self.with_keys
     }
@@ -70,12 +70,12 @@ impl Cors {
         }
     }
 
-    /// Marks an answer of ours, or one of a backend after [`strip`].
+    /// Adds the headers to an answer of the gateway, or to a backend's answer after [`strip`].
     pub(crate) fn mark(&self, origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
         if self.origins == Origins::Off {
             return;
         }
-        // A cache must not give the answer for one page to another.
+        // A cache must not reuse the answer to one origin for another.
         headers.append(VARY, HeaderValue::from_static("Origin"));
         if let Some(origin) = origin.filter(|origin| self.allows(origin)) {
             headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
@@ -83,7 +83,8 @@ impl Cors {
         }
     }
 
-    /// The answer to a preflight, to be marked as any other. A page that may not call learns nothing.
+    /// Returns the answer to a preflight, before [`Self::mark`]. A page that may not call learns nothing
+    /// from it.
     pub(crate) fn preflight(&self, asked: &HeaderMap) -> HeaderMap {
         let mut headers = HeaderMap::new();
         if self.is_plain() {
@@ -92,7 +93,7 @@ impl Cors {
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*"));
         } else if asked.get(ORIGIN).is_some_and(|origin| self.allows(origin)) {
             headers.insert(ACCESS_CONTROL_ALLOW_METHODS, METHODS);
-            // A `*` would not stand for Authorization.
+            // `*` does not include Authorization.
             let wanted = asked.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(HEADERS);
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, wanted);
             headers.append(VARY, HeaderValue::from_static("Access-Control-Request-Headers"));
@@ -109,7 +110,7 @@ impl Cors {
     }
 }
 
-/// Removes what a backend says to browsers.
+/// Removes a backend's CORS headers.
 pub(crate) fn strip(headers: &mut HeaderMap) {
     headers::sweep(headers, |name| ANSWERS.contains(name));
 }

@@ -1,12 +1,13 @@
-//! Requests that a browser sends for a page of another origin without asking first, because they look like a form: it only
-//! hides their answers. llama-server reads a body of any type, so what they ask for would be done. Where `cors` lets only
-//! some pages call they are refused, by what the browser itself says of them; with `"mirror"` every page may call anyway.
+//! CSRF protection. A browser sends form-like requests of a page of another origin without a preflight, and
+//! only hides their answers. llama-server accepts a body of any content type, so such requests would be
+//! executed. If `cors` lets only some pages call, they are refused by the headers that the browser itself
+//! sets. With `"mirror"` every page may call.
 //!
 //! ```text
 //!   POST and the like --Sec-Fetch-Site: same-origin, none--> pass
-//!      |  another --> is its Origin one of `cors`? --> pass, or refused
-//!      |  none (a browser that speaks plain HTTP to an address, or no browser)
-//!      +---- no Origin, one of `cors`, or the host that the request names --> pass; else refused
+//!      |  another --> is its Origin listed in `cors`? --> pass, or refused
+//!      |  none (a browser that uses plain HTTP to an address, or no browser)
+//!      +---- no Origin, one listed in `cors`, or the requested host --> pass; else refused
 //! ```
 
 use http::header::{HeaderName, HeaderValue, ORIGIN};
@@ -16,10 +17,10 @@ use warden_policies::Origins;
 use crate::access::host_check;
 use crate::refusal::Refusal;
 
-/// What no page can write itself.
+/// Set by browsers; a page cannot write it.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Refuses what a page that may not call has sent.
+/// Refuses requests of pages that may not call.
 pub(crate) fn check(origins: &Origins, parts: &Parts) -> Result<(), Refusal> {
     if *origins == Origins::Mirror || parts.method.is_safe() {
         return Ok(());
@@ -34,7 +35,7 @@ pub(crate) fn check(origins: &Origins, parts: &Parts) -> Result<(), Refusal> {
     if is_ours || is_known() { Ok(()) } else { Err(Refusal::Origin) }
 }
 
-/// Whether the page came from the host that the request is for.
+/// Returns whether the page came from the host that the request is for.
 fn is_of_host(origin: &HeaderValue, parts: &Parts) -> bool {
     let host = host_check::named(parts);
     let page = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|page| page.1.as_bytes());
@@ -74,7 +75,7 @@ mod tests {
                 (&[evil, site("cross-site")], false),
                 (&[evil, site("same-site")], false),
                 (&[site("cross-site")], false),
-                // Behind a proxy that gives us another host than the browser's.
+                // Behind a proxy that sends another host than the browser's.
                 (&[("origin", "https://llm.example"), site("same-origin")], true),
                 (&[site("none")], true),
             ] {

@@ -1,4 +1,4 @@
-//! Whom a request is for, by the host that its client named, and whether that is us: see [`warden_policies::Names`].
+//! Checks that the host named in a request is one of ours: see [`warden_policies::Names`].
 
 use http::Version;
 use http::header::{HOST, HeaderValue};
@@ -8,8 +8,8 @@ use warden_policies::Names;
 
 use crate::refusal::Refusal;
 
-/// Whom a request is for, as its client wrote it. RFC 9112 section 3.2.2: an absolute target counts, whatever `Host` says;
-/// that they agree was checked before.
+/// Returns the host of a request as its client wrote it. An absolute target takes precedence over `Host`
+/// (RFC 9112 section 3.2.2); that the two agree was checked before.
 pub(crate) fn named(parts: &Parts) -> Option<&[u8]> {
     match parts.uri.authority() {
         Some(authority) => Some(authority.as_str().as_bytes()),
@@ -17,7 +17,7 @@ pub(crate) fn named(parts: &Parts) -> Option<&[u8]> {
     }
 }
 
-/// Refuses a request for a name that is not ours. A client that names nobody is no browser.
+/// Refuses a request for another host. A client that names no host is no browser and passes.
 pub(crate) fn check(names: &Names, parts: &Parts) -> Result<(), Refusal> {
     if *names == Names::Any {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Who may send a request: by its key, by the host that it names, by the page that it comes from.
+//! Access control: by key, by requested host, by the page's origin.
 
 pub(crate) mod cors;
 pub(crate) mod csrf;

@@ -1,4 +1,5 @@
-//! The body of any answer: our own words, the page for operators, a backend's answer on its way ([`Relay`]), or one for which its model is loaded ([`Interim`]).
+//! The body of every response to a client: a fixed text of the gateway, the operators' page, a relayed
+//! backend response ([`Relay`]), or a response whose model is still loading ([`Interim`]).
 
 use std::convert::Infallible;
 use std::io;
@@ -18,11 +19,11 @@ use crate::body::budget::Held;
 use crate::observe::Outcome;
 use crate::protocol::conn_state::{Busy, ConnState, ReadAhead};
 
-/// Our own words go out in portions of this size: with the last one the exchange is over for us, and the clock of an idle
-/// connection runs. What is put together can be large, and a slow client needs its time for it.
+/// Frame size for the gateway's own bodies. The exchange counts as over once the last frame is handed out,
+/// and the idle timeout of the connection starts then. A large body in one frame would give a slow client
+/// too little time.
 const PORTION: usize = 64 * 1024;
 
-/// The body of any answer.
 pub(crate) struct AnswerBody {
     kind: Kind,
     busy: Option<Busy>,
@@ -45,8 +46,8 @@ impl AnswerBody {
         Self { kind: Kind::Page { body, flight }, busy: Some(busy) }
     }
 
-    /// Of what its client does not read, so many bytes at most are read ahead into `held`; with none, it is never
-    /// read ahead.
+    /// Relays a backend response. At most `ahead` bytes that the client has not read are buffered, charged
+    /// to `held`. With `ahead` 0 nothing is read ahead.
     pub(crate) fn relay(relay: Box<Relay>, held: Held, ahead: u64, busy: Busy) -> Self {
         let answer = Arc::new(UnreadAnswer::new(relay, held, ahead));
         if ahead > 0 {
@@ -56,7 +57,7 @@ impl AnswerBody {
         Self { kind: Kind::Relay(answer), busy: Some(busy) }
     }
 
-    /// The answer that is inside knows that the connection is busy.
+    /// The inner response marks the connection as busy itself.
     pub(crate) fn interim(interim: Interim, conn: Arc<ConnState>) -> Self {
         let interim = Arc::new(Mutex::new(interim));
         let waits: Arc<dyn ReadAhead> = interim.clone();
@@ -80,8 +81,8 @@ impl Body for AnswerBody {
         let Self { kind, busy } = &mut *self;
         match kind {
             Kind::Fixed { bytes, flight, .. } => {
-                // Nothing is computed for it any more, and its client takes it: a word that comes now is too late, and must not cut
-                // what is whole.
+                // The answer is complete and the client reads it: take the cancel request here, so that a
+                // late one does not cut the body.
                 let _too_late = busy.as_ref().is_some_and(Busy::takes_cancel);
                 let portion = bytes.as_mut().map(|left| left.split_to(left.len().min(PORTION)));
                 if bytes.as_ref().is_some_and(Bytes::is_empty) {
@@ -139,7 +140,7 @@ impl Body for AnswerBody {
 impl Drop for AnswerBody {
     fn drop(&mut self) {
         if let Kind::Fixed { flight: Some(flight), outcome, bytes } = &mut self.kind {
-            // A client that leaves before our own few bytes is of no interest.
+            // A client that leaves before these few bytes is not counted as cancelled.
             let is_cut = bytes.is_some() && flight.progress.is_cancelled();
             flight.finish(if is_cut { Outcome::Cancelled } else { *outcome });
         }

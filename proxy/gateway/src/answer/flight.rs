@@ -1,4 +1,4 @@
-//! The record of a request on its way, which is reported once, however the request ends.
+//! The record of a request in flight. Each record is reported exactly once, however the request ends.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use crate::access::keys::Pass;
 use crate::observe::{Gauges, Observer, Outcome, Record};
 use crate::requests::{Progress, Ticket};
 
-/// A request on its way. Whoever drops it without [`Flight::finish`] was dropped by the client's leaving.
+/// A request in flight. Dropping it without [`Flight::finish`] means that the client left.
 pub(crate) struct Flight {
     pub(crate) record: Record,
-    /// The key's place among its requests at a time.
+    /// The request's place in its key's concurrency limit.
     pub(crate) pass: Option<Pass>,
-    /// Bytes of prompt and answer whose tokens nobody has counted.
+    /// Bytes of prompt and answer whose tokens were not counted.
     pub(crate) untold: u64,
-    /// Bytes of text in the prompt that a backend was sent, as long as nobody has said how many tokens it has.
+    /// Bytes of prompt text sent to a backend that has not yet reported their number of tokens.
     pub(crate) prompt_bytes: u64,
-    /// How it is shown to an operator.
+    /// Progress that operators see.
     pub(crate) progress: Progress,
-    /// Its place among those in flight.
+    /// Entry in the list of requests in flight.
     ticket: Option<Ticket>,
     started: Instant,
     observer: Arc<dyn Observer>,
@@ -33,7 +33,8 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
-    /// Boxed: it goes along from the request's head to the last byte of its answer, and each hand would copy it.
+    /// Boxed, because it is passed on from the request's head to the last byte of the answer; each move
+    /// would copy it.
     pub(crate) fn begin(
         observer: Arc<dyn Observer>,
         gauges: Arc<Gauges>,
@@ -86,7 +87,7 @@ impl Flight {
         })
     }
 
-    /// Counts bytes of the answer passed on.
+    /// Counts bytes passed to the client.
     pub(crate) fn passed(&mut self, bytes: usize) {
         self.record.bytes_out += bytes as u64;
         if self.record.first_byte.is_none() {
@@ -98,7 +99,7 @@ impl Flight {
         }
     }
 
-    /// The first event of a stream has come, from each backend that goes on with it.
+    /// Notes the first event of a stream; called once for each backend that serves it.
     pub(crate) fn begins(&mut self, generates: bool) {
         let now = Instant::now();
         self.progress.answers(now);
@@ -107,7 +108,7 @@ impl Flight {
         }
     }
 
-    /// The first event of what is generated has come. Only the first call counts.
+    /// Notes the first event with generated content. Only the first call counts.
     pub(crate) fn speaks(&mut self, now: Instant) {
         let since = now.saturating_duration_since(self.started);
         self.record.first_token.get_or_insert(since);
@@ -116,11 +117,11 @@ impl Flight {
         }
     }
 
-    /// Reports to the observer, once.
+    /// Reports to the observer. Only the first call does.
     pub(crate) fn finish(&mut self, outcome: Outcome) {
         if !std::mem::replace(&mut self.told, true) {
             self.record.outcome = match outcome {
-                // It looks as if the client had left where that could not be told.
+                // A cancelled request whose client could not be informed looks as if the client had left.
                 Outcome::ClientGone if self.progress.is_cancelled() => Outcome::Cancelled,
                 outcome => outcome,
             };
@@ -131,7 +132,7 @@ impl Flight {
             }
             self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);
             if let Some(pass) = self.pass.take() {
-                // A client that leaves before its prompt is counted has had it evaluated all the same.
+                // The prompt of a client that leaves before it is counted was evaluated all the same.
                 let uncounted =
                     if self.record.outcome == Outcome::ClientGone { self.prompt_bytes } else { 0 };
                 pass.done(self.record.work, self.untold.saturating_add(uncounted));

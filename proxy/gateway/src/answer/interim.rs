@@ -1,12 +1,14 @@
-//! The body of an answer that was begun before its model was loaded: signs of life, and then the model's own answer.
+//! The body of an answer that began before its model was loaded: keep-alive comments first, then the
+//! model's own answer.
 //!
 //! ```text
 //!   Waits ── the model's answer: a stream ──────> Passes, until that ends
-//!     │ └─── it is anything else, or a refusal ─> Gathers it ─> its error as an event ─> Over
-//!     └ signs of life meanwhile
+//!     │ └─── anything else, or a refusal ───────> Gathers ─> its error as an event ─> Over
+//!     └ keep-alive comments meanwhile
 //! ```
 //!
-//! A client that does not take the signs keeps no slot waiting: its request is led on ([`ReadAhead`]) once its model is loaded.
+//! A client that does not read keeps no slot waiting: its request proceeds ([`ReadAhead`]) once its model
+//! is loaded.
 
 use std::io;
 use std::pin::Pin;
@@ -26,16 +28,15 @@ use crate::backend::backends::BoxFuture;
 use crate::protocol::conn_state::ReadAhead;
 use crate::refusal::{Dialect, error_event};
 
-/// Bytes of an error that are read. Of a longer one the client gets the status only.
+/// Bytes of an error that are read. The client gets only the status of a longer one.
 const ERROR_BYTES: usize = 64 * 1024;
 
-/// Such a body.
 pub(crate) struct Interim {
     state: State,
     teller: Teller,
     every: Duration,
     next_sign: Pin<Box<Sleep>>,
-    /// The last words of ours, before the model's own answer.
+    /// Last text of the gateway before the model's own answer.
     last_words: Option<Bytes>,
     dialect: Dialect,
 }
@@ -48,7 +49,7 @@ enum State {
 }
 
 impl Interim {
-    /// The first sign is sent with the head, further ones this often.
+    /// Creates the body. The first keep-alive is sent with the head, further ones at the given interval.
     pub(crate) fn new(
         answer: BoxFuture<'static, Response<AnswerBody>>,
         teller: Teller,
@@ -59,7 +60,7 @@ impl Interim {
         Self { state: State::Waits(answer), teller, every, next_sign, last_words: None, dialect }
     }
 
-    /// The model's answer is here, or a refusal.
+    /// Handles the arrival of the model's answer or of a refusal.
     fn note_answer(&mut self, answer: Response<AnswerBody>) {
         let (head, body) = answer.into_parts();
         if head.status.is_success() && is_events(&head.headers) {
@@ -90,7 +91,7 @@ impl Interim {
                 },
                 State::Passes(body) => return Pin::new(body.as_mut()).poll_frame(context),
                 State::Gathers { status, body, read } => {
-                    // Of an error that broke off the client gets what came.
+                    // Of an error body that broke off, the client gets the part that arrived.
                     let Some(Ok(frame)) = ready!(Pin::new(body.as_mut()).poll_frame(context)) else {
                         let event = error_event(*status, read, self.dialect);
                         self.state = State::Over;
@@ -117,7 +118,7 @@ impl Interim {
 impl ReadAhead for Mutex<Interim> {
     fn read_ahead(&self, context: &mut Context<'_>) {
         let mut interim = self.lock().unwrap_or_else(PoisonError::into_inner);
-        // The model's own answer is read ahead by itself from then on.
+        // From then on the model's own answer takes care of reading ahead.
         if let State::Waits(answer) = &mut interim.state
             && let Poll::Ready(answer) = answer.as_mut().poll(context)
         {

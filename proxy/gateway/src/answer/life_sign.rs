@@ -1,19 +1,20 @@
-//! Signs of life in an event stream while its answer waits for a process.
+//! Keep-alives for an event stream whose answer waits for a process.
 //!
-//! A comment is enough for HTTP proxies, but clients such as Codex and Claude Code count only events as life, so the
-//! streams of `/v1/messages` and `/v1/responses` get a harmless event, too.
+//! A comment satisfies HTTP proxies. Clients such as Codex and Claude Code reset their timeout on events
+//! only, so the streams of `/v1/messages` and `/v1/responses` also get a harmless event.
 
 use bytes::Bytes;
 
 use crate::refusal::Dialect;
 
-/// A comment, with an event behind it where clients of this dialect wait for one. `comment` is one line. `has_begun`: the
-/// client has events of the answer.
+/// Returns a comment, followed by an event where clients of this dialect need one. `comment` is one line.
+/// `has_begun`: the client already has events of the answer.
 pub(super) fn life_sign(dialect: Dialect, has_begun: bool, comment: &str) -> Bytes {
     let event = match dialect {
         Dialect::Anthropic => "event: ping\ndata: {\"type\":\"ping\"}\n\n",
-        // OpenAI's own streams have it. Its client for Python (3.54) fails if the first event is another one than
-        // `response.created`, or if a second one has another id, so before the answer there is no event that is harmless.
+        // OpenAI's own streams have this event. Its Python client (3.54) fails if the first event is not
+        // `response.created`, or if a second one has another id. So no event is harmless before the answer
+        // begins.
         Dialect::Responses if has_begun => "event: keepalive\ndata: {\"type\":\"keepalive\"}\n\n",
         Dialect::Responses | Dialect::OpenAi => "",
     };

@@ -1,9 +1,9 @@
-//! Reads from an answer as it passes how much work it was and how it went: the objects `usage`, `timings`,
-//! `prompt_progress` and `error`, in a JSON body and in the events of a stream alike. It may give up (an object
-//! larger than its bound), it never delays or changes a byte.
+//! Reads counters and errors from a passing answer: the objects `usage`, `timings`, `prompt_progress` and
+//! `error`, in a JSON body as well as in the events of a stream. The meter may give up (an object larger
+//! than its limit), and never delays or changes a byte.
 //!
-//! A field given several times counts with its last value: a stream repeats its counters as they grow. The answer to an
-//! array of prompts repeats them per prompt and is therefore undercounted.
+//! The last value of a repeated field counts, because a stream repeats its counters as they grow. The
+//! answer to an array of prompts repeats them per prompt and is therefore undercounted.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -20,31 +20,30 @@ use crate::trace::Trace;
 
 const NAMES: [&str; 4] = ["\"usage\"", "\"timings\"", "\"error\"", "\"prompt_progress\""];
 
-/// Finds the names of the objects, all in one go, sixteen bytes at a time where the processor can.
+/// Finds all names in one pass, sixteen bytes at a time where the CPU supports it.
 static SEARCHER: LazyLock<Searcher> = LazyLock::new(|| {
     let plain = || Config::new().only_rabin_karp(true).builder().extend(NAMES).build();
     Searcher::new(NAMES).or_else(plain).unwrap_or_else(|| unreachable!("four short words"))
 });
 
-/// llama-server's words for a failure of its own to compute, in lower case: what `llama_decode` returned, and what became
-/// of an image or a recording. Everything else that it answers with a 500 may be the client's mistake. A message begins
-/// with them: further on it may quote what a client wrote.
+/// llama-server's messages for its own failures to compute, in lower case: results of `llama_decode`, and
+/// failures with an image or a recording. Any other answer with status 500 may be the client's mistake.
+/// Only the beginning of a message is compared: further on it may quote the client.
 const COMPUTE_ERRORS: [&str; 4] =
     ["compute error", "invalid input batch", "failed to decode", "failed to process mtmd chunk"];
 
-/// Longest of the names, and the byte before it.
+/// Length of the longest name, plus the byte before it.
 const SEAM: usize = 18;
 
-/// The counters of one answer.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     limit: usize,
     carry: Vec<u8>,
-    /// The byte before what is searched next.
+    /// The byte before the next one to search.
     before: Option<u8>,
     usage: Usage,
     timings: Timings,
-    /// Of the prompt, as far as it was evaluated when that was told last: all, and what of it was cached.
+    /// Prompt tokens evaluated at the last progress report: all, and the cached ones of them.
     evaluated: Option<(u64, u64)>,
     compute_error: bool,
 }
@@ -77,7 +76,7 @@ struct Timings {
     predicted_ms: Option<f64>,
 }
 
-/// How far a prompt is, which a client may ask for (`return_progress`).
+/// Prompt progress, which a client may ask for (`return_progress`).
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct PromptProgress {
@@ -92,12 +91,11 @@ struct Failure {
 }
 
 impl Meter {
-    /// Keeps at most `limit` bytes of an answer.
+    /// Creates a meter that keeps at most `limit` bytes of an answer.
     pub(crate) fn new(limit: usize) -> Self {
         Self { limit, ..Self::default() }
     }
 
-    /// Reads the next piece.
     pub(crate) fn feed(&mut self, piece: &[u8]) {
         let mut carry = std::mem::take(&mut self.carry);
         let room = self.limit.saturating_sub(carry.len()).max(SEAM).min(piece.len());
@@ -105,7 +103,7 @@ impl Meter {
             let from = self.keep_from(piece);
             carry.extend_from_slice(&piece[from..]);
         } else {
-            // An object, or its name, began in an earlier piece.
+            // An object or its name began in an earlier piece.
             let last = carry.last().copied();
             carry.extend_from_slice(&piece[..room]);
             let from = self.keep_from(&carry);
@@ -121,8 +119,8 @@ impl Meter {
         self.carry = carry;
     }
 
-    /// Reads `bytes` and says from where on they are needed again: from an object that is not complete, else from what
-    /// may be the beginning of a name.
+    /// Reads `bytes` and returns the offset from which they are needed again: the beginning of an
+    /// incomplete object, or else of a possible name.
     fn keep_from(&mut self, bytes: &[u8]) -> usize {
         let seam = bytes.len().saturating_sub(SEAM);
         let from = match self.search(bytes) {
@@ -135,8 +133,8 @@ impl Meter {
         from
     }
 
-    /// The work, as far as the answer reports it. `events` is the number of events of a stream: where it was cut before its
-    /// counters came, each event stands for one token, as llama-server sends them.
+    /// Returns the work that the answer reports. `events` is the number of events of a stream. If the
+    /// stream was cut before its counters came, each event counts as one token, as llama-server sends them.
     pub(crate) fn work(&self, events: Option<u64>) -> Work {
         let cached = |details: &Option<Details>| details.as_ref().map_or(0, |details| details.cached_tokens);
         let usage = &self.usage;
@@ -156,28 +154,28 @@ impl Meter {
         }
     }
 
-    /// Whether the answer reports any work. A client can ask for one that does not (`response_fields`).
+    /// Returns whether the answer reports any work. A client can exclude the counters (`response_fields`).
     pub(crate) fn is_told(&self) -> bool {
         let (usage, timings) = (&self.usage, &self.timings);
         let told = [timings.prompt_n, timings.predicted_n, usage.prompt_tokens, usage.completion_tokens];
         told.into_iter().chain([usage.input_tokens, usage.output_tokens]).any(|told| told.is_some())
     }
 
-    /// Whether the answer reports how large its prompt was, or how much of it was evaluated.
+    /// Returns whether the answer reports the size of its prompt, or how much of it was evaluated.
     pub(crate) fn tells_prompt(&self) -> bool {
         let told = [self.timings.prompt_n, self.usage.prompt_tokens, self.usage.input_tokens];
         self.evaluated.is_some() || told.iter().any(Option::is_some)
     }
 
-    /// How the answer with this status ended for its backend.
+    /// Returns the outcome for the backend of an answer with this status.
     pub(crate) fn outcome(&self, status: u16) -> Outcome {
         let (usage, timings) = (&self.usage, &self.timings);
         let all = timings.prompt_n.map(|new| new.saturating_add(timings.cache_n.unwrap_or(0)));
-        // Anthropic's counter leaves out what was cached, the others do not.
+        // Anthropic's counter excludes cached tokens; the others include them.
         let input = || Some(usage.input_tokens?.saturating_add(usage.cache_read_input_tokens.unwrap_or(0)));
         Outcome {
             status: Some(status),
-            // Whatever the refusal of a request says, nothing was computed.
+            // A refused request was not computed, even if its message looks like a failure to compute.
             compute_error: self.compute_error && !(400..500).contains(&status),
             prompt: all.or(usage.prompt_tokens).or_else(input),
             decode: timings.predicted_n.zip(timings.predicted_ms),
@@ -185,7 +183,7 @@ impl Meter {
         }
     }
 
-    /// Tells a trace of the prompt, and if `whole` how long the server was at it and at the tokens.
+    /// Adds the prompt to a trace, and if `whole` also the server's times for the prompt and the tokens.
     pub(crate) fn tell(&self, trace: &mut Trace, whole: bool) {
         let ended = self.outcome(200);
         trace.prompt = ended.prompt.or(trace.prompt);
@@ -195,15 +193,15 @@ impl Meter {
         }
     }
 
-    /// Reads all complete objects in `bytes`; where an incomplete one begins, if there is one.
+    /// Reads all complete objects in `bytes`; returns the offset of an incomplete one, if any.
     fn search(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut start = 0;
         while let Some(found) = SEARCHER.find_in(bytes, Span { start, end: bytes.len() }) {
             let at = found.start();
-            // In what is no JSON the quotation mark that ends a name may begin another one, which would be found where a piece ends between
-            // them, and nowhere else.
+            // In anything but JSON, the closing quote of a name may open another name. The search restarts
+            // at that quote, so that the result does not depend on where pieces are cut.
             start = found.end() - 1;
-            // In generated text the quotes are escaped.
+            // Quotes in generated text are escaped.
             let before = if at == 0 { self.before } else { Some(bytes[at - 1]) };
             if before == Some(b'\\') {
                 continue;
@@ -224,7 +222,7 @@ impl Meter {
         None
     }
 
-    /// Reads the object behind a name; false if it is not complete.
+    /// Reads the object after a name; false if it is incomplete.
     fn read<T: DeserializeOwned>(&mut self, bytes: &[u8], note: impl FnOnce(&mut Self, &T)) -> bool {
         match object(bytes) {
             Object::Whole(object) => note(self, &object),
@@ -263,11 +261,11 @@ impl Meter {
 enum Object<T> {
     Whole(T),
     Incomplete,
-    /// None, or one that cannot be read.
+    /// No object, or an invalid one.
     None,
 }
 
-/// The object after a name: `: {...}`.
+/// Reads the object after a name: `: {...}`.
 fn object<T: DeserializeOwned>(bytes: &[u8]) -> Object<T> {
     let rest = bytes.trim_ascii_start();
     let rest = match rest.split_first() {
@@ -282,13 +280,13 @@ fn object<T: DeserializeOwned>(bytes: &[u8]) -> Object<T> {
     }
     match Deserializer::from_slice(rest).into_iter().next() {
         Some(Ok(object)) => Object::Whole(object),
-        // A number that breaks off is not always an end to the parser, but a mistake.
+        // The parser may report a truncated number as a syntax error instead of an early end.
         Some(Err(error)) if error.is_eof() || !is_whole(rest) => Object::Incomplete,
         _ => Object::None,
     }
 }
 
-/// Whether the end of the object that begins here is here, too.
+/// Returns whether the bytes include the end of the object that begins with them.
 fn is_whole(bytes: &[u8]) -> bool {
     let (mut depth, mut text, mut escaped) = (0_u32, false, false);
     for byte in bytes {
@@ -351,7 +349,7 @@ mod tests {
             (r#"{"content":"\"usage\":{\"prompt_tokens\":99}","usage":null}"#, (0, 0)),
             (r#"{"usage":"none","timings":3}"#, (0, 0)),
             (r#"{"usage"timings":{"prompt_n":3,"predicted_n":4}}"#, (3, 4)),
-            // Embeddings and rerank: the counters stand in front of the data or behind it.
+            // Embeddings and rerank: the counters come before the data or after it.
             (
                 r#"{"model":"m","object":"list","data":[{"embedding":[0.5]}],"usage":{"prompt_tokens":6,"total_tokens":6}}"#,
                 (6, 0),
@@ -381,7 +379,7 @@ mod tests {
                 "event: response.completed\ndata: {\"response\":{\"usage\":{\"input_tokens\":5,\"output_tokens\":7,\"total_tokens\":12}}}\n\n",
                 (5, 7),
             ),
-            // A stream that was asked to tell how far it is, and left before its first token.
+            // A stream with progress reports that was left before its first token.
             (
                 "data: {\"choices\":[],\"prompt_progress\":{\"total\":900,\"cache\":100,\"processed\":300,\"time_ms\":5}}\n\n\
                  data: {\"choices\":[],\"prompt_progress\":{\"total\":900,\"cache\":100,\"processed\":600,\"time_ms\":9}}\n\n",

@@ -1,4 +1,5 @@
-//! The way back: whole events, counted work, answers put together from streams, and the record of it all.
+//! The response path: relaying whole events, counting work, assembling answers from streams, and the
+//! request's record.
 
 pub(crate) mod answer_body;
 pub(crate) mod assemble;

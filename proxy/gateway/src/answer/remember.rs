@@ -1,6 +1,6 @@
-//! A request that generates text, and its answer, remembered until the answer is whole: then the supervisor knows the conversation,
-//! and can give it to the process that follows. What is held meanwhile is held under the budget of all bodies, and given up where others
-//! need the room.
+//! Keeps a generating request and its answer until the answer is complete. The supervisor then knows the
+//! conversation and can give it to the next process. The bytes count against the budget of all bodies, and
+//! are dropped when others need the room.
 
 use bytes::Bytes;
 use warden_supervisor::{Outcome, Said, Turn};
@@ -11,19 +11,20 @@ use crate::backend::backends::BackendLease;
 use crate::backend::message::Message;
 use crate::body::budget::Held;
 
-/// What is remembered of one exchange.
+/// The parts of one exchange that are kept.
 pub(crate) struct Remember {
     path: String,
-    /// The body as it went to the backend; `None` if it cannot be kept.
+    /// Body as it was sent to the backend; `None` if it cannot be kept.
     body: Option<Held>,
     has_media: bool,
-    /// An answer that is no stream, so far; `None`: it is longer than is kept.
+    /// Non-streaming answer so far; `None` if it is longer than `limit`.
     said: Option<Vec<u8>>,
     limit: usize,
 }
 
 impl Remember {
-    /// Of a request to this path. `understood`: the supervisor can make another of it. Of its answer at most `limit` bytes are held.
+    /// Starts to record a request to this path. `understood`: the supervisor can derive another request
+    /// from it. At most `limit` bytes of its answer are held.
     pub(crate) fn of(message: &Message, path: &str, understood: bool, limit: usize) -> Self {
         let (images, audio) = message.media();
         let has_media = images + audio > 0;
@@ -31,7 +32,7 @@ impl Remember {
         Self { path: path.to_owned(), body, has_media, said: Some(Vec::new()), limit }
     }
 
-    /// A piece of an answer that is no stream.
+    /// Records a piece of a non-streaming answer.
     pub(super) fn hear(&mut self, piece: &[u8]) {
         let Some(said) = self.said.as_mut().filter(|_| self.body.is_some()) else { return };
         if said.len() + piece.len() > self.limit {
@@ -41,7 +42,8 @@ impl Remember {
         }
     }
 
-    /// The answer is whole. `heard`: what is known of the text of a stream.
+    /// Hands the exchange to the lease once the answer is complete. `heard`: text of a stream, as far as
+    /// known.
     pub(super) fn note(
         self,
         lease: &dyn BackendLease,

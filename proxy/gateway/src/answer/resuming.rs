@@ -1,4 +1,4 @@
-//! The time in which a stream has no backend: the one it began with has died, and another is looked for.
+//! State of a stream between two backends: its own has died, and another one is being looked for.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -11,7 +11,8 @@ use crate::backend::attempts::Relayed;
 use crate::backend::backends::BoxFuture;
 use crate::observe::Record;
 
-/// What looking for another backend came to, and what it cost. With a voice, that one goes on where the last one ended.
+/// Result of looking for another backend, with its cost. With a voice, that backend continues where the
+/// last one ended.
 pub(crate) type Found = (Record, Result<(Relayed, Option<Voice>), Cut>);
 
 pub(crate) struct Resuming {
@@ -21,12 +22,12 @@ pub(crate) struct Resuming {
 }
 
 impl Resuming {
-    /// Looks for a backend, and says so to the client every `interval`.
+    /// Looks for a backend and lets a comment be sent to the client every `interval`.
     pub(crate) fn new(looking: BoxFuture<'static, Found>, interval: Duration) -> Self {
         Self { looking, comment: Box::pin(sleep(interval)), interval }
     }
 
-    /// What was found, or `None` when it is time for a comment.
+    /// Returns the result, or `None` when a comment is due.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Found>> {
         if let Poll::Ready(found) = self.looking.as_mut().poll(context) {
             return Poll::Ready(Some(found));

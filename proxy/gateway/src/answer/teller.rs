@@ -1,4 +1,4 @@
-//! What we tell the client of a stream while its model loads.
+//! Progress messages for the client of a stream while its model loads.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use crate::answer::life_sign::life_sign;
 use crate::backend::backends::Backends;
 use crate::refusal::Dialect;
 
-/// How we tell it.
+/// Form of the progress messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// By comments and events that clients skip.
+    /// Comments and events that clients skip.
     Comments,
-    /// As text of reasoning, in chunks of a chat.
+    /// Reasoning text, in chat chunks.
     Reasoning,
 }
 
-/// Who tells it.
+/// Writes the progress messages of one stream.
 pub(crate) struct Teller {
     backends: Arc<dyn Backends>,
     model: ModelName,
@@ -31,7 +31,7 @@ pub(crate) struct Teller {
     manner: Manner,
     dialect: Dialect,
     began: Instant,
-    /// What was said last, so that nobody reads the same again and again.
+    /// Last message; it is not repeated.
     said: Option<String>,
 }
 
@@ -47,7 +47,7 @@ impl Teller {
         Self { backends, model, request_id, manner, dialect, began, said: None }
     }
 
-    /// A sign of life.
+    /// Returns the next keep-alive.
     pub(crate) fn sign(&mut self) -> Bytes {
         let now = Instant::now();
         let coming = self.backends.coming(&self.model);
@@ -71,7 +71,7 @@ impl Teller {
         }
     }
 
-    /// What is said when the model answers.
+    /// Returns the end of the messages, when the model answers.
     pub(crate) fn ends(&self) -> Option<Bytes> {
         self.said.as_ref().map(|_| self.chunk("\n\n"))
     }
@@ -89,19 +89,19 @@ impl Teller {
     }
 }
 
-/// Where it stands, and how long that will take.
+/// Describes the progress and the remaining time.
 fn stage(coming: &Coming, now: Instant) -> String {
     let mut words = verb(coming).to_owned();
     if let Some(left) =
         coming.left(now).filter(|left| *left >= Duration::from_secs(1) && coming.since.is_some())
     {
-        // Writing to a string does not fail.
+        // Writing to a String cannot fail.
         let _written = write!(words, ", some {} s are left", left.as_secs());
     }
     words
 }
 
-/// The same, in words that stay the same while it goes on.
+/// Describes the progress in words that stay the same during a load.
 fn stage_at_first(coming: &Coming) -> String {
     let mut words = verb(coming).to_owned();
     if let Some(took) = coming.took.filter(|took| *took >= Duration::from_secs(1) && coming.since.is_some()) {

@@ -1,11 +1,11 @@
-//! Reads a backend's answer ahead of a client that does not read, so that the slot is free after the backend's last
-//! byte.
+//! Reads a backend's answer ahead of a client that does not read, so that the slot is free after the
+//! backend's last byte.
 //!
 //! ```text
-//!   the client reads ──── pieces pass as they come, nothing is held
-//!   it takes nothing ──── its connection cannot write: the backend's answer is read on, and held
-//!        │ the backend's last byte is here ──> lease given back, the rest waits for the client
-//!        │ no room: `upstream.unread_bytes` of a stream are held, or `server.buffered_bytes` are used up
+//!   client reads ──────── pieces pass as they come, nothing is held
+//!   client does not ───── its connection cannot write: the backend's answer is read on, and held
+//!        │ last byte of the backend ──> lease returned, the rest waits for the client
+//!        │ no room: a stream holds `upstream.unread_bytes`, or `server.buffered_bytes` are used up
 //!        └──> the backend waits, and keeps its slot
 //! ```
 
@@ -22,7 +22,7 @@ use crate::protocol::conn_state::ReadAhead;
 
 type Polled = Poll<Option<Result<Frame<Bytes>, io::Error>>>;
 
-/// A backend's answer, and what of it was read ahead.
+/// A backend's answer and the part of it that was read ahead.
 pub(super) struct UnreadAnswer(Mutex<ReadState>);
 
 struct ReadState {
@@ -30,9 +30,10 @@ struct ReadState {
     held: Held,
     /// Bytes that may be held at a time.
     limit: u64,
-    /// The budget had no room for the last piece that is held: no more is read before all of it has passed.
+    /// The budget had no room for the last held piece: nothing more is read until all held pieces have
+    /// passed.
     is_full: bool,
-    /// How the answer breaks off behind what is held.
+    /// Error with which the answer breaks off after the held pieces.
     failure: Option<io::Error>,
 }
 
@@ -45,12 +46,12 @@ impl UnreadAnswer {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next piece for the client.
+    /// Returns the next piece for the client.
     pub(super) fn poll(&self, context: &mut Context<'_>) -> Polled {
         self.lock().poll(context)
     }
 
-    /// An operator has ended it: see [`Relay::cancel`].
+    /// Ends the answer for an operator: see [`Relay::cancel`].
     pub(super) fn cancel(&self, context: &Context<'_>) -> Option<Polled> {
         self.lock().relay.cancel(context)
     }

@@ -1,5 +1,5 @@
-//! A request whose server died after its head and before anything of its answer: it is executed once more, and its client, who
-//! has a head that promises events, gets those of the second execution.
+//! Executes a request once more whose server died after the head of its answer and before anything else.
+//! The client has a head that promises events, and gets those of the second execution.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,30 +17,32 @@ use crate::observe::Record;
 use crate::refusal::Refusal;
 use crate::requests::Progress;
 
-/// What it takes to execute a request once more. Kept until something of its answer is with its client.
+/// State needed to execute a request once more. Kept until the client has something of the answer.
 pub(crate) struct Again {
     pub(crate) search: Search,
     pub(crate) message: Box<Message>,
 }
 
-/// How another server is looked for.
+/// Parameters of the search for another server.
 #[derive(Clone)]
 pub(crate) struct Search {
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) progress: Progress,
     pub(crate) model: ModelName,
     pub(crate) kind: LeaseKind,
-    /// Tokens of the prompt, where admission wants to know.
+    /// Prompt tokens, if admission needs them.
     pub(crate) tokens: Option<u64>,
     pub(crate) limits: Limits,
-    /// When the exchange must be over.
+    /// End of the whole exchange.
     pub(crate) deadline: Instant,
 }
 
 impl Again {
-    /// Looks for another server than the one that died, and gives it the request. `died` is what the client gets if there is
-    /// none. Behind a build that is only tried, the death of the next one is another matter: the answer's `kept` and a copy of the search are
-    /// for that.
+    /// Looks for another server than the dead one and sends it the request. `died` is the client's error if
+    /// there is none.
+    ///
+    /// If the dead server was a canary, the death of the next one may be repaired once more. The answer's
+    /// `kept` and a copy of the search are for that.
     pub(crate) async fn run(
         self,
         record: &mut Record,
@@ -56,10 +58,10 @@ impl Again {
             model: &model,
             kind,
             tokens,
-            // What computes was let in, and its process comes back by itself.
+            // The request was admitted before, and its process is restarted anyway.
             loads: true,
             limits: &limits,
-            // Of a build that is tried it says nothing for those to come.
+            // The death of a canary does not count for the next servers.
             died: (!dead.is_canary()).then_some(died),
             patience: Duration::ZERO,
         };

@@ -1,21 +1,23 @@
-//! From the lease to the head of the answer: connect, send, and if that fails, try again where that is safe.
+//! From the lease to the head of the answer: connects, sends, and retries where that is safe.
 //!
 //! A request is sent again if nothing can have been executed:
-//! - no connection was made, or the request came back from it unsent;
-//! - the connection ended before any byte of an answer, the request asks for a stream, its whole body is still held, and
-//!   the build is known to send the head of a stream when the request gets its slot (older ones and forks send it with
-//!   the first token: there no head proves nothing);
+//! - no connection was made, or the connection handed the request back unsent;
+//! - the connection ended before any byte of an answer, the request asks for a stream, its whole body is
+//!   still held, and the build is known to send the head of a stream when the request gets its slot (older
+//!   builds and forks send it with the first token, so a missing head proves nothing);
 //! - it is a `GET` or `HEAD`, which executes nothing.
 //!
-//! And once, if its server died or was stopped before any byte of the answer came, if it only computes an answer, and if the
-//! operator leaves it so (`on_death`): whatever was executed died with its server. If the second one dies too, the client
-//! gets the error that it would have got for the first.
+//! A request is also executed once more if its server died or was stopped before any byte of the answer
+//! came, provided that the request only computes an answer and the operator allows it (`on_death`): the
+//! first execution died with its server. If the second server dies, too, the client gets the error of the
+//! first death.
 //!
-//! A canary is left for the model's own build at whatever goes wrong: it gets only what can be repeated, and what became of it there is no
-//! attempt.
+//! If a canary fails in any way, the model's own build takes over. A canary gets only requests that can be
+//! repeated, and its attempt is not counted.
 //!
-//! Each new attempt takes a new lease: the generation that failed is dead or dying. If it died, the request is a suspect
-//! from then on, and its next attempt has its generation for itself (see [`warden_policies::quarantine`]).
+//! Each attempt takes a new lease: the generation that failed is dead or dying. If it died, the request
+//! becomes a suspect, and its next attempt has its generation for itself (see
+//! [`warden_policies::quarantine`]).
 
 use std::collections::VecDeque;
 use std::io;
@@ -50,56 +52,57 @@ use crate::refusal::{BodyFault, Refusal};
 use crate::requests::Progress;
 use crate::trace::Peer;
 
-/// While the supervisor has not noticed that a generation is gone, it is asked this many times within the time to
-/// connect.
+/// Number of lease requests to the supervisor within the connect timeout, while the supervisor has not yet
+/// noticed that a generation is gone.
 const ASKS: u32 = 50;
 
-/// A backend's answer has begun.
+/// A backend's answer of which the head has arrived.
 pub(crate) struct Relayed {
     pub(crate) response: Response<Incoming>,
-    /// What was read of its body already.
+    /// Pieces of its body that were read already.
     pub(crate) ahead: VecDeque<Bytes>,
     pub(crate) backend: Box<Backend>,
     /// The request, if it asked for a stream and may be executed once more.
     pub(crate) kept: Option<Box<Message>>,
 }
 
-/// What the answer comes by, and what ends with it.
+/// Resources that serve an answer and are released with it.
 pub(crate) struct Backend {
     pub(crate) lease: Arc<dyn BackendLease>,
-    /// Resolves when `lease` is taken away.
+    /// Resolves when `lease` is revoked.
     pub(crate) revoked: BoxFuture<'static, ()>,
     pub(crate) conn: UpstreamConn,
     pub(crate) pool: Arc<Pool>,
     pub(crate) sent: Arc<Sent>,
-    /// When the exchange must be over.
+    /// End of the whole exchange.
     pub(crate) deadline: Instant,
-    /// When something of the answer must be there, or the model's own build is asked; `None` if that one answers.
+    /// Deadline of a canary for the first part of its answer, before the request moves to the model's own
+    /// build; `None` for that build.
     pub(crate) begins_by: Option<Instant>,
 }
 
-/// A request that a backend is looked for: what each attempt needs to know of it.
+/// A request on its way to a backend, with everything that each attempt needs.
 pub(crate) struct Attempts<'a> {
     pub(crate) upstream: &'a Upstream,
     pub(crate) record: &'a mut Record,
-    /// How it is shown.
+    /// Progress that operators see.
     pub(crate) progress: &'a Progress,
     pub(crate) model: &'a ModelName,
     pub(crate) kind: LeaseKind,
-    /// Tokens of the prompt, where admission wants to know.
+    /// Prompt tokens, if admission needs them.
     pub(crate) tokens: Option<u64>,
-    /// A model that is not loaded is loaded for it.
+    /// The request may load its model.
     pub(crate) loads: bool,
-    /// Of its body.
+    /// Limits of its body.
     pub(crate) limits: &'a Limits,
-    /// Its server died when it may have been executed: what its client gets if it ends without an answer.
+    /// Set once a server died that may have executed the request: the client's error if no answer follows.
     pub(crate) died: Option<Refusal>,
-    /// For how long the beginning of a canary's answer is awaited.
+    /// Time that a canary gets for the beginning of its answer.
     pub(crate) patience: Duration,
 }
 
 impl Attempts<'_> {
-    /// Waits for a lease and reads the body ahead meanwhile, because a client's leaving can only be seen behind it.
+    /// Waits for a lease. Reads the body ahead meanwhile, because only then is a client's leaving noticed.
     #[inline]
     pub(crate) async fn lease(&mut self, intake: &mut Intake) -> Result<Arc<dyn BackendLease>, Refusal> {
         self.waits();
@@ -111,7 +114,7 @@ impl Attempts<'_> {
         self.granted(granted)
     }
 
-    /// The same for a request that loads nothing.
+    /// Like [`Self::lease`], for a request that loads no model.
     pub(crate) async fn lease_loaded(
         &mut self,
         intake: &mut Intake,
@@ -132,7 +135,7 @@ impl Attempts<'_> {
         }
     }
 
-    /// Notes what was granted.
+    /// Records the result of asking for a lease.
     pub(crate) fn granted(
         &mut self,
         granted: Result<Arc<dyn BackendLease>, Denied>,
@@ -147,14 +150,14 @@ impl Attempts<'_> {
         Ok(lease)
     }
 
-    /// Notes that it asks for a lease.
+    /// Records that the request asks for a lease.
     pub(crate) fn waits(&mut self) {
         if let Some(trace) = &mut self.record.trace {
             trace.waits();
         }
     }
 
-    /// Notes that this is sent to a backend, and makes it a part of that.
+    /// Records that the request is sent to a backend, and makes the backend's span a child of the trace.
     pub(crate) fn asks(&mut self, lease: &Arc<dyn BackendLease>, message: &mut Message) {
         if let Some(trace) = &mut self.record.trace {
             let peer = || Peer::of(lease.generation(), lease.is_canary(), lease.address());
@@ -162,22 +165,22 @@ impl Attempts<'_> {
         }
     }
 
-    /// Makes a question of ours a part of what it is asked for. Its own span would tell nobody anything.
+    /// Makes a question of our own a child of the current span. A span of its own would be of no use.
     pub(crate) fn asks_beside(&mut self, message: &mut Message) {
         if let Some(trace) = &mut self.record.trace {
             message.follow(trace.asks_beside());
         }
     }
 
-    /// Notes that what was sent came to nothing.
+    /// Records that the request sent got no answer.
     pub(crate) fn failed(&mut self, why: &'static str) {
         if let Some(trace) = &mut self.record.trace {
             trace.answered(Some(why));
         }
     }
 
-    /// Tries until a backend answers. Inlined, as what it calls: where the future is made elsewhere, it is copied to where it is kept,
-    /// and it is large.
+    /// Tries until a backend answers. Inlined like the functions it calls: the future is large, and would
+    /// be copied if it were created elsewhere.
     #[inline]
     pub(crate) async fn run(
         &mut self,
@@ -192,7 +195,7 @@ impl Attempts<'_> {
         relayed.map_err(|refusal| self.judged(refusal))
     }
 
-    /// The same for a request whose server died when its answer had begun.
+    /// Like [`Self::run`], for a request whose server died after its answer had begun.
     pub(crate) async fn run_again(
         &mut self,
         dead: Arc<dyn BackendLease>,
@@ -205,7 +208,7 @@ impl Attempts<'_> {
         }
     }
 
-    /// That no second server was found says nothing of the first.
+    /// Chooses the error to report: the first server's death, not the failed search for a second one.
     pub(crate) fn judged(&mut self, refusal: Refusal) -> Refusal {
         match self.died.take() {
             Some(died) if !refusal.may_have_executed() => died.instead_of(refusal),
@@ -224,7 +227,7 @@ impl Attempts<'_> {
         let config = &upstream.config.upstream;
         let mut attempt = 1;
         if lease.is_canary() {
-            // Rare: not a part of every request's future.
+            // Rare, so boxed: it would enlarge every request's future.
             match Box::pin(self.by_canary(lease, message, deadline)).await? {
                 Canary::Answers(relayed) => return Ok(*relayed),
                 Canary::Left(other, back) => (lease, message) = (other, back),
@@ -240,7 +243,7 @@ impl Attempts<'_> {
             self.asks(&lease, &mut message);
             let mut revoked = lease.clone().revoked();
             let result = {
-                // Pinned first: the clock around it would take a copy of it.
+                // Pinned first: the timeout would take a copy of it otherwise.
                 let once = pin!(Self::once(upstream, &lease, &mut message));
                 let mut once = pin!(timeout_at(deadline, once));
                 tokio::select! {
@@ -249,7 +252,8 @@ impl Attempts<'_> {
                     () = &mut revoked => if lease.is_running() {
                         None
                     } else {
-                        // Its end is known sooner than that of its connection, which says how far the request came.
+                        // The end of the process is known before that of its connection, which shows how
+                        // far the request got.
                         timeout_at(Instant::now() + config.connect_timeout, once).await.ok()
                     },
                 }
@@ -259,7 +263,7 @@ impl Attempts<'_> {
                 if let Some(print) = message.sent().whole_print() {
                     lease.lost(print);
                     if lease.is_alone() {
-                        // As below: if it died of this request, that is known when it has ended.
+                        // Once the process has ended, it is known whether this request killed it; see below.
                         drop(timeout_at(deadline, lease.settled()).await);
                     }
                     if let Standing::Refused { .. } = lease.standing(print) {
@@ -305,7 +309,7 @@ impl Attempts<'_> {
                 (Some(fault), _) => return Err(limits.refusal(fault)),
                 (None, _) => {}
             }
-            // Who was not sent whole was not begun with.
+            // A request that was not sent completely was not executed.
             let print = sent.whole_print().filter(|_| failed.was_sent());
             if let Some(print) = print {
                 lease.broke(print);
@@ -328,8 +332,9 @@ impl Attempts<'_> {
                 Failed::Refused | Failed::Starved | Failed::Unsent => true,
             };
             if let Some(print) = print.filter(|_| lease.is_alone()) {
-                // Its server may have died of it: nobody else was there. However long it takes to end (its GPU gives memory
-                // back slowly), nobody else waits for the answer, and another server would meet the same.
+                // The request ran alone, so its server may have died of it. Wait for the end of the
+                // process, however long it takes (its GPU frees memory slowly): only this client waits, and
+                // another server would die the same way.
                 drop(timeout_at(deadline, lease.settled()).await);
                 if let Standing::Refused { .. } = lease.standing(print) {
                     return Err(upstream.quarantined(model, print, !nothing_ran));
@@ -357,18 +362,18 @@ impl Attempts<'_> {
             }
             attempt += 1;
             self.record.retries += 1;
-            // `revoked` keeps the old lease alive, and the next attempt may have to wait for that lease's place.
+            // `revoked` keeps the old lease alive, and the next attempt may have to wait for its place.
             drop(revoked);
             lease = Box::pin(self.again(lease, config.connect_timeout)).await?;
         }
     }
 
-    /// Whether it may be executed again although it may have been executed.
+    /// Returns whether the request may be sent again although it may have been executed.
     pub(super) fn may_repeat(&self, message: &Message) -> bool {
         self.died.is_none() && message.repeats()
     }
 
-    /// A lease for a request that may have been executed by a server that is dead or dying.
+    /// Takes a lease for a request that a dead or dying server may have executed.
     pub(crate) async fn once_more(
         &mut self,
         dead: Arc<dyn BackendLease>,
@@ -383,8 +388,8 @@ impl Attempts<'_> {
         self.again(dead, self.upstream.config.upstream.connect_timeout).await
     }
 
-    /// Makes way for a request that a server died with: it waits until nobody else runs on its generation. What ends
-    /// meanwhile costs no attempt, because nothing was sent.
+    /// Waits until nothing else runs on the generation of a suspect. If the generation ends meanwhile, no
+    /// attempt is counted, because nothing was sent.
     async fn make_way(
         &mut self,
         mut lease: Arc<dyn BackendLease>,
@@ -399,7 +404,7 @@ impl Attempts<'_> {
                 }
                 Standing::Suspect => {}
             }
-            // Rare: not a part of every request's future.
+            // Rare, so boxed: it would enlarge every request's future.
             let alone = timeout_at(deadline, lease.clone().alone(print)).await;
             match alone.map_err(|_| Refusal::Unreachable { model: self.model.clone(), attempts: 0 })? {
                 Alone::Granted => {
@@ -416,8 +421,9 @@ impl Attempts<'_> {
         }
     }
 
-    /// A lease on another generation than the one that failed. Until the supervisor has noticed that the old one is
-    /// gone it may be offered again; that is worth waiting for, but not for ever: it may also be alive and odd.
+    /// Takes a lease on another generation than the failed one. The supervisor may offer the old one again
+    /// until it notices the failure. Waiting for that is limited, because the old generation may also be
+    /// alive and misbehaving.
     pub(super) async fn again(
         &mut self,
         failed: Arc<dyn BackendLease>,
@@ -425,7 +431,7 @@ impl Attempts<'_> {
     ) -> Result<Arc<dyn BackendLease>, Refusal> {
         self.progress.waits_again(self.record.continued);
         if failed.is_canary() {
-            // Another model's: whatever becomes of it, nobody waits for that.
+            // The failed lease was another model's: do not wait for its end.
             drop(failed);
             self.waits();
             let granted = self.upstream.backends.lease_again(self.model, self.kind, self.tokens).await;
@@ -433,7 +439,7 @@ impl Attempts<'_> {
         }
         let (generation, settled) = (failed.generation(), failed.settled());
         drop(failed);
-        // What became of it decides whether the request may be sent beside others.
+        // The end of the failed generation decides whether the request may run next to others.
         drop(timeout_at(Instant::now() + patience, settled).await);
         if !self.loads {
             return self.loaded().await;
@@ -443,7 +449,7 @@ impl Attempts<'_> {
             self.waits();
             let granted = self.upstream.backends.lease_again(self.model, self.kind, self.tokens).await;
             let lease = self.granted(granted)?;
-            // An endpoint has been asked before it was opened again.
+            // A remote endpoint was probed before its gate was opened again.
             let is_remote = matches!(lease.address(), Address::Remote(_));
             if lease.generation() != generation || is_remote || Instant::now() >= until {
                 return Ok(lease);
@@ -453,8 +459,8 @@ impl Attempts<'_> {
         }
     }
 
-    /// One attempt on one generation. An idle connection that turns out to be closed costs a second connection, not an
-    /// attempt.
+    /// Makes one attempt on one generation. If an idle connection turns out to be closed, a second
+    /// connection is made within the same attempt.
     #[inline]
     pub(crate) async fn once(
         upstream: &Upstream,
@@ -496,7 +502,7 @@ impl Attempts<'_> {
         }
     }
 
-    /// The request for one attempt. A body that is still coming is looked at when its end is here.
+    /// Builds the request for one attempt. A body that is still arriving gets a checkpoint at its end.
     fn request(
         upstream: &Upstream,
         message: &mut Message,
@@ -506,7 +512,7 @@ impl Attempts<'_> {
         if let Address::Remote(origin) = lease.address()
             && let Err(error) = origin.address(&mut request)
         {
-            // Cannot be: address and key were looked at when they were configured, and the path is one.
+            // Cannot happen: address and key were checked at configuration, and the path was parsed.
             tracing::error!(%error, "a request cannot be addressed");
         }
         end_connection_behind(&mut request, lease.facts());
@@ -515,33 +521,33 @@ impl Attempts<'_> {
     }
 }
 
-/// A new connection to a generation, and to nobody else.
+/// Connects to a generation, and checks that the generation's own process listens.
 pub(crate) async fn connect(lease: &dyn BackendLease, pool: &Pool) -> io::Result<UpstreamConn> {
     let conn = pool.connect(lease.address()).await?;
-    // Its port may be another's by now, who would be given the request.
+    // Another process may own its port by now and would get the request.
     let is_its_own = !matches!(lease.address(), Address::Process(Endpoint::Tcp(_))) || lease.is_running();
     is_its_own.then_some(conn).ok_or_else(|| io::ErrorKind::ConnectionRefused.into())
 }
 
-/// Why an attempt failed.
+/// Reasons why an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failed {
     /// No connection.
     Refused,
-    /// No connection because we may open no more files: that says nothing about the backend, and passes.
+    /// No connection because our process is out of file descriptors: no fault of the backend, and temporary.
     Starved,
     /// The connection was closed before a byte was sent.
     Unsent,
     /// The connection ended after the request was sent, at least in part, and before any byte of an answer.
     Sent,
-    /// An answer began, and the connection ended before its head was whole.
+    /// An answer began, and the connection ended within its head.
     Begun,
-    /// An answer began that cannot be read.
+    /// An answer began that cannot be parsed.
     Garbled,
 }
 
 impl Failed {
-    /// The word for traces, one of a bounded set.
+    /// Label for traces, one of a bounded set.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Refused => "refused",
@@ -553,7 +559,7 @@ impl Failed {
         }
     }
 
-    /// Whether the backend may have the request.
+    /// Returns whether the backend may have the request.
     pub(super) fn was_sent(self) -> bool {
         matches!(self, Self::Sent | Self::Begun | Self::Garbled)
     }

@@ -1,5 +1,5 @@
-//! The seam between the gateway and the supervisor, so that tests can put their own backends behind it. The product's
-//! only implementation is [`Fleet`].
+//! The interface between gateway and supervisor, so that tests can supply their own backends. The only
+//! implementation in the product is [`Fleet`].
 
 use std::future::Future;
 use std::pin::Pin;
@@ -22,132 +22,135 @@ use crate::refusal::Refusal;
 
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Who knows models and gives leases.
+/// Resolves models and grants leases.
 pub(crate) trait Backends: Send + Sync + 'static {
-    /// The model that a name means.
+    /// Resolves a name from a request to a model.
     fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError>;
-    /// Whether every name means the only model.
+    /// Returns whether every name resolves to the only model.
     fn takes_any_name(&self) -> bool;
-    /// Waits for the right to send one request, whose prompt has so many tokens where that was asked.
+    /// Waits for the right to send one request. `tokens` is the size of its prompt, if it was counted.
     fn lease<'a>(
         &'a self,
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>>;
-    /// The same for a request whose generation has died: a full queue does not turn it away.
+    /// Like `lease`, for a request whose generation has died: a full queue does not refuse it.
     fn lease_again<'a>(
         &'a self,
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>>;
-    /// The same for a request that loads nothing: a process that starts or is replaced is waited for. `None`: the
-    /// model is not loaded.
+    /// Like `lease`, for a request that loads no model. The caller waits for a process that starts or is
+    /// being replaced. `None` if the model is not loaded.
     fn lease_loaded<'a>(
         &'a self,
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> BoxFuture<'a, Result<Option<Arc<dyn BackendLease>>, Denied>>;
-    /// Lets a model go: its requests end, and then its processes. `by` is who says so.
+    /// Unloads a model: its requests end first, then its processes. `by` names who asked for it.
     fn unload(&self, model: &ModelName, by: &str) -> Result<(), ControlError>;
-    /// The build that is tried beside the model's own, if there is one.
+    /// Returns the canary of a model, if there is one.
     fn canary(&self, model: &ModelName) -> Option<CanaryRoute>;
-    /// A lease that can be had at once; for one that cannot, nobody waits.
+    /// Takes a lease that is available at once, without waiting.
     fn lease_now(
         &self,
         model: &ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Option<Arc<dyn BackendLease>>;
-    /// Whether a prompt of this size would find room in memory now.
+    /// Returns whether a prompt of this size would fit into memory now.
     fn weigh(&self, model: &ModelName, size: Size) -> Weighed;
-    /// When a model will serve of which no process does; `None` if one does.
+    /// Returns when a model without a serving process will serve; `None` if a process serves it.
     fn coming(&self, model: &ModelName) -> Option<Coming>;
-    /// Whether a request for a model would be refused at once now.
+    /// Returns whether a request for a model would be refused at once now.
     fn refuses(&self, model: &ModelName) -> bool;
-    /// Whether a model is loaded, or could be without another one's leaving, as far as memory is known.
+    /// Returns whether a model is loaded, or could be without unloading another one, as far as memory is
+    /// known.
     fn has_room(&self, model: &ModelName) -> bool;
-    /// What is known against a request, and that one was refused for it.
+    /// Returns the quarantine state of a request.
     fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing;
     fn note_refusal(&self, model: &ModelName, request: Fingerprint);
     fn view(&self) -> Arc<FleetView>;
 }
 
-/// A lease. It ends when the last handle is dropped.
+/// A lease, which ends when its last handle is dropped.
 pub(crate) trait BackendLease: Send + Sync + 'static {
     fn generation(&self) -> GenerationId;
-    /// Whether it is of a build that is tried beside the model's own: whatever becomes of it, that one answers.
+    /// Returns whether the lease is a canary's: if it fails, the model's own build answers.
     fn is_canary(&self) -> bool;
     fn address(&self) -> &Address;
-    /// Whether its process still runs, as the kernel knows it now: what answers on its port may be another's.
+    /// Asks the kernel whether its process still runs. Otherwise another process may answer on its port.
     fn is_running(&self) -> bool;
-    /// Whether llama-warden told its process to end. A lease is revoked then, and also when its process died by itself.
+    /// Returns whether llama-warden stopped its process. A lease is also revoked when the process died by
+    /// itself.
     fn was_stopped(&self) -> bool;
     fn queued_for(&self) -> Duration;
-    /// The same for generations of the same command, binary and files; `None`: not known.
+    /// Identity of the generation: equal for the same command, binary and files. `None` if unknown.
     fn kin(&self) -> Option<Kin>;
     fn add_work(&self, work: Work);
     fn note_outcome(&self, outcome: &Outcome);
-    /// So many bytes of an answer came, or its head (0): it lives.
+    /// Records that bytes of an answer came, or its head (0): the backend is alive.
     fn note_progress(&self, bytes: usize);
-    /// The request goes to the backend, and asks for events or for one answer.
+    /// Records that the request is sent, and whether it asks for a stream.
     fn note_asked(&self, asked: Arc<Sent>, streams: bool);
-    /// The head of the answer is here: events follow or one answer, a success or not.
+    /// Records the head of the answer: whether a stream follows, and whether it is a success.
     fn note_answered(&self, streams: bool, succeeds: bool);
-    /// Since this moment the client has everything and wants more.
+    /// Records that the client has everything since this moment and waits for more.
     fn note_waiting(&self, since: Instant);
-    /// So many events with data came: it works.
+    /// Records that events with data came: the backend is computing.
     fn note_events(&self, events: u64);
-    /// It has taken what a client has set in it.
+    /// Records a setting that a client changed in the backend.
     fn note_setting(&self, path: &str, body: Bytes);
-    /// It stops computing for as long as this request takes.
+    /// Records that the backend computes nothing for the duration of this request.
     fn note_pause(&self);
-    /// Whether conversations are kept for the process that follows.
+    /// Returns whether conversations are kept for the next process.
     fn keeps_turns(&self) -> bool;
-    /// The request was answered whole.
+    /// Records a request that was answered completely.
     fn note_turn(&self, turn: Turn);
-    /// Whether it saves slots for us alone, and for no client.
+    /// Returns whether only the supervisor, and no client, may save slots.
     fn saves_for_us(&self) -> bool;
-    /// The connections to this generation, made with `init` at its first use.
+    /// Returns the connection pool of this generation, created with `init` on first use.
     fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool>;
-    /// The backend broke a connection: it gets no other request until it has answered a probe. Without this, whoever
-    /// waits for the lease that ends now would be sent to a process that is dying.
+    /// Reports that the backend broke a connection: it gets no other request until it has answered a probe.
+    /// Otherwise the next request in the queue would be sent to a dying process.
     fn doubt(&self);
-    /// What is known of how its binary behaves.
+    /// Returns the measured behaviour of its binary.
     fn facts(&self) -> ServerFacts;
-    /// What is known against a request.
+    /// Returns the quarantine state of a request.
     fn standing(&self, request: Fingerprint) -> Standing;
-    /// The connection broke after this request was sent whole.
+    /// Reports that the connection broke after this request was sent completely.
     fn broke(&self, request: Fingerprint);
-    /// The lease of this request, which was sent whole, was revoked.
+    /// Reports that the lease of this request, which was sent completely, was revoked.
     fn lost(&self, request: Fingerprint);
-    /// Resolves when it is known what became of the generation after that. Holds no lease.
+    /// Resolves when the fate of the generation is known after such a report. Holds no lease.
     fn settled(&self) -> BoxFuture<'static, ()>;
-    /// Waits until nothing else runs in its slots, for a suspect.
+    /// Waits until nothing else runs in the generation's slots, for a suspect.
     fn alone(self: Arc<Self>, request: Fingerprint) -> BoxFuture<'static, Alone>;
-    /// Whether it is alone now.
+    /// Returns whether the request is alone now.
     fn is_alone(&self) -> bool;
-    /// For how long this request may be alone.
+    /// Returns for how long this request may be alone.
     fn alone_for(&self, request: Fingerprint) -> Duration;
-    /// Lets others in again.
+    /// Ends being alone: other requests are let in again.
     fn join(&self);
-    /// The request was answered, and something was known against it.
+    /// Reports that a suspect was answered.
     fn survived(&self, request: Fingerprint);
-    /// The answer came whole: the server is at work on it no more. Who gives the lease back without that, and without a
-    /// broken connection, has left.
+    /// Reports that the answer came completely and the server no longer works on it. A lease that is
+    /// returned without this call, and without a broken connection, counts as a client that left.
     fn done(&self);
-    /// The request only reads: it is no company for one that is tried alone.
+    /// Reports that the request only reads: it does not disturb a suspect that runs alone.
     fn reads(&self);
-    /// The answer is a stream of events without an end.
+    /// Reports that the answer is an endless stream of events.
     fn watches(&self);
     /// Resolves when the generation has to end in spite of this lease.
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()>;
 }
 
 impl dyn BackendLease {
-    /// The answer came whole: the backend is done, and nothing is held any more against the request, which is known by this.
+    /// Reports a complete answer: the backend has finished, and the request with this fingerprint is no
+    /// longer a suspect.
     pub(crate) fn answered(&self, print: Option<Fingerprint>) {
         self.done();
         if let Some(print) = print.filter(|print| self.standing(*print) == Standing::Suspect) {
@@ -155,14 +158,14 @@ impl dyn BackendLease {
         }
     }
 
-    /// The error for a request whose lease was revoked and that is not sent again.
+    /// Returns the error for a request whose lease was revoked and that is not sent again.
     pub(crate) fn taken_away(&self, model: &ModelName) -> Refusal {
         let model = model.clone();
         if self.was_stopped() { Refusal::Revoked { model } } else { Refusal::Died { model } }
     }
 }
 
-/// Methods that the supervisor's type has itself, under the same name.
+/// Forwards to the supervisor's inherent methods of the same name.
 macro_rules! its_own {
     ($type:ident: $(fn $name:ident(&self $(, $arg:ident: $of:ty)*) $(-> $gives:ty)?;)*) => {
         $(fn $name(&self $(, $arg: $of)*) $(-> $gives)? {

@@ -1,10 +1,10 @@
-//! The last look at a body that is streamed: what it is known only when its last piece is here. That piece is held back
-//! until it may pass, and llama-server begins with nothing before it has it.
+//! The quarantine check for a streamed body, whose fingerprint is known only with its last piece. The last
+//! piece is held back until the check permits it; llama-server starts nothing before it has the whole body.
 //!
 //! ```text
-//!   pieces ... last piece --> [ nothing known against it? ] --yes--> passes
+//!   pieces ... last piece --> [ not suspected? ] -- yes ------------> passes
 //!                                | suspect: waits to be alone -----> passes
-//!                                | refused, or its process ends ---> the body fails, and the backend never has it whole
+//!                                | refused, or its process ends ---> the body fails, incomplete
 //! ```
 
 use std::sync::{Arc, Weak};
@@ -17,9 +17,8 @@ use warden_supervisor::Alone;
 use crate::backend::backends::{BackendLease, BoxFuture};
 use crate::refusal::BodyFault;
 
-/// Where a streamed body is looked at.
 pub(crate) struct Checkpoint {
-    /// Not the lease itself: a body must not keep one longer than its exchange does.
+    /// Weak: a body must not keep a lease longer than its exchange does.
     lease: Weak<dyn BackendLease>,
     tracker: TaskTracker,
     waiting: Option<BoxFuture<'static, Alone>>,
@@ -30,7 +29,7 @@ impl Checkpoint {
         Self { lease: Arc::downgrade(lease), tracker, waiting: None }
     }
 
-    /// Whether the end of this body may pass.
+    /// Returns whether the end of this body may pass.
     pub(crate) fn poll(
         &mut self,
         print: Fingerprint,
@@ -61,7 +60,7 @@ impl Checkpoint {
     }
 }
 
-/// A suspect that runs for long is joined by others.
+/// Lets other requests in next to a suspect that runs for a long time.
 pub(crate) fn let_others_in_later(lease: &Arc<dyn BackendLease>, print: Fingerprint, tracker: &TaskTracker) {
     let (lone, after) = (Arc::downgrade(lease), lease.alone_for(print));
     drop(tracker.spawn(async move {

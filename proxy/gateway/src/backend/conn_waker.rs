@@ -1,12 +1,12 @@
-//! How a connection to a backend wakes the task that drives it. The connection has no task of its own: whoever waits for
-//! an answer polls it. The waker knows whether polling the connection can lead to anything, and keeps it from waking a task
-//! that is at it already. It also knows whether a backend has sent any byte: the library reports the same for a head that broke
-//! off and of one that never began.
+//! The waker of a connection to a backend. The connection has no task of its own: the task that waits for
+//! an answer polls it. The waker knows whether polling can make progress, and does not wake a task that is
+//! polling already. Received bytes are recorded here as well: hyper reports the same error for a head that
+//! broke off and a missing one.
 //!
 //! ```text
-//!   idle in a pool   wake --> due                         (nobody is woken: the next user looks at it)
+//!   idle in a pool   wake --> due                         (no task is woken: the next user looks)
 //!   awaited          wake --> due, and the task is woken
-//!   being driven     wake --> due                         (the task looks again before it goes)
+//!   being driven     wake --> due                         (the task looks again before it returns)
 //! ```
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,8 @@ use std::task::{Wake, Waker};
 
 use std::sync::Arc;
 
-/// See the module. Everything about one connection happens on one thread; other threads only make it slower.
+/// Waker of one connection. Everything about a connection happens on one thread; other threads only slow it
+/// down.
 #[derive(Debug)]
 pub(crate) struct ConnWaker {
     due: AtomicBool,
@@ -25,7 +26,7 @@ pub(crate) struct ConnWaker {
 }
 
 impl ConnWaker {
-    /// For a new connection, which is due.
+    /// Creates the waker of a new connection, which is due.
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             due: AtomicBool::new(true),
@@ -35,22 +36,22 @@ impl ConnWaker {
         })
     }
 
-    /// A request begins: nothing of its answer has come.
+    /// Resets the state for a new request.
     pub(crate) fn listen(&self) {
         self.heard.store(false, Ordering::Relaxed);
     }
 
-    /// Bytes came.
+    /// Records that bytes came.
     pub(crate) fn hear(&self) {
         self.heard.store(true, Ordering::Relaxed);
     }
 
-    /// Whether any byte has come since [`Self::listen`].
+    /// Returns whether any byte has come since [`Self::listen`].
     pub(crate) fn has_heard(&self) -> bool {
         self.heard.load(Ordering::Relaxed)
     }
 
-    /// A task begins to drive the connection, and is the one that is woken from now on.
+    /// Marks the connection as driven by this task, which is woken from now on.
     pub(crate) fn enter(&self, task: &Waker) {
         let mut known = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         match known.as_mut() {
@@ -61,25 +62,26 @@ impl ConnWaker {
         self.driven.store(true, Ordering::SeqCst);
     }
 
-    /// The connection is driven, and nobody is to be woken afterwards.
+    /// Marks the connection as driven, with no task to wake afterwards.
     pub(crate) fn enter_alone(&self) {
         let known = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(known);
         self.driven.store(true, Ordering::SeqCst);
     }
 
-    /// The task goes. True if the connection is due nevertheless: then the task has to come back by itself.
+    /// Ends driving. Returns true if the connection is due nevertheless: then the task has to poll again by
+    /// itself.
     pub(crate) fn leave(&self) -> bool {
         self.driven.store(false, Ordering::SeqCst);
         self.is_due()
     }
 
-    /// Whether polling can lead to anything.
+    /// Returns whether polling can make progress.
     pub(crate) fn is_due(&self) -> bool {
         self.due.load(Ordering::SeqCst)
     }
 
-    /// The same, and not until it is woken again.
+    /// Like [`Self::is_due`], and clears the mark until the next wake.
     pub(crate) fn take(&self) -> bool {
         self.due.swap(false, Ordering::SeqCst)
     }

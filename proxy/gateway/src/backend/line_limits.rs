@@ -1,25 +1,24 @@
-//! Which heads llama-server reads. Over one that it cannot read, cpp-httplib (0.53 as well as 0.30) answers 400
-//! without a word, and then takes what it has not read of the head, and all of the body, for further requests: those
-//! past keys and rules. So such a head goes to no backend. What it reads of the others, a method that it does not
-//! know among them, [`crate::route`] says.
+//! Refuses heads that llama-server cannot read. cpp-httplib (0.30 to 0.53) answers such a head with 400 and
+//! no body. The rest of the head, and all of the body, are then read as further requests, which would
+//! bypass keys and rules. So such a head is sent to no backend. [`crate::route`] covers what llama-server
+//! makes of the other heads, including unknown methods.
 
 use http::request::Parts;
 
 use crate::refusal::Refusal;
 
-/// Bytes of a request's target that it takes (`CPPHTTPLIB_REQUEST_URI_MAX_LENGTH`).
+/// Bytes of a request target that llama-server accepts (`CPPHTTPLIB_REQUEST_URI_MAX_LENGTH`).
 const TARGET_BYTES: usize = 8192;
-/// Bytes of a field's line, its end included (`CPPHTTPLIB_HEADER_MAX_LENGTH`).
+/// Bytes of a header line, including its end (`CPPHTTPLIB_HEADER_MAX_LENGTH`).
 const LINE_BYTES: usize = 8192;
-/// Fields of a head (`CPPHTTPLIB_HEADER_MAX_COUNT`).
+/// Header fields (`CPPHTTPLIB_HEADER_MAX_COUNT`).
 const FIELDS: usize = 100;
-/// Fields that are added later, at most: the length of the body, `Connection`, the context of a trace, the key of an
-/// endpoint.
+/// Fields added later, at most: the body length, `Connection`, the trace context, the key of an endpoint.
 const ADDED: usize = 4;
 
-/// Whether llama-server takes a request line with this target.
+/// Checks that llama-server accepts a request line with this target.
 pub(crate) fn fits_line(parts: &Parts) -> Result<(), Refusal> {
-    // A target that begins with its query gets a slash.
+    // A target that begins with its query gets a slash in front.
     let target = parts.uri.path_and_query().map_or(1, |target| {
         let text = target.as_str();
         text.len() + usize::from(!text.starts_with('/'))
@@ -30,10 +29,10 @@ pub(crate) fn fits_line(parts: &Parts) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The same for all lines of a head, as it goes to the backend.
+/// Checks all lines of a head, as it will be sent to the backend.
 pub(crate) fn fits_lines(parts: &Parts) -> Result<(), Refusal> {
     fits_line(parts)?;
-    // `name: value` and the end of the line.
+    // `name: value` and the line end.
     let longest = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).max();
     if longest.is_some_and(|longest| longest > LINE_BYTES) {
         return Err(Refusal::LineTooLong { limit: LINE_BYTES });
@@ -64,7 +63,7 @@ mod tests {
         assert!(fits_lines(&parts(&long(8192), 1, 1)).is_ok());
         let refused = |parts: &Parts| fits_lines(parts).unwrap_err();
         assert!(matches!(refused(&parts(&long(8193), 1, 1)), Refusal::TargetTooLong { limit: 8192 }));
-        // `x-0: ` and the end of the line.
+        // `x-0: ` and the line end.
         assert!(fits_lines(&parts("/", 1, 8192 - 7)).is_ok());
         assert!(matches!(refused(&parts("/", 1, 8192 - 6)), Refusal::LineTooLong { limit: 8192 }));
         assert!(fits_lines(&parts("/", 96, 1)).is_ok());

@@ -1,4 +1,4 @@
-//! What goes to a backend, once or several times.
+//! A request to a backend, which may be sent once or several times.
 
 use std::sync::Arc;
 
@@ -16,47 +16,47 @@ use crate::refusal::Refusal;
 use crate::route::target;
 use crate::trace;
 
-/// What goes to a backend.
+/// A request to a backend.
 pub(crate) struct Message {
     head: Request<()>,
     body: Outgoing,
-    /// It asks for a stream.
+    /// The request asks for a stream.
     streams: bool,
-    /// Its answer is a stream that is generated: whether that was begun with may show in its head.
+    /// The answer is a generated stream: its head may show whether execution began.
     generates_stream: bool,
-    /// It may be executed again if its server dies.
+    /// The request may be executed again if its server dies.
     repeats: bool,
 }
 
-/// What sending a request again depends on.
+/// Properties that decide about sending a request again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Repeating {
-    /// It generates text, as a stream if its body asks for one.
+    /// The request generates text, as a stream if its body asks for one.
     pub(crate) generates: bool,
-    /// It may be executed again if its server dies.
+    /// The request may be executed again if its server dies.
     pub(crate) repeats: bool,
-    /// It is remembered for the process that follows.
+    /// The request is kept for the next process.
     pub(crate) remembers: bool,
-    /// Bytes of a body that is kept, at most.
+    /// Largest body that is kept, in bytes.
     pub(crate) most_bytes: usize,
 }
 
 enum Outgoing {
     /// May be sent again, even after it was received: each attempt sends a copy that shares the bytes.
     Again(Box<Intake>),
-    /// Sent once, unless it comes back unsent.
+    /// Sent once, unless a connection hands it back unsent.
     Once(Option<RequestBody>, Arc<Sent>),
-    /// Ours, beside the one that it stands for: that is blamed for what becomes of it.
+    /// A request of our own on behalf of a client's request, which is blamed for its effects.
     Beside(Held, Arc<Sent>),
 }
 
-/// RFC 9110 section 9.2.1. The other safe methods are answered by us.
+/// RFC 9110 section 9.2.1. The gateway answers the other safe methods itself.
 fn executes_nothing(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
 }
 
 impl Message {
-    /// A request with its body, as far as that was taken in. Boxed, as it goes through many hands.
+    /// Creates a request with its body, as far as that was read. Boxed, because it is moved often.
     pub(crate) fn new(
         parts: Box<Parts>,
         intake: Box<Intake>,
@@ -67,13 +67,13 @@ impl Message {
         let mut head = Request::new(());
         *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| Refusal::Host)?;
         let is_safe = executes_nothing(&parts.method);
-        // Whether that proves anything is looked at when it has failed: each attempt may meet another build.
+        // The meaning of a missing head is decided after a failure: each attempt may use another build.
         let streams = intake.is_stream();
         let generates_stream = generates && streams;
         let kept = is_safe || repeats || generates_stream || remembers;
         *head.headers_mut() = parts.headers;
         if !is_safe && parts.method != Method::DELETE && intake.is_whole() && intake.len() == 0 {
-            // Without it, llama-server would wait for a body until the connection ends.
+            // Without this field, llama-server would wait for a body until the connection ends.
             head.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(0));
         }
         *head.method_mut() = parts.method;
@@ -86,12 +86,12 @@ impl Message {
         Ok(Box::new(Self { head, body, streams, generates_stream, repeats }))
     }
 
-    /// What is sent from now on is a part of this span.
+    /// Makes the following attempts children of this span.
     pub(super) fn follow(&mut self, parent: Option<HeaderValue>) {
         trace::follow(self.head.headers_mut(), parent);
     }
 
-    /// A request to send. One that is sent once is given away by the first call.
+    /// Returns the request to send. A request that is sent only once is handed out by the first call.
     pub(super) fn request(&mut self) -> Request<RequestBody> {
         let (headers, body) = match &mut self.body {
             Outgoing::Again(intake) => {
@@ -114,7 +114,7 @@ impl Message {
         request
     }
 
-    /// Takes back what was not sent.
+    /// Takes back a request that was not sent.
     pub(super) fn put_back(&mut self, request: Request<RequestBody>) {
         if let Outgoing::Once(kept, _) = &mut self.body {
             let (parts, body) = request.into_parts();
@@ -123,27 +123,26 @@ impl Message {
         }
     }
 
-    /// Whether the request executes nothing.
     pub(super) fn is_safe(&self) -> bool {
         executes_nothing(self.head.method())
     }
 
-    /// Whether all of its body is held, to be sent again.
+    /// Returns whether all of its body is held, to be sent again.
     pub(super) fn is_held(&self) -> bool {
         matches!(self.body, Outgoing::Again(_))
     }
 
-    /// Whether it may be executed again if its server dies.
+    /// Returns whether it may be executed again if its server dies.
     pub(super) fn repeats(&self) -> bool {
         self.repeats && self.is_held()
     }
 
-    /// Whether it asks for a stream that is generated.
+    /// Returns whether it asks for a generated stream.
     pub(super) fn generates_stream(&self) -> bool {
         self.generates_stream
     }
 
-    /// Whether it asks for a stream.
+    /// Returns whether it asks for a stream.
     pub(crate) fn streams(&self) -> bool {
         self.streams
     }
@@ -155,7 +154,7 @@ impl Message {
         }
     }
 
-    /// All of a JSON body that is held.
+    /// Returns the whole JSON body, if it is held.
     pub(crate) fn json(&self) -> Option<Bytes> {
         match &self.body {
             Outgoing::Again(intake) => intake.json(),
@@ -163,8 +162,8 @@ impl Message {
         }
     }
 
-    /// Whether it may be held for as long as its answer takes: there is room for the bodies of others, and it has no images and no
-    /// sound.
+    /// Returns whether the body may be held until the answer is complete: there is room left for other
+    /// bodies, and it has no images or audio.
     pub(crate) fn may_stay(&self) -> bool {
         match &self.body {
             Outgoing::Again(intake) => intake.may_stay(),
@@ -172,7 +171,7 @@ impl Message {
         }
     }
 
-    /// Images and recordings in it, before it is sent.
+    /// Counts its images and recordings, before it is sent.
     pub(crate) fn media(&self) -> (u64, u64) {
         match &self.body {
             Outgoing::Again(intake) => intake.media(),
@@ -180,7 +179,8 @@ impl Message {
         }
     }
 
-    /// All of a JSON body, to be remembered until its answer is whole; `None` if it may not stay that long.
+    /// Returns the whole JSON body, to be kept until its answer is complete; `None` if it may not be held
+    /// that long.
     pub(crate) fn remembered(&self) -> Option<Held> {
         match &self.body {
             Outgoing::Again(intake) if intake.may_stay() => intake.remembered(),
@@ -188,14 +188,15 @@ impl Message {
         }
     }
 
-    /// Another request with the head of this one, to this path if one is given. `None`: no more may be held now.
+    /// Builds another request with the head of this one, to `path` if given. `None` if no more bytes may be
+    /// held now.
     pub(crate) fn beside(&self, path: Option<&'static str>, body: Bytes, streams: bool) -> Option<Self> {
         let Outgoing::Again(intake) = &self.body else { return None };
         let mut head = Request::new(());
         *head.method_mut() = self.head.method().clone();
         *head.uri_mut() = path.map_or_else(|| self.head.uri().clone(), Uri::from_static);
         *head.headers_mut() = self.head.headers().clone();
-        // What is recorded under it are the events of the client's own request.
+        // llama-server records the events of the client's own request under this id.
         head.headers_mut().remove(CONVERSATION_ID);
         let sent = Arc::new(Sent::again(&intake.sent));
         let body = Outgoing::Beside(intake.beside(body)?, sent);

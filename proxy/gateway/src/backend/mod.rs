@@ -1,5 +1,6 @@
-//! The way to a backend: leases, connections, attempts. A request is sent again with proof that nothing was executed, or once more
-//! after its server died, if it only computes an answer of which its client has nothing.
+//! The path to a backend: leases, connections, attempts. A request is sent again with proof that nothing
+//! was executed. A request is also sent once more after its server died, if it only computes an answer of
+//! which the client has nothing.
 
 pub(crate) mod again;
 pub(crate) mod attempts;

@@ -1,4 +1,5 @@
-//! Connections to one generation: made, kept while idle, and closed at once when an exchange is given up.
+//! The connections to one generation: made, kept while idle, and closed at once when an exchange is
+//! abandoned.
 //!
 //! ```text
 //!   checkout --> [ an idle one, fresh and open? ] --yes--> UpstreamConn
@@ -7,9 +8,9 @@
 //!                   connect --> refused: proof that nothing was sent
 //! ```
 //!
-//! A connection belongs to the thread whose runtime knows its socket, so each thread has a shelf of its own. Idle
-//! connections are not polled: whether one was closed meanwhile is seen when it is taken, and by the sweeper, which runs
-//! while there are any.
+//! A connection belongs to the thread whose runtime knows its socket, so each thread has its own shelf.
+//! Idle connections are not polled. A closed one is noticed when it is taken, or by the sweeper, which runs
+//! while there are idle ones.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +25,6 @@ use warden_supervisor::Address;
 use crate::backend::upstream_conn::UpstreamConn;
 use crate::workers;
 
-/// The idle connections of one generation.
 #[derive(Debug)]
 pub(crate) struct Pool {
     shelves: Box<[Mutex<Shelf>]>,
@@ -36,19 +36,20 @@ pub(crate) struct Pool {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolLimits {
     pub(crate) connect: Duration,
-    /// An idle connection is not used again after this.
+    /// Longest idle time after which a connection may be used again.
     pub(crate) idle: Duration,
-    /// Idle connections kept, on all threads together, if the backend can serve them all at a time.
+    /// Idle connections kept, over all threads, if the backend can serve all of them at a time.
     pub(crate) kept: usize,
-    /// The same where it is not known how many it can serve.
+    /// Idle connections kept if the number that the backend can serve is unknown.
     pub(crate) kept_unknown: usize,
-    /// Bytes in a response head.
+    /// Bytes of a response head.
     pub(crate) head: usize,
 }
 
 impl PoolLimits {
-    /// Idle connections that may be kept. In a llama-server with a fixed number of threads for connections an idle one
-    /// holds a thread: half of them are left to those who connect, the supervisor's probes among them.
+    /// Returns how many idle connections may be kept. In a llama-server with a fixed number of connection
+    /// threads an idle connection occupies one. Half of them are left for new connections, such as the
+    /// supervisor's probes.
     fn allowed(&self, facts: ServerFacts) -> usize {
         match facts.http_threads {
             Some(threads) if threads < ServerFacts::THREADS_ON_DEMAND => self.kept.min(threads as usize / 2),
@@ -85,13 +86,13 @@ impl Pool {
         act(&mut self.shelf().lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// An idle connection, if a good one is left.
+    /// Takes an idle connection, if there is a usable one.
     pub(crate) fn reuse(&self) -> Option<UpstreamConn> {
         loop {
             let Idle { mut conn, since } = self.with(|shelf| shelf.idle.pop())?;
             self.kept.fetch_sub(1, Ordering::Relaxed);
             if since.elapsed() >= self.limits.idle {
-                // The others are older still.
+                // The remaining ones are older still.
                 self.prune();
                 return None;
             }
@@ -101,11 +102,11 @@ impl Pool {
         }
     }
 
-    /// A new connection.
+    /// Makes a new connection.
     pub(crate) async fn connect(&self, address: &Address) -> io::Result<UpstreamConn> {
         let limit = match address {
             Address::Process(_) => self.limits.connect,
-            // Names are looked up, and keys agreed on, over the network.
+            // A remote endpoint needs a name lookup and a TLS handshake over the network.
             Address::Remote(_) => self.limits.connect.max(defaults().remote.answer_limit),
         };
         timeout(limit, UpstreamConn::connect(address, self.limits.head))
@@ -131,7 +132,7 @@ impl Pool {
         }
     }
 
-    /// Closes what is too old or was closed by the backend. False if nothing is left.
+    /// Closes connections that are too old or were closed by the backend. Returns false if none is left.
     fn prune(&self) -> bool {
         let (gone, left) = self.with(|shelf| {
             let gone: Vec<Idle> = shelf
@@ -144,13 +145,13 @@ impl Pool {
         left
     }
 
-    /// What a task needs that drives a connection by itself.
+    /// Tracker for tasks that drive a connection by themselves.
     pub(crate) fn tracker(&self) -> &TaskTracker {
         &self.tracker
     }
 }
 
-/// Prunes one thread's shelf until it is empty, or the pool is gone.
+/// Prunes one thread's shelf until it is empty, or the pool is dropped.
 async fn sweep(pool: Weak<Pool>, every: Duration) {
     loop {
         sleep(every).await;

@@ -1,5 +1,6 @@
-//! The body of a request on its way to the backend: the pieces that were held, then the rest as it arrives. It counts,
-//! keeps the limits, and notes why it failed, because the connection that carries it can only say *that* it failed.
+//! The body of a request to a backend: the held pieces, then the rest as it arrives. This type counts
+//! bytes, enforces limits, and records the reason for a failure, because the connection that sends the body
+//! reports only *that* it failed.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -32,10 +33,10 @@ enum From {
 
 struct Live {
     body: Passing,
-    /// Since when the client lets us wait, and until when it may.
+    /// Start of the wait for the client, and its time limit.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
     checkpoint: Option<Checkpoint>,
-    /// The last piece, while it is not known whether it may pass.
+    /// The last piece, until the checkpoint decides.
     last: Option<Bytes>,
 }
 
@@ -44,19 +45,19 @@ impl RequestBody {
         Self::new(From::Nothing, sent)
     }
 
-    /// A body of which every piece is held elsewhere.
+    /// Creates a body of which every piece is held elsewhere.
     pub(crate) fn again(pieces: VecDeque<Bytes>, sent: Arc<Sent>) -> Self {
         Self::new(From::Again(pieces), sent)
     }
 
-    /// What of a body is here, then the rest as it comes.
+    /// Creates a body from the pieces that are here, then the rest as it arrives.
     pub(crate) fn once(intake: Box<Intake>) -> Self {
         let sent = intake.sent.clone();
         let live = |body| Box::new(Live { body, waiting: None, checkpoint: None, last: None });
         Self::new(intake.pass().map_or(From::Nothing, |body| From::Live(live(body))), sent)
     }
 
-    /// Where it is looked at when its end is here, if that is still to come.
+    /// Sets a checkpoint for the end of the body, if that is still to come.
     pub(crate) fn stop_at(&mut self, checkpoint: impl FnOnce() -> Checkpoint) {
         if let From::Live(live) = &mut self.from
             && live.body.rest.is_some()
@@ -68,7 +69,7 @@ impl RequestBody {
     fn new(from: From, sent: Arc<Sent>) -> Self {
         let body = Self { from, sent };
         if body.ended() {
-            // A connection never asks for the pieces of a body that has none.
+            // A connection never polls a body that is empty.
             body.sent.note_end(true);
         }
         body
@@ -155,8 +156,8 @@ impl Body for RequestBody {
     }
 }
 
-/// Whether nothing more can come. Over HTTP/2 the end of a stream may be a frame of its own, behind the last byte that was
-/// declared.
+/// Returns whether no more bytes can come. Over HTTP/2 the end of a stream may be a frame of its own, after
+/// the last declared byte.
 fn is_done(rest: &RequestStream) -> bool {
     rest.is_end_stream() || rest.size_hint().exact() == Some(0)
 }
@@ -185,12 +186,12 @@ impl Live {
             let waited = self.waiting.take().map_or(Duration::ZERO, |(since, _)| since.elapsed());
             let piece = match frame {
                 None => {
-                    // The end of what comes in chunks is known only behind its last piece.
+                    // The end of a chunked body is known only after its last piece.
                     self.last = Some(Bytes::new());
                     return self.poll_last(context, sent);
                 }
                 Some(Err(fault)) => return Poll::Ready(Some(Err(fault))),
-                // Trailers of a request mean nothing to llama-server.
+                // llama-server ignores the trailers of a request.
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(piece) => piece,
                     Err(_) => continue,
@@ -222,7 +223,7 @@ impl Live {
         }
     }
 
-    /// The last piece, if it may pass; an empty one is the end.
+    /// Returns the last piece, if it may pass; an empty piece is the end.
     fn poll_last(
         &mut self,
         context: &mut Context<'_>,

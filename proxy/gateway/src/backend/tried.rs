@@ -1,4 +1,4 @@
-//! An attempt by a build that is only tried: whatever it comes to, the model's own build can still be asked.
+//! An attempt by a canary. If it fails in any way, the model's own build takes over.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -18,7 +18,7 @@ use crate::protocol::{headers, wire};
 use crate::refusal::{BodyFault, Refusal};
 
 impl Attempts<'_> {
-    /// One attempt by a canary. If that comes to anything but a sound answer: a lease of the model's own build.
+    /// Makes one attempt by a canary. Without a sound answer, returns a lease of the model's own build.
     pub(super) async fn by_canary(
         &mut self,
         lease: Arc<dyn BackendLease>,
@@ -69,7 +69,7 @@ impl Attempts<'_> {
             Some(Err(_)) => "it did not answer in time",
             Some(Ok(Err(failed))) => {
                 let sent = message.sent();
-                // What its client did not send whole, or may not send, is no fault of anybody's here.
+                // A body that the client did not send completely, or may not send, is no fault of the canary.
                 match (sent.fault(), sent.print()) {
                     (Some(BodyFault::Quarantined), Some(print)) => {
                         return Err(upstream.quarantined(model, print, false));
@@ -91,7 +91,7 @@ impl Attempts<'_> {
         Ok(Canary::Left(other, message))
     }
 
-    /// A lease of the model's own build in the place of a canary's.
+    /// Takes a lease of the model's own build in place of a canary's.
     async fn instead(
         &mut self,
         lease: Arc<dyn BackendLease>,
@@ -103,11 +103,11 @@ impl Attempts<'_> {
         self.again(lease, Duration::ZERO).await
     }
 
-    /// A canary did not answer.
+    /// Records that a canary did not answer.
     pub(crate) fn leave(&mut self, why: &'static str) {
         self.record.retries += 1;
         match &mut self.record.tried {
-            // An end that we wanted is nobody's fault, nor is an answer that is large.
+            // Neither a deliberate stop nor a large answer is the canary's fault.
             tried if why == STOPPED || why == LARGE => *tried = None,
             Some(tried) => tried.left = Some(why),
             None => {}
@@ -115,21 +115,22 @@ impl Attempts<'_> {
     }
 }
 
-/// What became of a request that a canary was given.
+/// Result of a request that was sent to a canary.
 pub(super) enum Canary {
     Answers(Box<Relayed>),
-    /// Nothing: here is a lease of the model's own build, and the request.
+    /// The canary failed: a lease of the model's own build, and the request.
     Left(Arc<dyn BackendLease>, Box<Message>),
 }
 
-/// Why a canary was left.
+/// Reasons why a canary was abandoned.
 pub(super) const BROKE: &str = "its process ended, or its connection broke";
 pub(super) const STOPPED: &str = "it was stopped";
-/// Of an answer that is larger than is held nothing could be mended; it says nothing of the canary.
+/// An answer larger than the limit could not be replaced once it has begun; no fault of the canary.
 const LARGE: &str = "its answer is larger than is held";
 const GARBLED: &str = "what it answered cannot be read";
 
-/// A canary's answer, if it can be passed on. One that is no stream is read before its head passes, up to `most` bytes, because nothing
+/// Checks whether a canary's answer can be passed on. A non-streaming answer is read before its head
+/// passes, up to `most` bytes, because it could not be replaced afterwards.
 /// could be mended behind that.
 async fn sound(
     mut response: Response<Incoming>,
@@ -137,7 +138,7 @@ async fn sound(
     most: usize,
     until: Instant,
 ) -> Result<(Response<Incoming>, VecDeque<Bytes>, Box<Backend>), (Box<Backend>, &'static str)> {
-    // What it refuses the other build may take: a route or a field that one of them does not know.
+    // The model's own build may accept what the canary refuses: one of them may not know a route or a field.
     if !response.status().is_success() {
         return Err((backend, "it answered with an error"));
     }

@@ -1,13 +1,13 @@
-//! Bodies that a backend may leave unread in its connection, where cpp-httplib before 0.40 reads them as the next
-//! request: that of another client, or one past keys and rules.
+//! Handles bodies that a backend may leave unread in its connection. cpp-httplib before 0.40 reads them as
+//! the next request: as that of another client, or as a request that bypasses keys and rules.
 //!
-//! | request | what is done |
+//! | request | action |
 //! |---|---|
-//! | `GET`, `HEAD`, `OPTIONS` | goes without its body: llama-server answers some of them in front of all routes, and needs none |
-//! | another one with a body, to a build that is known to discard what it has not read | goes as it is |
-//! | the same to any other build | says `Connection: close`, so that the backend reads nothing behind it |
+//! | `GET`, `HEAD`, `OPTIONS` | sent without its body, which llama-server does not need |
+//! | any other with a body, to a build known to discard unread bodies | sent as it is |
+//! | the same to any other build | sent with `Connection: close`, so that nothing is read after it |
 //!
-//! A head that the backend cannot read at all hides its `Connection: close` from it: [`super::line_limits`].
+//! A backend that cannot read a head does not see its `Connection: close`: see [`super::line_limits`].
 
 use http::Method;
 use http::Request;
@@ -15,25 +15,24 @@ use http::header::{CONNECTION, HeaderMap, HeaderValue};
 use http_body::Body;
 use warden_policies::ServerFacts;
 
-/// Whether a request of this method goes to a backend without its body.
+/// Returns whether a request of this method is sent without its body.
 pub(crate) fn goes_without_body(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
-/// Makes a request the last one of its connection, if its backend may read what it leaves of the body as another
-/// request.
+/// Makes a request the last one of its connection, if its backend may read an unread body as another request.
 pub(crate) fn end_connection_behind<B: Body>(request: &mut Request<B>, facts: ServerFacts) {
     if facts.may_read_body_as_request() && !request.body().is_end_stream() {
         request.headers_mut().insert(CONNECTION, CLOSE);
     }
 }
 
-/// Whether a request with these fields is the last one of its connection.
+/// Returns whether a request with these fields is the last one of its connection.
 pub(crate) fn ends_connection(headers: &HeaderMap) -> bool {
     headers.get(CONNECTION).is_some_and(|value| *value == CLOSE)
 }
 
-/// In this spelling alone cpp-httplib knows it.
+/// cpp-httplib recognises the value in this spelling only.
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The way to the backends, as all requests share it.
+//! State that all requests to backends share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::refusal::Refusal;
 pub(crate) struct Upstream {
     pub(crate) backends: Arc<dyn Backends>,
     pub(crate) config: Arc<GatewayConfig>,
-    /// Connections that go on by themselves, and whatever waits for a time to pass.
+    /// Tracks detached connections and delayed tasks.
     pub(crate) tasks: TaskTracker,
     threads: usize,
 }
@@ -26,7 +26,7 @@ impl Upstream {
         Self { backends, config, tasks: TaskTracker::new(), threads }
     }
 
-    /// The connections to the generation of a lease.
+    /// Returns the connection pool of the lease's generation.
     pub(crate) fn pool(&self, lease: &dyn BackendLease) -> Arc<Pool> {
         lease.pool(&|| {
             let limits = PoolLimits {
@@ -40,7 +40,7 @@ impl Upstream {
         })
     }
 
-    /// The refusal of a request that is known to kill its server.
+    /// Builds the refusal of a request that is known to kill its server.
     pub(crate) fn quarantined(&self, model: &ModelName, print: Fingerprint, executed: bool) -> Refusal {
         let left = match self.backends.standing(model, print) {
             Standing::Refused { left } => left,

@@ -1,15 +1,16 @@
-//! One connection to a backend. It has no task of its own: it moves only while whoever waits for its answer polls it, so
-//! that an answer costs no change of tasks, and what has arrived meanwhile is passed on in one piece.
+//! A connection to a backend. The connection has no task of its own and makes progress only while the task
+//! that waits for its answer polls it. So an answer needs no task switch, and all data that has arrived
+//! meanwhile is passed on in one piece.
 //!
 //! ```text
 //!   send  --polls--> request out, head in
-//!   poll_piece -----> as much of the body as is here (never waits for more)
-//!   settle ---------> idle, fit for another request? Then nobody polls it until it is used again
-//!   detach ---------> a task of its own, for an answer that comes before its request was sent whole: the rest of the
-//!                     request must go on while the client reads nothing
+//!   poll_piece -----> all of the body that is here (never waits for more)
+//!   settle ---------> idle and reusable? Then it is not polled until it is used again
+//!   detach ---------> a task of its own, for an answer that comes before its request was sent: the rest
+//!                     of the request must be sent even if the client does not read
 //! ```
 //!
-//! Dropping it closes it at once, which is how llama-server learns that its client has left.
+//! Dropping the connection closes it at once, so that llama-server notices that its client has left.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -33,37 +34,38 @@ use crate::backend::conn_waker::ConnWaker;
 use crate::backend::request_body::RequestBody;
 use crate::backend::unread_body::ends_connection;
 
-/// A server takes a connection off its backlog within microseconds, unless the machine is busy.
+/// Retry interval while a listen backlog is full. A server accepts within microseconds, unless the machine
+/// is busy.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 
-/// Frames of an answer that are here at the same time are joined up to this size.
+/// Largest size up to which available frames of an answer are joined.
 const JOINED: usize = 64 * 1024;
 
-/// A frame of this size passes as it is: copying it would cost more than handing it over by itself.
+/// Frames of at least this size are passed as they are: copying costs more than another hand-over.
 const LARGE: usize = 8 * 1024;
 
-/// In one turn a connection that is due again and again without an answer is looked at so often; then others have their
-/// turn.
+/// Number of times per turn that a connection is driven which keeps being due without an answer. Then other
+/// tasks get their turn.
 const LOOKS: usize = 3;
 
-/// Why an answer is not here whole.
+/// Reasons why an answer is incomplete.
 pub(crate) enum Partial {
-    /// It broke off.
+    /// The connection broke.
     Broken,
-    /// It has more bytes than are held.
+    /// The answer has more bytes than the limit.
     TooLong,
 }
 
 pub(crate) struct UpstreamConn {
     sender: SendRequest<RequestBody>,
-    /// `None` once it has ended, or has a task of its own.
+    /// `None` once the connection has ended, or has a task of its own.
     connection: Option<Box<Connection<TokioIo<Socket>, RequestBody>>>,
     task: Option<AbortOnDropHandle<()>>,
     conn_waker: Arc<ConnWaker>,
     waker: Waker,
-    /// Met behind pieces that were passed on first.
+    /// Error that follows the pieces that were passed on first.
     failure: Option<hyper::Error>,
-    /// Its last request has said that it is the last one.
+    /// The last request sent `Connection: close`.
     is_closing: bool,
 }
 
@@ -73,18 +75,18 @@ impl std::fmt::Debug for UpstreamConn {
     }
 }
 
-/// Why a request has no answer.
+/// Reasons why a request has no answer.
 pub(crate) enum SendError {
-    /// It was handed back: not a byte of it was sent.
+    /// The request was handed back: no byte of it was sent.
     Unsent(Box<Request<RequestBody>>),
-    /// It may have been received, and no byte of an answer came.
+    /// The backend may have received the request, and sent no byte of an answer.
     Sent(hyper::Error),
-    /// An answer began, and broke off in its head.
+    /// An answer began and broke off within its head.
     Begun(hyper::Error),
 }
 
 impl UpstreamConn {
-    /// Connects. `head`: bytes in a response head.
+    /// Connects. `head`: largest response head, in bytes.
     pub(crate) async fn connect(address: &Address, head: usize) -> io::Result<Self> {
         let stream = open(address).await?;
         let conn_waker = ConnWaker::new();
@@ -99,8 +101,8 @@ impl UpstreamConn {
         Ok(Self { sender, connection, task: None, conn_waker, waker, failure: None, is_closing: false })
     }
 
-    /// Sends a request and waits for the head of its answer. Dropping the future and then the link closes the
-    /// connection.
+    /// Sends a request and waits for the head of its answer. Dropping the future and then this value closes
+    /// the connection.
     pub(crate) async fn send(
         &mut self,
         request: Request<RequestBody>,
@@ -113,7 +115,7 @@ impl UpstreamConn {
             let mut result = Poll::Pending;
             for _ in 0..LOOKS {
                 let moved = self.drive();
-                // Only the connection answers; the waker is for the runtime, which may want us to pause.
+                // Only the connection answers. The waker is for the runtime, which may make us yield.
                 result = answer.as_mut().poll(&mut Context::from_waker(&self.waker));
                 if result.is_ready() || !(moved && self.conn_waker.is_due()) {
                     break;
@@ -131,7 +133,7 @@ impl UpstreamConn {
         })
     }
 
-    /// What is here of the body of the answer, in one piece; `None` at its end.
+    /// Returns the available part of the answer's body in one piece; `None` at its end.
     pub(crate) fn poll_piece(
         &mut self,
         body: &mut Incoming,
@@ -151,7 +153,7 @@ impl UpstreamConn {
         piece
     }
 
-    /// The whole body of an answer, up to `limit` bytes.
+    /// Reads the whole body of an answer, up to `limit` bytes.
     pub(crate) async fn all(&mut self, mut body: Incoming, limit: usize) -> Result<Vec<u8>, Partial> {
         let mut all = Vec::new();
         while let Some(piece) = std::future::poll_fn(|context| self.poll_piece(&mut body, context)).await {
@@ -170,7 +172,7 @@ impl UpstreamConn {
         let mut looks = 0;
         loop {
             self.drive();
-            // Only the connection fills the body, and it was just asked: nobody needs to be woken for it.
+            // Only the connection fills the body, and it was just driven: no wake-up is needed.
             match poll_data(body, &mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(Some(Ok(piece))) => {
                     match first.take() {
@@ -212,7 +214,7 @@ impl UpstreamConn {
         }
     }
 
-    /// Lets the connection do what it can do now. True if there was anything to look at.
+    /// Drives the connection as far as possible now. Returns false if it was not due.
     fn drive(&mut self) -> bool {
         let Some(connection) = &mut self.connection else { return false };
         if !self.conn_waker.take() {
@@ -222,14 +224,14 @@ impl UpstreamConn {
             if let Err(error) = result {
                 tracing::debug!(%error, "a connection to a backend ended");
             }
-            // A request that it had not taken yet comes back by this.
+            // Dropping the connection hands back a request that it had not taken yet.
             self.connection = None;
         }
         true
     }
 
-    /// Whether it can take another request: its last answer was read to its end, and it is still open as far as is known.
-    /// Nobody is woken for it from now on.
+    /// Returns whether it can take another request: its last answer was read to its end, and it is open as
+    /// far as known. No task is woken for it from now on.
     pub(crate) fn settle(&mut self) -> bool {
         self.conn_waker.enter_alone();
         for _ in 0..LOOKS {
@@ -241,7 +243,7 @@ impl UpstreamConn {
         self.connection.is_some() && self.sender.is_ready() && !self.is_closing
     }
 
-    /// Gives it a task of its own. It takes no other request afterwards.
+    /// Gives the connection a task of its own. No further request can be sent on it.
     pub(crate) fn detach(&mut self, tracker: &TaskTracker) {
         let Some(connection) = self.connection.take() else { return };
         let task = tracker.spawn(async move {
@@ -253,7 +255,7 @@ impl UpstreamConn {
     }
 }
 
-/// The next data of a body; trailers are dropped, as no client of llama-server expects any.
+/// Polls the next data of a body. Trailers are dropped, as no client of llama-server expects any.
 fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, hyper::Error>>> {
     loop {
         match std::task::ready!(Pin::new(&mut *body).poll_frame(context)) {
@@ -268,8 +270,8 @@ fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<Option<Resu
     }
 }
 
-/// Connects. A Unix socket whose backlog is full (llama-server's has 128 places) says so at once instead of letting the
-/// caller wait: that is no refusal.
+/// Connects. A Unix socket with a full backlog (llama-server's has 128 places) reports that at once instead
+/// of letting the caller wait; that is retried and is no refusal.
 async fn open(address: &Address) -> io::Result<Stream> {
     match address {
         Address::Process(Endpoint::Unix(path)) => loop {
@@ -289,29 +291,28 @@ async fn open(address: &Address) -> io::Result<Stream> {
         },
         Address::Process(Endpoint::Tcp(address)) => {
             let stream = TcpStream::connect(address).await?;
-            // Without it, an answer to a small request waits 40 ms for an acknowledgement.
+            // With Nagle's algorithm, an answer to a small request waits 40 ms for an acknowledgement.
             stream.set_nodelay(true)?;
             Ok(Stream::Tcp(stream))
         }
-        // Rare, and large: not a part of every request's future.
+        // Rare and large, so boxed: it would enlarge every request's future.
         Address::Remote(origin) => Box::pin(origin.connect()).await.map(Stream::Remote),
     }
 }
 
-/// Each kind of connection.
 enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
     Remote(Wire),
 }
 
-/// A socket that notes when something came.
+/// A socket that records received bytes in the waker.
 struct Socket {
     stream: Stream,
     conn_waker: Arc<ConnWaker>,
 }
 
-/// Calls a function of the socket that it is.
+/// Calls a function of the inner socket of any type.
 macro_rules! either {
     ($socket:expr, $stream:ident => $call:expr) => {
         match &mut $socket.get_mut().stream {

@@ -1,32 +1,32 @@
-//! How slowly a request body may come: a client begins with as much time as it may be silent, spends it by letting us
-//! wait, and earns it back with every byte. So a pause is forgiven, and a trickle is
-//! not. Nor may all the waiting together take longer than a deadline, however fair the pace. Pure: no clock.
+//! The minimum rate of a request body. A client starts with a credit equal to its longest permitted
+//! silence, spends it by letting the gateway wait, and earns it back with every byte. So a pause is
+//! permitted and a trickle is not. A deadline limits the sum of all waiting, at any rate. Pure: no clock.
 
 use std::time::Duration;
 
-/// The time that a client has left.
+/// Time credit of one body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyRate {
     left: Duration,
     most: Duration,
-    /// Bytes per second; 0: every byte earns all of it back.
+    /// Bytes per second. With 0, every byte restores the full credit.
     rate: u64,
-    /// What it may let us wait in all from now on.
+    /// Total waiting time left until the deadline.
     whole: Duration,
 }
 
 impl BodyRate {
-    /// At the beginning of a body: `most` is the longest silence, `whole` the longest time for all of it.
+    /// Starts a body. `most` is the longest silence, `whole` the longest waiting time in total.
     pub(crate) fn new(most: Duration, rate: u64, whole: Duration) -> Self {
         Self { left: most, most, rate, whole }
     }
 
-    /// How long the next piece may take.
+    /// Returns how long the next piece may take.
     pub(crate) fn left(&self) -> Duration {
         self.left.min(self.whole)
     }
 
-    /// A piece came after so much waiting.
+    /// Accounts for a piece that came after `waited`.
     pub(crate) fn came(&mut self, waited: Duration, bytes: usize) {
         let nanos = (bytes as u64).saturating_mul(1_000_000_000).checked_div(self.rate);
         let earned = nanos.map_or(self.most, Duration::from_nanos);
@@ -64,7 +64,7 @@ mod tests {
         assert!(pace.left() > SECOND * 2);
         pace.came(SECOND / 100, 100_000);
         assert_eq!(pace.left(), SECOND * 30);
-        // Never more than at the beginning, and never less than nothing.
+        // Never more than at the beginning, and never negative.
         pace.came(SECOND * 100, 0);
         assert_eq!(pace.left(), Duration::ZERO);
     }

@@ -1,9 +1,9 @@
-//! The bytes of request bodies that all requests together may hold in memory. A request reserves before it holds and
-//! gives back when it lets go, also by being dropped.
+//! The memory budget for request bodies, common to all requests. A request reserves bytes before it holds
+//! them, and returns them when it releases them or is dropped.
 //!
-//! No client, which is an address and where keys are asked for also a key, may hold more than twice what is left. One alone
-//! comes to two thirds of all, two to two fifths each, and however many of them hold as much as they may, something is left
-//! for the next one.
+//! A client is an address, and with keys also a key. No client may hold more than twice the bytes left. A
+//! single client gets at most two thirds, two clients two fifths each. However many clients hold their
+//! maximum, something is left for the next one.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -15,32 +15,32 @@ use bytes::Bytes;
 use crate::body::splice::{self, Edit};
 use crate::observe::Gauges;
 
-/// What a held piece costs beside its bytes: its handle, and a share of the buffer it is cut from. Without it, a body
-/// in pieces of one byte would cost many times its budget.
+/// Overhead of a held piece: its handle and a share of the buffer it is cut from. Without it, a body in
+/// pieces of one byte would take many times its budget.
 const PER_PIECE: usize = 64;
 
-/// A client may hold so many times what is left.
+/// Largest ratio between the bytes one client holds and the bytes left.
 const TIMES_LEFT: usize = 2;
 
-/// The most of a budget of so many bytes that one client comes to hold: when nobody else holds any.
+/// Returns the most bytes of a budget of `all` that one client can hold, if no other client holds any.
 pub fn most_of_one_client(all: u64) -> u64 {
     let times = TIMES_LEFT as u64;
     all / (times + 1) * times
 }
 
-/// What is held for one client: an address, or a key.
+/// Bytes held for one client: an address or a key.
 #[derive(Debug, Default)]
 pub(crate) struct Share(AtomicUsize);
 
-/// A client by its address.
+/// A client address.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) ip: IpAddr,
-    /// What is held of the bodies that come from there.
+    /// Bytes held of the bodies from this address.
     pub(crate) held: Arc<Share>,
 }
 
-/// The common budget, and the shares of whoever takes from it.
+/// The common budget, and the shares of the client that takes from it.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
     gauges: Arc<Gauges>,
@@ -54,7 +54,7 @@ impl Budget {
         Self { gauges, limit, peer: None, key: None }
     }
 
-    /// The same for a client.
+    /// Returns the budget for a client.
     pub(crate) fn of(&self, peer: Arc<Share>, key: Option<Arc<Share>>) -> Self {
         Self { peer: Some(peer), key, ..self.clone() }
     }
@@ -63,7 +63,7 @@ impl Budget {
         self.take_below(self.limit, TIMES_LEFT, bytes)
     }
 
-    /// Takes, if all hold no more than `limit` then, and this client no more than `times` what is left.
+    /// Reserves bytes if the total then is at most `limit`, and this client's share at most `times` the rest.
     fn take_below(&self, limit: usize, times: usize, bytes: usize) -> bool {
         let used = &self.gauges.held_bytes;
         let Some(before) = add_up_to(used, bytes, limit) else { return false };
@@ -90,7 +90,7 @@ impl Budget {
     }
 }
 
-/// Pieces of one body, in order, under the budget. Never one contiguous copy.
+/// Pieces of one body, in order, under the budget. They are never joined into one buffer.
 #[derive(Debug)]
 pub(crate) struct Held {
     pieces: VecDeque<Bytes>,
@@ -104,7 +104,7 @@ impl Held {
         Self { pieces: VecDeque::new(), bytes: 0, reserved: 0, budget }
     }
 
-    /// No piece, but memory that something else than pieces takes; `None` if the budget is used up.
+    /// Reserves memory for something else than pieces; `None` if the budget is used up.
     pub(crate) fn reserved(budget: Budget, bytes: usize) -> Option<Self> {
         budget.take(bytes).then(|| {
             let mut held = Self::new(budget);
@@ -113,7 +113,7 @@ impl Held {
         })
     }
 
-    /// Nothing held, under the same budget.
+    /// Creates an empty list of pieces under the same budget.
     pub(crate) fn anew(&self) -> Self {
         Self::new(self.budget.clone())
     }
@@ -122,23 +122,24 @@ impl Held {
         self.bytes
     }
 
-    /// Whether a piece is held, however small.
+    /// Returns whether any piece is held, including an empty one.
     pub(crate) fn has_pieces(&self) -> bool {
         !self.pieces.is_empty()
     }
 
-    /// Whether no more than half of the budget is used: what could do without goes first.
+    /// Returns whether at most half of the budget is used. Above that, dispensable bytes are released first.
     pub(crate) fn is_ample(&self) -> bool {
         self.budget.gauges.held_bytes.load(Ordering::Relaxed) <= self.budget.limit / 2
     }
 
-    /// Keeps a piece; the piece comes back if the budget is used up.
+    /// Holds a piece; returns it as an error if the budget is used up.
     pub(crate) fn push(&mut self, piece: Bytes) -> Result<(), Bytes> {
         self.push_below(self.budget.limit, TIMES_LEFT, piece)
     }
 
-    /// Keeps a piece that could as well wait where it is; the piece comes back if half of the budget is used up, or the client
-    /// holds as much as is left. The rest is for those who cannot go on without.
+    /// Holds a piece that could as well stay in the socket. Returns it as an error if half of the budget is
+    /// used up, or if the client would hold more than is left. The rest is reserved for requests that
+    /// cannot proceed without it.
     pub(crate) fn push_ahead(&mut self, piece: Bytes) -> Result<(), Bytes> {
         self.push_below(self.budget.limit / 2, TIMES_LEFT / 2, piece)
     }
@@ -153,13 +154,13 @@ impl Held {
         Ok(())
     }
 
-    /// Keeps a piece that is at hand anyway and will be the last, whatever the budget says.
+    /// Holds a last piece that is in memory anyway, regardless of the budget.
     pub(crate) fn push_unreserved(&mut self, piece: Bytes) {
         self.bytes += piece.len() as u64;
         self.pieces.push_back(piece);
     }
 
-    /// Lets the first piece go.
+    /// Releases the first piece and returns it.
     pub(crate) fn pop(&mut self) -> Option<Bytes> {
         let piece = self.pieces.pop_front()?;
         self.bytes -= piece.len() as u64;
@@ -169,12 +170,12 @@ impl Held {
         Some(piece)
     }
 
-    /// The pieces, to be looked at.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = &Bytes> {
         self.pieces.iter()
     }
 
-    /// Changes the bytes in place; false, and nothing is changed, if the budget has no room for what is added.
+    /// Changes the bytes in place. Returns false and changes nothing if the budget has no room for the
+    /// added bytes.
     pub(crate) fn edit(&mut self, edits: Vec<Edit>) -> bool {
         let added: usize = edits.iter().map(|edit| edit.text.len() + 2 * PER_PIECE).sum();
         if !self.budget.take(added) {
@@ -186,7 +187,8 @@ impl Held {
         true
     }
 
-    /// The same pieces again, sharing their bytes and therefore outside the budget: whoever asks keeps `self` as long.
+    /// Returns the same pieces, sharing their bytes and not counted in the budget: the caller must keep
+    /// `self` as long.
     pub(crate) fn again(&self) -> VecDeque<Bytes> {
         self.pieces.clone()
     }
@@ -198,7 +200,7 @@ impl Drop for Held {
     }
 }
 
-/// Adds to a sum that may not pass `limit`, and returns what it was; `None` if it would pass it.
+/// Adds to a sum and returns its previous value; `None` if the sum would exceed `limit`.
 pub(crate) fn add_up_to(sum: &AtomicUsize, more: usize, limit: usize) -> Option<usize> {
     let mut before = sum.load(Ordering::Relaxed);
     loop {

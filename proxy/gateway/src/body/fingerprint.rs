@@ -1,12 +1,13 @@
-//! Fingerprints of requests: a hash under a key that is drawn anew for each instance, fed as a body passes, so that no
-//! body is held for it. Who does not know the key learns nothing of a request by its fingerprint.
+//! Fingerprints of requests: a keyed hash, computed as the body passes, so that no body is held for it.
+//! Each instance draws its own key. Without the key a fingerprint reveals nothing about its request.
 //!
-//! What counts as the same request: the same method, path and bytes of body, as the client sent them.
+//! Two requests are the same if method, path and all bytes of the body are equal, as the client sent them.
 //!
-//! `HighwayHash` makes a fingerprint. What of a body lies behind its first 64 KiB reaches `HighwayHash` as 128 bits of XXH3
-//! only, which reads it five times as fast: of the time that a body of some MB takes, which is merely passed on,
-//! `HighwayHash` alone was a fifth. XXH3 works under a secret of its own, and its result is never shown, so that nobody can
-//! learn the secret from fingerprints, nor make two bodies without it that are taken for one.
+//! `HighwayHash` makes the fingerprint. `HighwayHash` reads the first 64 KiB of a body itself, and the rest
+//! as 128 bits of XXH3, which is five times as fast. `HighwayHash` alone took a fifth of the time of
+//! passing a body of some MB on. XXH3 uses a secret of its own and its result is never shown. So
+//! fingerprints do not reveal the secret, and without it no two bodies with the same fingerprint can be
+//! made.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,21 +17,20 @@ use http::Method;
 use twox_hash::xxhash3_128::{DEFAULT_SECRET_LENGTH, RawHasher, SecretBuffer};
 use warden_policies::quarantine::Fingerprint;
 
-/// Bytes of a body that `HighwayHash` itself reads.
+/// Bytes of a body that `HighwayHash` reads itself.
 const SHORT: usize = 64 * 1024;
 
 type Secret = [u8; DEFAULT_SECRET_LENGTH];
 
 type Xxh3 = RawHasher<Secret>;
 
-/// What XXH3 reads before the bytes of a body: of fewer than 241 bytes it makes a hash without its secret.
+/// Bytes that XXH3 reads before those of a body: it hashes fewer than 241 bytes without its secret.
 type Lead = [u8; 256];
 
-/// The key of an instance.
 #[derive(Clone)]
 pub(crate) struct PrintKey {
     key: [u64; 4],
-    /// XXH3 behind its lead. There always is one: it may refuse the length of its secret, which is a constant.
+    /// XXH3 after its lead. Always `Some`: it may refuse the length of its secret, which is a constant.
     xxh3: Option<Arc<Xxh3>>,
 }
 
@@ -48,52 +48,53 @@ impl PrintKey {
         Self { key, xxh3: SecretBuffer::new(0, secret).ok().map(behind_its_lead) }
     }
 
-    /// The beginning of a request's fingerprint.
+    /// Starts the fingerprint of a request.
     pub(crate) fn begin(&self, method: &Method, path: &str) -> Printer {
         let mut highway = HighwayHasher::new(Key(self.key));
         highway.append(method.as_str().as_bytes());
         highway.append(path.as_bytes());
-        // Neither has a zero byte, so no path can be taken for the beginning of a body.
+        // Neither method nor path has a zero byte, so no path can be taken for the beginning of a body.
         highway.append(&[0]);
         Printer { highway, read: 0, rest: self.xxh3.clone().map_or(Rest::Refused, Rest::None) }
     }
 }
 
-/// Bytes that stay in the processor's cache while they are read twice.
+/// Bytes that stay in the CPU cache while they are read twice.
 const CACHED: usize = 16 * 1024;
 
-/// A piece in parts, each to be read by the scanner and then by the printer: a piece may be larger than the cache.
+/// Cuts a piece into parts that the scanner and then the printer read: a whole piece may be larger than the
+/// cache.
 pub(crate) fn parts(piece: &[u8]) -> impl Iterator<Item = &[u8]> {
     piece.chunks(CACHED)
 }
 
-/// A fingerprint in the making.
+/// An unfinished fingerprint.
 pub(crate) struct Printer {
     highway: HighwayHasher,
-    /// Bytes of the body that `highway` has read, at most `SHORT` but where it reads all of them.
+    /// Bytes of the body that `highway` has read: at most `SHORT`, unless it reads all of them.
     read: usize,
     rest: Rest,
 }
 
-/// Who reads what lies behind the first bytes.
+/// Hash of the bytes after the first `SHORT`.
 enum Rest {
-    /// There is nothing behind them so far.
+    /// No such bytes so far.
     None(Arc<Xxh3>),
-    /// XXH3. Few bodies are that long, and for all others this is a pointer.
+    /// XXH3. Boxed, because few bodies are that long.
     Long(Box<Xxh3>),
-    /// There is no XXH3: `HighwayHash` reads all.
+    /// XXH3 is unavailable: `HighwayHash` reads everything.
     Refused,
 }
 
 impl fmt::Debug for Printer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Its state would show the key.
+        // The state would reveal the key.
         f.debug_struct("Printer").finish_non_exhaustive()
     }
 }
 
 impl Printer {
-    /// The next piece of the body.
+    /// Adds the next piece of the body.
     pub(crate) fn add(&mut self, piece: &[u8]) {
         let (first, behind) = piece.split_at(piece.len().min(SHORT.saturating_sub(self.read)));
         self.highway.append(first);
@@ -110,9 +111,9 @@ impl Printer {
         }
     }
 
-    /// The fingerprint of all that was added.
+    /// Returns the fingerprint of everything added so far.
     pub(crate) fn finish(&self) -> Fingerprint {
-        // A copy ends: more may be added to this one.
+        // Finish a copy: more pieces may be added to this one.
         let mut highway = self.highway.clone();
         if let Rest::Long(xxh3) = &self.rest {
             highway.append(&xxh3.finish_128().to_le_bytes());

@@ -1,14 +1,13 @@
-//! What a JSON value is, as far as rules about requests ask, read without building it: a list of ten million numbers
-//! is a list that is not empty, and costs no memory.
+//! Summary of a JSON value for rules about requests, parsed without building the value: a list of ten
+//! million numbers is a non-empty list and takes no memory.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Longest text that is told apart from others: words of the API are shorter.
+/// Longest text that is kept: all words of the API are shorter.
 const WORD: usize = 32;
 
-/// What a value is.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Gist {
     Null,
@@ -27,7 +26,7 @@ pub(crate) enum Gist {
 }
 
 impl Gist {
-    /// Whether it asks for something: not `false`, nothing, zero, or empty.
+    /// Returns whether the value requests something: not `false`, null, zero or empty.
     pub(crate) fn is_on(&self) -> bool {
         match self {
             Self::Null | Self::Bool(false) => false,
@@ -38,12 +37,12 @@ impl Gist {
         }
     }
 
-    /// Whether it is this word.
+    /// Returns whether the value is this word.
     pub(crate) fn is_word(&self, word: &str) -> bool {
         matches!(self, Self::Text(Some(text)) if **text == *word)
     }
 
-    /// Its member `type`, if it is an object that has one.
+    /// Returns the member `type` of an object.
     pub(crate) fn kind(&self) -> Option<&Self> {
         match self {
             Self::Object { kind, .. } => kind.as_deref(),
@@ -51,7 +50,7 @@ impl Gist {
         }
     }
 
-    /// Its member `format`, if it is an object that has one.
+    /// Returns the member `format` of an object.
     pub(crate) fn format(&self) -> Option<&Self> {
         match self {
             Self::Object { format, .. } => format.as_deref(),
@@ -105,7 +104,7 @@ impl<'de> Visitor<'de> for Reader {
         let (mut kind, mut format) = (None, None);
         while let Some(name) = members.next_key::<Word>()? {
             match name.0.as_deref() {
-                // Of several the last counts, as for llama-server's parser.
+                // The last of several counts, as in llama-server's parser.
                 Some("type") => kind = Some(Box::new(members.next_value()?)),
                 Some("format") => format = Some(Box::new(members.next_value()?)),
                 _ => drop(members.next_value::<IgnoredAny>()?),
@@ -121,7 +120,7 @@ impl<'de> Deserialize<'de> for Gist {
     }
 }
 
-/// A short text, of which a longer one is none.
+/// A short text; `None` for a longer one.
 struct Word(Option<Box<str>>);
 
 impl<'de> Deserialize<'de> for Word {
@@ -133,7 +132,8 @@ impl<'de> Deserialize<'de> for Word {
     }
 }
 
-/// The role of the last message of a list; `None` if it has none, or this is no list. Nothing is kept of the others.
+/// Role of the last message of a list; `None` if it has none, or for anything but a list. The other
+/// messages are not kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LastRole(pub(crate) Option<Box<str>>);
 
@@ -190,7 +190,7 @@ impl<'de> Deserialize<'de> for LastRole {
     }
 }
 
-/// The role of one message.
+/// Role of one message.
 struct Role(Option<Box<str>>);
 
 impl<'de> Deserialize<'de> for Role {

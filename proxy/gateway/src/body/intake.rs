@@ -1,14 +1,14 @@
-//! Takes in as much of a request body as is needed before a backend is asked for: small bodies whole, because
-//! llama-server begins only when it has everything, and a body held whole can be sent again; large ones until their
-//! model is known, and where their request needs a slot, to their end if there is room: a slot must not wait for a
-//! client.
+//! Reads as much of a request body as is needed before a backend is requested. Small bodies are read
+//! completely, because llama-server starts only with the whole body, and a held body can be sent again.
+//! Large ones are read until their model is known. If the request needs a slot, they are read to their end
+//! as far as there is room: a slot must not wait for a client.
 //!
 //! ```text
-//!   head -> [ model from the query, or any name will do, and the body is large? ] --yes--> streamed from the start
+//!   head -> [ large, and its model is in the query or any name will do? ] --yes--> streamed from the start
 //!                  | no
 //!                  v
-//!           pieces are held and scanned -- whole, or model known and large --> the rest is streamed (for a slot: held)
-//!                  | limit, silence, no budget
+//!           pieces are held and scanned -- whole, or model known and large --> the rest is streamed
+//!                  | limit, silence, no budget                                 (for a slot: held)
 //!                  v
 //!               refused
 //! ```
@@ -39,30 +39,30 @@ use crate::body::texts::Texts;
 use crate::config::GatewayConfig;
 use crate::refusal::{BodyFault, Refusal};
 
-/// A body being taken in.
+/// A body that is being read.
 pub(crate) struct Intake {
     held: Held,
     rest: Option<RequestStream>,
     finder: Finder,
     limits: Limits,
-    /// The backend must see no other model than the one that was put in.
+    /// The backend must see no other model name than the inserted one.
     one_model: bool,
     pub(crate) sent: Arc<Sent>,
-    /// The copy of what is still to pass, where somebody records it.
+    /// Copy of the bytes still to come, if the request is recorded.
     copy: Option<RequestCopy>,
     printer: Printer,
 }
 
-/// A body that is sent once, as it passes: what of it is here, and what is still to come.
+/// A body that is sent once, as it passes: the held part, and the rest.
 pub(crate) struct Passing {
     pub(crate) held: Held,
     pub(crate) rest: Option<RequestStream>,
-    /// Goes on counting images and audio clips.
+    /// Continues to count images and audio clips.
     pub(crate) scanner: Option<Scanner>,
     pub(crate) limits: Limits,
-    /// The model was replaced, and the backend would take a later one.
+    /// The model name was replaced, and the backend would use a later one.
     pub(crate) one_model: bool,
-    /// A copy for whoever records; the held pieces are in it.
+    /// Copy for the recorder; it already has the held pieces.
     pub(crate) copy: Option<RequestCopy>,
     pub(crate) printer: Printer,
 }
@@ -72,22 +72,22 @@ enum Finder {
     Form(Multipart),
 }
 
-/// What the body says about its model.
+/// Model name in the body.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Named {
     Model(String),
-    /// None, and the body is in order or there is none.
+    /// No name, in a valid body or without a body.
     Nothing,
-    /// None, because this is no JSON object.
+    /// No name, because the body is no JSON object.
     NotJson,
-    /// There is one that is not a text.
+    /// The name is not a text.
     NotText,
 }
 
 impl Intake {
-    /// Begins with a request's body; `Err` if it declares more bytes than allowed. Reads nothing yet, so that a client
-    /// which waits for `100 Continue` does not go on before the limits were checked. Boxed: it goes through many hands, and each would
-    /// copy it.
+    /// Starts with a request's body; fails if it declares more bytes than allowed. Reads nothing yet, so
+    /// that a client which waits for `100 Continue` sends nothing before the limits were checked. Boxed,
+    /// because it is moved often and each move would copy it.
     pub(crate) fn begin(
         headers: &mut HeaderMap,
         body: Incoming,
@@ -112,7 +112,7 @@ impl Intake {
         }))
     }
 
-    /// Takes in what is needed. With `search`, all of the body until the model is known.
+    /// Reads as much as needed. With `search`, reads until the model is known.
     pub(crate) async fn take(&mut self, search: bool, config: &GatewayConfig) -> Result<(), Refusal> {
         let small = config.upstream.replay_bytes.0;
         let declared = self.rest.as_ref().and_then(|rest| rest.size_hint().exact());
@@ -136,9 +136,9 @@ impl Intake {
         }
     }
 
-    /// Takes in the rest before a slot is requested: llama-server computes nothing before it has the last byte. Stops
-    /// where half of the budget is used; the rest is then sent on while it comes, under the limits of
-    /// [`Self::hurry`].
+    /// Reads the rest before a slot is requested: llama-server computes nothing before it has the last
+    /// byte. Stops when half of the budget is used. The rest is then sent as it arrives, under the limits
+    /// of [`Self::hurry`].
     pub(crate) async fn take_rest(&mut self) -> Result<(), Refusal> {
         while self.rest.is_some() {
             let Some(piece) = self.timely().await? else { break };
@@ -150,7 +150,7 @@ impl Intake {
         Ok(())
     }
 
-    /// Narrows the limits of what is still to come, because a slot waits for it; returns the limits in force.
+    /// Tightens the limits for the rest, because a slot waits for it. Returns the limits in force.
     pub(crate) fn hurry(&mut self, config: &Server, limits: Limits) -> Limits {
         if self.rest.is_none() {
             return limits;
@@ -159,9 +159,9 @@ impl Intake {
         self.limits
     }
 
-    /// Takes in one piece more while waiting for a backend, so that a client's leaving is noticed behind its unread
-    /// bytes. Resolves only if the body fails; it rests when there is nothing more to take or half of the budget is used up:
-    /// those who wait must not turn away those who come.
+    /// Reads further pieces while the request waits for a backend: a client's leaving is noticed only after
+    /// its unread bytes. Resolves only if the body fails. Pauses when nothing is left or half of the budget
+    /// is used: waiting requests must not crowd out new ones.
     pub(crate) async fn ahead(&mut self) -> Refusal {
         while self.rest.is_some() {
             match self.next().await {
@@ -178,7 +178,7 @@ impl Intake {
         std::future::pending().await
     }
 
-    /// Takes in all of the body, as long as the common budget has room. False if it has not.
+    /// Reads the whole body, as long as the common budget has room. Returns false if it has not.
     pub(crate) async fn take_all(&mut self) -> Result<bool, Refusal> {
         while self.rest.is_some() {
             let Some(piece) = self.timely().await? else { break };
@@ -190,16 +190,16 @@ impl Intake {
         Ok(true)
     }
 
-    /// Lets go of the body, after all of it has come: the backend gets none.
+    /// Reads the whole body and drops it: the backend gets none.
     pub(crate) async fn discard(&mut self) -> Result<(), Refusal> {
         self.held = self.held.anew();
         while self.timely().await?.is_some() {}
-        // What it said about the body is said of nothing now.
+        // The scan result belongs to the dropped body.
         self.finder = Finder::Json(Scanner::new());
         Ok(())
     }
 
-    /// The next piece, if it comes in time.
+    /// Returns the next piece, if it comes in time.
     async fn timely(&mut self) -> Result<Option<Bytes>, Refusal> {
         let since = Instant::now();
         let piece = timeout(self.limits.rate.left(), self.next()).await;
@@ -209,21 +209,21 @@ impl Intake {
         Ok(piece)
     }
 
-    /// Whether the length of the body is known: it is here, or was declared.
+    /// Returns whether the length of the body is known, because it was declared or read to its end.
     pub(crate) fn is_measured(&self) -> bool {
         self.rest.as_ref().is_none_or(|rest| rest.size_hint().exact().is_some())
     }
 
-    /// Bytes of the body that may be text, at most; `None` for a form.
+    /// Returns an upper bound for the bytes of text in the body; `None` for a form.
     pub(crate) fn text_bytes(&self) -> Option<u64> {
         let Finder::Json(scanner) = &self.finder else { return None };
         let rest = self.rest.as_ref().map_or(Some(0), |rest| rest.size_hint().exact());
-        // Of unknown length: at least what is here already.
+        // Of unknown length: at least the part read so far.
         let all = self.held.len().saturating_add(rest.unwrap_or(0));
         Some(all.saturating_sub(scanner.media_bytes()))
     }
 
-    /// The prompt's texts, if the whole body is here and can be read.
+    /// Returns the prompt's texts, if the whole body is here and can be parsed.
     pub(crate) fn texts(&self) -> Option<Texts> {
         let Finder::Json(scanner) = &self.finder else { return None };
         if self.rest.is_some() || !scanner.is_complete_object() {
@@ -235,7 +235,7 @@ impl Intake {
         }))
     }
 
-    /// The next piece; `None` at the end. Dropping the future loses nothing.
+    /// Returns the next piece; `None` at the end. Dropping the future loses nothing.
     async fn next(&mut self) -> Result<Option<Bytes>, BodyFault> {
         while let Some(rest) = &mut self.rest {
             let Some(frame) = rest.frame().await else {
@@ -278,7 +278,7 @@ impl Intake {
         }
     }
 
-    /// What the part taken in says about the model.
+    /// Returns the model name in the part read so far.
     pub(crate) fn named(&self) -> Named {
         match &self.finder {
             Finder::Form(form) => form.model().map_or(Named::Nothing, |name| Named::Model(name.to_owned())),
@@ -295,28 +295,27 @@ impl Intake {
         }
     }
 
-    /// Whether the body is a form.
     pub(crate) fn is_form(&self) -> bool {
         matches!(self.finder, Finder::Form(_))
     }
 
-    /// Whether exactly one `model` was seen, and it is a text.
+    /// Returns whether exactly one `model` was seen, and it is a text.
     pub(crate) fn names_once(&self) -> bool {
         matches!(&self.finder, Finder::Json(scanner) if scanner.models() == 1 && scanner.model_value().is_some())
     }
 
-    /// The part of the body that is here.
+    /// Returns the held pieces.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = &Bytes> {
         self.held.pieces()
     }
 
-    /// Changes the part of the body that is here.
+    /// Changes the held part of the body.
     pub(crate) fn edit(&mut self, edits: Vec<Edit>) -> Result<(), Refusal> {
         if self.held.edit(edits) { Ok(()) } else { Err(Refusal::Busy) }
     }
 
-    /// Puts another model in the place of the one that was found, if one was; a second one in what is still to come ends
-    /// the request.
+    /// Replaces the model name, if one was found. A second name in the rest of the body then fails the
+    /// request.
     pub(crate) fn rename(&mut self, model: &str) -> Result<(), Refusal> {
         let (range, text) = match &self.finder {
             Finder::Json(scanner) => (scanner.model_value(), serde_json::Value::from(model).to_string()),
@@ -327,17 +326,17 @@ impl Intake {
         self.edit(vec![Edit { range, text }])
     }
 
-    /// Whether the client has sent everything.
+    /// Returns whether the client has sent the whole body.
     pub(crate) fn is_whole(&self) -> bool {
         self.rest.is_none()
     }
 
-    /// Whether the body, all of it, asks for a stream.
+    /// Returns whether the body is complete and asks for a stream.
     pub(crate) fn is_stream(&self) -> bool {
         self.is_whole() && matches!(&self.finder, Finder::Json(scanner) if scanner.is_stream())
     }
 
-    /// All of a JSON body, if all of it is here.
+    /// Returns the whole JSON body, if it is complete.
     pub(crate) fn json(&self) -> Option<Bytes> {
         let whole = self.is_whole() && matches!(self.finder, Finder::Json(_));
         whole.then(|| {
@@ -349,7 +348,7 @@ impl Intake {
         })
     }
 
-    /// Sends this body instead of the one that came. False if the common budget has no room for it.
+    /// Replaces the body that is sent. Returns false if the common budget has no room for it.
     pub(crate) fn replace(&mut self, body: &VecDeque<Bytes>) -> bool {
         let mut scanner = Scanner::new();
         let mut held = self.held.anew();
@@ -364,7 +363,7 @@ impl Intake {
         true
     }
 
-    /// A copy of all that goes to the backend goes to whoever records.
+    /// Records a copy of everything that the backend gets.
     pub(crate) fn record(&mut self, mut copy: RequestCopy) {
         if !self.held.again().iter().all(|piece| copy.add(piece)) {
             return;
@@ -386,13 +385,14 @@ impl Intake {
         images + audio == 0 && self.held.is_ample()
     }
 
-    /// Images and recordings in it, as far as it is here.
+    /// Counts images and recordings in the part read so far.
     pub(crate) fn media(&self) -> (u64, u64) {
         self.count_media();
         self.sent.media()
     }
 
-    /// All of a JSON body, held once more under the same budget; `None` if it is no such body, or others need the room.
+    /// Returns another copy of a whole JSON body under the same budget; `None` for any other body, or if
+    /// there is no room.
     pub(crate) fn remembered(&self) -> Option<Held> {
         let whole = self.is_whole() && matches!(self.finder, Finder::Json(_));
         let mut held = self.held.anew();
@@ -400,20 +400,20 @@ impl Intake {
         fits.then_some(held)
     }
 
-    /// Another body, held under the same budget; `None` if there is no room for it.
+    /// Returns another body held under the same budget; `None` if there is no room for it.
     pub(crate) fn beside(&self, body: Bytes) -> Option<Held> {
         let mut held = self.held.anew();
         held.push(body).ok().map(|()| held)
     }
 
-    /// The pieces to send while they are kept, to be sent again if need be.
+    /// Returns the pieces to send, and keeps them to be sent again.
     pub(crate) fn again(&mut self) -> (VecDeque<Bytes>, Arc<Sent>) {
         self.count_media();
         self.sent = Arc::new(Sent::again(&self.sent));
         (self.held.again(), self.sent.clone())
     }
 
-    /// The body to send, once; `None` if there is none.
+    /// Returns the body to send once; `None` if it is empty.
     pub(crate) fn pass(self) -> Option<Passing> {
         self.count_media();
         if self.held.len() == 0 && self.rest.is_none() {
@@ -430,7 +430,7 @@ impl Intake {
     fn count_media(&self) {
         match &self.finder {
             Finder::Json(scanner) => self.sent.note_media(scanner.images(), scanner.audio()),
-            // llama-server takes forms for one thing only: a recording to be transcribed.
+            // llama-server accepts forms only for transcriptions, which have one recording.
             Finder::Form(_) => self.sent.note_media(0, 1),
         }
     }

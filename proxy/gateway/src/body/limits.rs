@@ -1,4 +1,4 @@
-//! How large a request's body may be, and how slowly it may come.
+//! Limits of a request body: its size and its minimum rate.
 
 use warden_policies::defaults::Server;
 
@@ -7,21 +7,21 @@ use crate::config::GatewayConfig;
 use crate::refusal::{BodyFault, Refusal};
 use crate::route::BodySize;
 
-/// Limits of a body, or of what of it is still to come.
+/// Limits of a body or of its rest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Bytes of the whole body.
+    /// Size limit of the whole body, in bytes.
     pub(crate) bytes: u64,
-    /// The setting that says so.
+    /// Name of the setting for that limit.
     pub(crate) key: &'static str,
-    /// How slowly it may come.
+    /// Minimum rate.
     pub(crate) rate: BodyRate,
-    /// A slot waits for it: it could not be held whole.
+    /// A slot waits for the body, which could not be held completely.
     pub(crate) in_slot: bool,
 }
 
 impl Limits {
-    /// What a body of this class may be.
+    /// Returns the limits of a body of this class.
     pub(crate) fn of(config: &GatewayConfig, size: BodySize) -> Self {
         let (bytes, key) = match size {
             BodySize::Prompt => (config.server.body_bytes, "server.body_bytes"),
@@ -37,23 +37,23 @@ impl Limits {
         Self { bytes: bytes.0, key, rate, in_slot: false }
     }
 
-    /// The same while a slot waits for the rest of the body.
+    /// Returns the limits while a slot waits for the rest of the body.
     pub(crate) fn while_in_slot(self, config: &Server) -> Self {
         let (pause, rate) = (config.slot_body_pause, config.slot_body_rate.0);
         Self { rate: BodyRate::new(pause, rate, config.body_deadline), in_slot: true, ..self }
     }
 
-    /// The refusal of a body that failed.
+    /// Returns the refusal of a body that failed.
     pub(crate) fn refusal(self, fault: BodyFault) -> Refusal {
         match fault {
             BodyFault::TooLarge => Refusal::BodyTooLarge { limit: self.bytes, key: self.key },
-            // Where there is room, such a body is let come as slowly as others.
+            // With room to hold it, the body could have come as slowly as any other.
             BodyFault::TooSlow if self.in_slot => Refusal::Busy,
             BodyFault::TooSlow => Refusal::BodyTooSlow,
             BodyFault::Undecodable => Refusal::BodyUndecodable,
             BodyFault::TooDense => Refusal::BodyTooDense,
             BodyFault::TwoModels => Refusal::TwoModels,
-            // Those that send bodies say more about the last two.
+            // The code that sends bodies reports the last two in more detail.
             BodyFault::Broken | BodyFault::Quarantined | BodyFault::Stopped => Refusal::BodyBroken,
         }
     }

@@ -1,4 +1,4 @@
-//! Request bodies: taken in as far as needed, read as they pass, changed in place, held under one budget.
+//! Request bodies: read as far as needed, scanned as they pass, edited in place, held under one budget.
 
 pub(crate) mod body_rate;
 pub(crate) mod budget;

@@ -1,5 +1,5 @@
-//! Finds the field `model` of a `multipart/form-data` body as it passes, in pieces of any size. It never changes the
-//! body and gives up on what it does not understand: then the body names no model.
+//! Finds the field `model` of a `multipart/form-data` body as it passes, in pieces of any size. The body is
+//! never changed. No model is found in a body that the scanner does not understand.
 //!
 //! ```text
 //!   Preamble --delimiter--> Head --blank line--> Value (of `model`) --delimiter--> found
@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use memchr::memmem;
 
-/// Longest head of a part; real ones have two short lines.
+/// Longest head of a part. Usual ones have two short lines.
 const HEAD: usize = 8192;
 /// Longest model name.
 const NAME: usize = 4096;
@@ -25,21 +25,20 @@ enum At {
     Done,
 }
 
-/// The scanner of one body.
 #[derive(Debug)]
 pub(crate) struct Multipart {
     /// `\r\n--boundary`.
     delimiter: Vec<u8>,
     at: At,
     carry: Vec<u8>,
-    /// Bytes that were in `carry` and are gone.
+    /// Bytes that were in `carry` and were dropped.
     gone: u64,
     model: Option<String>,
     value: Option<Range<u64>>,
 }
 
 impl Multipart {
-    /// A scanner, if the content type is `multipart/form-data` with a boundary.
+    /// Creates a scanner, if the content type is `multipart/form-data` with a boundary.
     pub(crate) fn of(content_type: &str) -> Option<Self> {
         let (kind, parameters) = content_type.split_once(';')?;
         if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
@@ -53,26 +52,25 @@ impl Multipart {
             return None;
         }
         let delimiter = [b"\r\n--", boundary.as_bytes()].concat();
-        // The first delimiter stands at the start of the body, without a line end before it.
+        // The first delimiter is at the start of the body, without a line end before it.
         Some(Self { delimiter, at: At::Preamble, carry: b"\r\n".to_vec(), gone: 0, model: None, value: None })
     }
 
-    /// The model, if its field was seen to its end.
+    /// Returns the model name, once its field was read to its end.
     pub(crate) fn model(&self) -> Option<&str> {
         self.model.as_deref()
     }
 
-    /// Where its bytes are in the body.
+    /// Returns the byte range of the name in the body.
     pub(crate) fn model_value(&self) -> Option<Range<u64>> {
         self.value.clone()
     }
 
-    /// Whether nothing that follows can name the model.
+    /// Returns whether nothing that follows can name the model.
     pub(crate) fn settled(&self) -> bool {
         self.at == At::Done
     }
 
-    /// Reads the next piece.
     pub(crate) fn feed(&mut self, piece: &[u8]) {
         if self.at == At::Done {
             return;
@@ -89,7 +87,7 @@ impl Multipart {
         }
     }
 
-    /// One transition over `carry[from..]`; the new start, or `None` if more bytes are needed.
+    /// Makes one transition over `carry[from..]`. Returns the new start, or `None` if more bytes are needed.
     fn step(&mut self, from: usize) -> Option<usize> {
         let rest = &self.carry[from..];
         match self.at {
@@ -99,7 +97,7 @@ impl Multipart {
                     self.at = At::Head;
                     return Some(from + end + self.delimiter.len());
                 }
-                // Keeps what may be the first half of a delimiter.
+                // Keep what may be the first half of a delimiter.
                 let keep = rest.len().min(self.delimiter.len() - 1);
                 let next = from + rest.len() - keep;
                 (next > from).then_some(next)
@@ -116,7 +114,7 @@ impl Multipart {
                     return None;
                 };
                 self.at = if names_model(&rest[..end]) { At::Value } else { At::Skip };
-                // The delimiter of an empty field begins with the last line end of the head.
+                // The delimiter of an empty field begins with the last line end of the head, so that stays.
                 Some(from + end + 2)
             }
             At::Value => {
@@ -124,7 +122,7 @@ impl Multipart {
                 if let Some(end) = memmem::find(rest, &self.delimiter) {
                     self.model =
                         rest.get(2..end).and_then(|name| std::str::from_utf8(name).ok()).map(str::to_owned);
-                    // The two bytes before the body are as long as the line end before the value.
+                    // The two bytes that were put before the body make up for the line end before the value.
                     let start = self.gone + from as u64;
                     self.value = self.model.as_ref().map(|name| start..start + name.len() as u64);
                     self.at = At::Done;
@@ -137,7 +135,7 @@ impl Multipart {
     }
 }
 
-/// Whether a part's head has `Content-Disposition: form-data; name="model"`.
+/// Returns whether a part's head has `Content-Disposition: form-data; name="model"`.
 fn names_model(head: &[u8]) -> bool {
     let Ok(head) = std::str::from_utf8(head) else { return false };
     head.split("\r\n").filter_map(|line| line.split_once(':')).any(|(name, value)| {

@@ -1,5 +1,5 @@
-//! A copy of a request's body for whoever records requests, where the operator wants that of a model. It takes pieces as
-//! they pass, never waits, and gives up a body that is larger than wanted; what is recorded and how is not decided here.
+//! Copies a request's body for a recorder, if the operator wants that for its model. The copy takes pieces
+//! as they pass, never waits, and drops a body larger than the limit. The recorder decides about storing.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -7,15 +7,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::Method;
 
-/// Takes copies of requests of one model.
+/// Receives copies of one model's requests.
 pub trait Recorder: Debug + Send + Sync {
-    /// Bytes of a body at most; a larger one is not recorded.
+    /// Size limit of a body in bytes; a larger one is not recorded.
     fn limit(&self) -> usize;
-    /// A whole body as it goes to the backend, of the request with this `X-Request-Id`. Called on a thread that serves clients: it must not block.
+    /// Receives a whole body as it was sent to the backend; `id` is the request's `X-Request-Id`. Called on
+    /// a thread that serves clients, so it must not block.
     fn take(&self, id: &str, method: &Method, path: &str, body: Vec<Bytes>);
 }
 
-/// Bytes that holding a piece costs beside its own.
+/// Overhead in bytes for holding a piece.
 const PIECE: usize = 64;
 
 #[derive(Debug)]
@@ -42,9 +43,9 @@ impl RequestCopy {
         }
     }
 
-    /// A piece passes; false if the body has become too large to be recorded.
+    /// Adds a passing piece; false if the body has become too large to be recorded.
     pub(crate) fn add(&mut self, piece: &Bytes) -> bool {
-        // Pieces of one byte would cost a hundred times what they hold.
+        // Without the overhead, pieces of one byte would take a hundred times the counted bytes.
         let cost = piece.len().saturating_add(PIECE);
         let fits = cost <= self.left;
         if fits {
@@ -54,7 +55,7 @@ impl RequestCopy {
         fits
     }
 
-    /// The body has passed to its end.
+    /// Hands the copy to the recorder once the body has passed to its end.
     pub(crate) fn end(self) {
         self.recorder.take(&self.id, &self.method, &self.path, self.pieces);
     }

@@ -1,8 +1,9 @@
-//! The body of a request as its client sends it: plain, or decoded as its `Content-Encoding` says. llama-server decodes
-//! nothing, and neither a model nor a rule can be read from compressed bytes.
+//! The body of a request as its client sends it, decoded if it has a `Content-Encoding`. llama-server
+//! decodes nothing, and neither a model name nor a rule can be read from compressed bytes.
 //!
-//! A few bytes can decode to very many, so a decoded body counts against the same limits as a plain one, must not be more
-//! than [`MAX_DECODED_RATIO`] times as large as what was sent, and reserves its decoder's memory from the common budget.
+//! A few bytes can decode to very many. Therefore a decoded body counts against the same limits as a plain
+//! one, must not be more than [`MAX_DECODED_RATIO`] times as large as the sent bytes, and reserves its
+//! decoder's memory from the common budget.
 
 use std::io;
 use std::pin::Pin;
@@ -24,7 +25,7 @@ use tokio_util::io::{StreamReader, poll_read_buf};
 use crate::body::budget::{Budget, Held};
 use crate::refusal::{BodyFault, MAX_DECODED_RATIO, Refusal};
 
-/// Decoded bytes below which the ratio does not matter.
+/// Decoded bytes up to which the ratio is not checked.
 const RATIO_FROM: u64 = 1 << 20;
 
 /// Bytes that are decoded at a time.
@@ -33,34 +34,32 @@ const PIECE: usize = 16 << 10;
 /// The largest window of a zstd frame, as a power of two: the 8 MiB that RFC 9659 allows over HTTP.
 const ZSTD_WINDOW_LOG: u32 = 23;
 
-/// Bytes that a decoder may hold: its window, the block that it decodes, and its input.
+/// Memory of a decoder in bytes: its window, the block that it decodes, and its input.
 const GZIP_BYTES: usize = 96 << 10;
 const ZSTD_BYTES: usize = (1 << ZSTD_WINDOW_LOG) + (512 << 10);
 
-/// The body of a request.
 pub(crate) enum RequestStream {
-    /// As it is sent.
     Plain(Incoming),
-    /// Compressed by its client.
     Decoded(Box<DecodedStream>),
 }
 
-/// A body that is decoded while it comes.
+/// A body that is decoded as it arrives.
 pub(crate) struct DecodedStream {
     decoder: Pin<Box<dyn AsyncRead + Send>>,
-    /// Bytes that the client has sent.
+    /// Bytes received from the client.
     sent: Arc<AtomicU64>,
     decoded: u64,
     is_over: bool,
-    /// What the decoder may hold.
+    /// Reservation for the decoder's memory.
     _memory: Held,
 }
 
 impl RequestStream {
-    /// Takes the coding off the head, and undoes it while the body comes. Reads nothing yet.
+    /// Removes the coding from the head, and decodes the body as it arrives. Reads nothing yet.
     ///
     /// # Errors
-    /// The coding is none of [`ACCEPTED_CODINGS`](crate::refusal::ACCEPTED_CODINGS), or there is no memory for a decoder at the moment.
+    /// The coding is none of [`ACCEPTED_CODINGS`](crate::refusal::ACCEPTED_CODINGS), or there is no memory
+    /// for a decoder at the moment.
     pub(crate) fn open(headers: &mut HeaderMap, body: Incoming, budget: &Budget) -> Result<Self, Refusal> {
         if body.is_end_stream() || !headers.contains_key(CONTENT_ENCODING) {
             return Ok(Self::Plain(body));
@@ -80,7 +79,7 @@ impl RequestStream {
             frame
         });
         let reader = StreamReader::new(counted.into_data_stream());
-        // Both codings allow several members in a row; whatever else follows the first is then a fault.
+        // Both codings allow several members in a row. Anything else after the first is then an error.
         let decoder: Pin<Box<dyn AsyncRead + Send>> = if coding == Coding::Gzip {
             let mut decoder = GzipDecoder::new(reader);
             decoder.multiple_members(true);

@@ -1,26 +1,27 @@
-//! Reads a JSON body as it passes, in pieces of any size: which model it names, whether it asks for a stream, and how
-//! many images and audio clips it holds. It never changes, copies or delays the body, and never judges its syntax: the backend does.
+//! Reads a JSON body as it passes, in pieces of any size: the model it names, whether it asks for a stream,
+//! and its number of images and audio clips. The body is never changed, copied or delayed, and its syntax
+//! is left to the backend.
 //!
-//! What it finds agrees with a full parser on every valid body:
+//! On every valid body the result agrees with a full parser:
 //! - `model` and `stream` count only as keys of the outermost object, in any spelling (`"mod\u0065l"`).
-//! - The first `model` wins. Only we read it (a backend serves one model, whatever the body says), so a second one
-//!   cannot be understood differently by somebody else.
-//! - `stream` counts as true only if it occurs once and is the literal `true`, because "this is a stream" is part of
-//!   the proof that a request may be sent again.
-//! - An image is a string value `image_url`, `input_image` or `image` of a key `type` at any depth, which is how OpenAI
-//!   chat, OpenAI responses and Anthropic messages spell one. An audio clip is `input_audio` there.
+//! - The first `model` wins. A second one cannot be understood differently elsewhere, because only the
+//! gateway reads it: a backend serves one model only.
+//! - `stream` counts as true only if it occurs once and is the literal `true`, because "this is a stream"
+//!   is part of the proof that a request may be sent again.
+//! - An image is a string value `image_url`, `input_image` or `image` of a key `type` at any depth, as in
+//!   OpenAI chat, OpenAI responses and Anthropic messages. An audio clip is `input_audio` there.
 
 use std::ops::Range;
 
 use crate::body::spelling::Spelling;
 
-/// Longest raw spelling that is compared: `input_image` with every letter escaped takes 66 bytes.
+/// Longest raw spelling of a compared word: `input_image` with every letter escaped takes 66 bytes.
 const SPELLING: usize = 72;
-/// Longest raw model name that is read; no file system or registry has longer ones.
+/// Longest raw model name that is read. File systems and registries have shorter limits.
 const NAME: usize = 4096;
 
-/// The first byte that can begin or end a value inside another value, as far as that matters here. Many bytes at a time:
-/// comparisons without branches become vector instructions.
+/// Returns the first byte that can begin or end a value inside another value, as far as needed here.
+/// Compares many bytes at a time without branches, so that the compiler uses vector instructions.
 fn structural(bytes: &[u8]) -> Option<usize> {
     const AT_A_TIME: usize = 32;
     // `[` and `]` differ from `{` and `}` in one bit.
@@ -35,13 +36,13 @@ fn structural(bytes: &[u8]) -> Option<usize> {
     None
 }
 
-/// What the body says about its model.
+/// Model name in the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Model {
-    /// Not seen yet; at the end of the body: not there.
+    /// Not seen yet; at the end of the body: not present.
     Absent,
     Named(String),
-    /// There is a `model`, but it is not a string.
+    /// `model` is not a string.
     NotText,
 }
 
@@ -73,13 +74,13 @@ enum TypeKey {
 }
 
 impl TypeKey {
-    /// After a colon.
+    /// Returns the state after a colon.
     fn colon(self) -> Self {
         if self == Self::Seen { Self::Colon } else { Self::No }
     }
 }
 
-/// The scanner. Feed it the body in order.
+/// The scanner of one body, to be fed in order.
 #[derive(Debug)]
 pub(crate) struct Scanner {
     lex: Lex,
@@ -97,11 +98,11 @@ pub(crate) struct Scanner {
     images: u32,
     audio: u32,
     media_bytes: u64,
-    /// Bytes of the pieces before this one.
+    /// Bytes of the pieces before the current one.
     before: u64,
-    /// How often `model` is a key of the outermost object.
+    /// Number of `model` keys in the outermost object.
     models: u32,
-    /// Where the first model stands, with its quotes.
+    /// Byte range of the first model, with its quotes.
     model_value: Range<u64>,
 }
 
@@ -129,32 +130,32 @@ impl Scanner {
         }
     }
 
-    /// The model, as far as it is known.
     pub(crate) fn model(&self) -> &Model {
         &self.model
     }
 
-    /// How many models the body has named so far.
+    /// Returns how many models the body has named so far.
     pub(crate) fn models(&self) -> u32 {
         self.models
     }
 
-    /// Where the model's text stands in the body, with its quotes.
+    /// Returns the byte range of the model name in the body, with its quotes.
     pub(crate) fn model_value(&self) -> Option<Range<u64>> {
         matches!(self.model, Model::Named(_)).then(|| self.model_value.clone())
     }
 
-    /// Whether nothing that follows can name the model: it was found, the object ended, or this is no object.
+    /// Returns whether nothing that follows can name the model: it was found, the object ended, or this is
+    /// no object.
     pub(crate) fn settled(&self) -> bool {
         self.model != Model::Absent || self.closed || self.object == Some(false)
     }
 
-    /// Whether the body is an object that was seen to its end.
+    /// Returns whether the body is an object that was read to its end.
     pub(crate) fn is_complete_object(&self) -> bool {
         self.closed && self.object == Some(true)
     }
 
-    /// Whether the body asks for a stream. Final once the whole body was fed.
+    /// Returns whether the body asks for a stream. Final once the whole body was fed.
     pub(crate) fn is_stream(&self) -> bool {
         self.is_complete_object() && self.streams == 1 && self.stream_true
     }
@@ -168,12 +169,12 @@ impl Scanner {
         self.audio
     }
 
-    /// Bytes of strings that hold an image or a recording: `data:` URLs, and values of keys named `data`.
+    /// Returns the bytes of strings with an image or a recording: `data:` URLs, and values of keys named
+    /// `data`.
     pub(crate) fn media_bytes(&self) -> u64 {
         self.media_bytes
     }
 
-    /// Reads the next piece.
     pub(crate) fn feed(&mut self, piece: &[u8]) {
         let mut at = 0;
         while at < piece.len() && !self.closed && self.object != Some(false) {
@@ -194,7 +195,7 @@ impl Scanner {
 
     fn between(&mut self, piece: &[u8], mut at: usize) -> usize {
         if self.depth > 1 && self.type_key == TypeKey::No && self.data_key == TypeKey::No {
-            // Numbers, literals, commas: nothing in there counts.
+            // Skip numbers, literals and commas.
             match structural(&piece[at..]) {
                 Some(skipped) => at += skipped,
                 None => return piece.len(),
@@ -205,7 +206,7 @@ impl Scanner {
             return at + 1;
         }
         if self.object.is_none() {
-            // A byte order mark is skipped, as llama-server's parser does.
+            // A byte order mark is skipped, as by llama-server's parser.
             if matches!((self.before + at as u64, byte), (0, 0xEF) | (1, 0xBB) | (2, 0xBF)) {
                 return at + 1;
             }
@@ -251,7 +252,8 @@ impl Scanner {
         at + 1
     }
 
-    /// A value of the outermost object begins that is not a string. Later bytes of a literal or number do not count.
+    /// Handles the beginning of a value in the outermost object that is not a string. Later bytes of it are
+    /// ignored.
     fn value_begins(&mut self, is_true: bool) {
         if self.depth == 1 && self.slot == Slot::Value {
             match self.key {

@@ -57,7 +57,7 @@ fn only_a_single_literal_true_is_a_stream() {
         (r#"{"stream":true,"stream":true}"#, false),
         (r#"{"x":{"stream":true}}"#, false),
         (r#"{"stream":[true]}"#, false),
-        // Cut off: nothing is proved.
+        // Cut off: no proof.
         (r#"{"stream":true"#, false),
     ] {
         assert_eq!(scanned(body.as_bytes()).1, stream, "{body}");
@@ -230,7 +230,7 @@ fn images(value: &Value) -> u32 {
     }
 }
 
-/// Every second letter of every string as `\u` escapes, which is the same JSON.
+/// Spells every second letter of every string as a `\u` escape, which is the same JSON.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     let mut in_text = false;

@@ -1,4 +1,5 @@
-//! What became of a request's body, readable while a connection owns it.
+//! Shared state of a request body: what was sent and why it failed. Readable while a connection owns the
+//! body.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -7,7 +8,7 @@ use warden_policies::quarantine::Fingerprint;
 
 use crate::refusal::BodyFault;
 
-/// What became of the body, readable while a connection owns it.
+/// State of a request body, shared with the connection that sends it.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
     whole: AtomicBool,
@@ -19,7 +20,7 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    /// For the same body sent once more.
+    /// Creates the state for sending the same body once more.
     pub(crate) fn again(before: &Self) -> Self {
         Self {
             bytes: AtomicU64::new(before.bytes.load(Ordering::Relaxed)),
@@ -30,49 +31,50 @@ impl Sent {
         }
     }
 
-    /// What was seen in the body so far: images, audio clips.
+    /// Records the images and audio clips seen so far.
     pub(crate) fn note_media(&self, images: u32, audio: u32) {
         self.images.store(images, Ordering::Relaxed);
         self.audio.store(audio, Ordering::Relaxed);
     }
 
-    /// Images and audio clips seen in the body.
+    /// Returns the images and audio clips seen in the body.
     pub(crate) fn media(&self) -> (u64, u64) {
         (u64::from(self.images.load(Ordering::Relaxed)), u64::from(self.audio.load(Ordering::Relaxed)))
     }
 
-    /// All of the client's body has come, and this is what it is known by.
+    /// Sets the fingerprint, once the client's whole body has come.
     pub(crate) fn seal(&self, print: Fingerprint) {
-        // It ends once.
+        // Set once: a body has one end.
         let _once = self.print.set(print);
     }
 
-    /// What the body is known by, once all of it has come; `None` for an empty one.
+    /// Returns the fingerprint, once the whole body has come; `None` for an empty one.
     pub(crate) fn print(&self) -> Option<Fingerprint> {
         self.print.get().copied()
     }
 
-    /// The connection has taken the body to its end, or, with a fault, as far as it came.
+    /// Records that the connection took the body to its end, or not.
     pub(crate) fn note_end(&self, whole: bool) {
         self.whole.store(whole, Ordering::Release);
     }
 
-    /// Why it ends early.
+    /// Records why the body ends early.
     pub(crate) fn note_fault(&self, fault: BodyFault) {
         self.fault.store(fault as u8, Ordering::Release);
     }
 
-    /// Whether the connection took the body to its end.
+    /// Returns whether the connection took the body to its end.
     pub(crate) fn is_whole(&self) -> bool {
         self.whole.load(Ordering::Acquire)
     }
 
-    /// What the body is known by, if the connection took all of it: only then can the backend be at work on it.
+    /// Returns the fingerprint, if the connection took the whole body: only then can the backend be working
+    /// on it.
     pub(crate) fn whole_print(&self) -> Option<Fingerprint> {
         self.print().filter(|_| self.is_whole())
     }
 
-    /// Why it ended early, if it did.
+    /// Returns why the body ended early, if it did.
     pub(crate) fn fault(&self) -> Option<BodyFault> {
         match self.fault.load(Ordering::Acquire) {
             1 => Some(BodyFault::TooLarge),

@@ -1,35 +1,34 @@
-//! A string of a JSON body, as it is spelled there, read in pieces of any size and kept as far as anybody compares it. Long
-//! ones (images, prompts) are jumped over and only measured. It never judges syntax.
+//! Reads a string of a JSON body in its raw spelling, in pieces of any size. Keeps only as many bytes as
+//! are compared. Long strings (images, prompts) are skipped and only measured. Syntax is not checked.
 
 use memchr::memchr;
 
-/// The string that is being read, or the one just read.
+/// The current string, or the last one.
 #[derive(Debug)]
 pub(crate) struct Spelling {
     bytes: Vec<u8>,
     limit: usize,
     over: bool,
-    /// The last byte was a backslash, so the next one means nothing by itself.
+    /// The last byte was a backslash, so the next one is escaped.
     cut: bool,
     length: u64,
 }
 
 impl Spelling {
-    /// None yet.
     pub(crate) fn new() -> Self {
         Self { bytes: Vec::new(), limit: 0, over: false, cut: false, length: 0 }
     }
 
-    /// A string begins of which at most `limit` raw bytes are kept.
+    /// Begins a string of which at most `limit` raw bytes are kept.
     pub(crate) fn begin(&mut self, limit: usize) {
         self.bytes.clear();
         (self.limit, self.length) = (limit, 0);
         (self.over, self.cut) = (false, false);
     }
 
-    /// Reads on from `start`: jumps to the closing quote or the end of the piece. Returns where it got, behind a quote, and
-    /// whether the string has ended. Only quotes are searched for, which is quicker than for backslashes, too: those matter
-    /// right before a quote and at the end.
+    /// Reads on from `start` to the closing quote or the end of the piece. Returns the offset after what
+    /// was read, and whether the string has ended. Searches only for quotes, which is faster than searching
+    /// for backslashes, too: those matter only right before a quote and at the end.
     pub(crate) fn read(&mut self, piece: &[u8], start: usize) -> (usize, bool) {
         let text = &piece[start..];
         let mut from = 0;
@@ -45,14 +44,14 @@ impl Spelling {
         (piece.len(), false)
     }
 
-    /// Whether the byte behind `text`, which goes on where the last piece ended, is escaped: an odd number of backslashes stands
-    /// before it.
+    /// Returns whether the byte after `text` is escaped: an odd number of backslashes precedes it. `text`
+    /// continues the previous piece.
     fn escapes(&self, text: &[u8]) -> bool {
         let run = text.iter().rev().take_while(|byte| **byte == b'\\').count();
         (run % 2 == 1) != (run == text.len() && self.cut)
     }
 
-    /// Takes bytes as they are: of a word that is no string.
+    /// Appends bytes of a token that is no string.
     pub(crate) fn keep(&mut self, bytes: &[u8]) {
         self.length += bytes.len() as u64;
         let kept = bytes.len().min(self.limit.saturating_sub(self.bytes.len()));
@@ -60,12 +59,12 @@ impl Spelling {
         self.over |= kept < bytes.len();
     }
 
-    /// Raw bytes of all of it, kept or not.
+    /// Returns the raw length in bytes, including those not kept.
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
 
-    /// Whether it is this word.
+    /// Returns whether the string is this word.
     pub(crate) fn spells(&self, word: &str) -> bool {
         if self.over {
             false
@@ -76,28 +75,29 @@ impl Spelling {
         }
     }
 
-    /// Whether it is a URL that holds its data. A text may begin with `data:`, too, as event streams do.
+    /// Returns whether the string is a `data:` URL. The beginning alone is not enough: text such as an
+    /// event stream may begin with `data:`, too.
     pub(crate) fn is_media(&self) -> bool {
         self.bytes.starts_with(b"data:") && memchr::memmem::find(&self.bytes, b";base64,").is_some()
     }
 
-    /// Bytes of memory that it takes.
+    /// Returns the memory it takes, in bytes.
     #[cfg(test)]
     pub(crate) fn kept(&self) -> usize {
         self.bytes.capacity()
     }
 
-    /// As it stands there; `None` if it is too long.
+    /// Returns the raw spelling; `None` if it is too long.
     pub(crate) fn raw(&self) -> Option<&[u8]> {
         (!self.over).then_some(&self.bytes)
     }
 
-    /// Whether anything of what is kept is escaped.
+    /// Returns whether the kept part has escapes.
     fn is_escaped(&self) -> bool {
         memchr(b'\\', &self.bytes).is_some()
     }
 
-    /// Unescaped; `None` if it is too long or not valid.
+    /// Returns the unescaped string; `None` if it is too long or invalid.
     pub(crate) fn decoded(&self) -> Option<String> {
         let raw = self.raw()?;
         if !self.is_escaped() && raw.iter().all(|byte| *byte >= b' ') {
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn runs_of_backslashes_are_counted_over_pieces_and_quotes() {
-        // All strings of eight characters of these three, read byte by byte by the rule itself.
+        // All strings of eight of these three characters, read byte by byte as the reference.
         for number in 0..3_usize.pow(8) {
             let letter = |at| b"a\\\""[number / 3_usize.pow(at) % 3];
             let text: Vec<u8> = (0..8).map(letter).chain(*b"a\"").collect();

@@ -1,8 +1,9 @@
-//! Changes a JSON body by replacing ranges of its bytes, so that everything else stays as the client spelled it: unknown
-//! fields, the form of numbers, order, white space. The body stays a list of pieces and is never joined.
+//! Edits a JSON body by replacing byte ranges, so that everything else stays as the client spelled it:
+//! unknown fields, the form of numbers, order, white space. The body stays a list of pieces and is never
+//! joined.
 //!
 //! ```text
-//!   pieces --walk once--> `index`: where the wanted members of the outermost object are
+//!   pieces --walk once--> `index`: offsets of the wanted members of the outermost object
 //!                            | rules (`rules::plan`)
 //!                            v
 //!                         Edits: range -> new bytes
@@ -18,16 +19,17 @@ use bytes::Bytes;
 
 use crate::body::json_index::Place;
 
-/// Replace these bytes by those.
+/// Replaces a byte range by a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Edit {
     pub(crate) range: Range<u64>,
     pub(crate) text: String,
 }
 
-/// What to cut out so that these places are gone and the commas between the others are right. `count` is the number of all.
+/// Returns the ranges to cut so that these places disappear and the commas between the others stay right.
+/// `count` is the number of all elements.
 pub(crate) fn removals(places: &[&Place], count: u32) -> Vec<Range<u64>> {
-    // Those at the end take the comma in front of them along, all others the one behind.
+    // Places at the end are cut with the comma before them, all others with the one after them.
     let mut tail = places.len();
     while tail > 0 && u64::from(places[tail - 1].index) + (places.len() - tail) as u64 + 1 == u64::from(count)
     {
@@ -41,7 +43,7 @@ pub(crate) fn removals(places: &[&Place], count: u32) -> Vec<Range<u64>> {
     cut
 }
 
-/// Carries edits out. They must not overlap.
+/// Applies edits. They must not overlap.
 pub(crate) fn apply(pieces: VecDeque<Bytes>, mut edits: Vec<Edit>) -> VecDeque<Bytes> {
     edits.sort_by_key(|edit| (edit.range.start, edit.range.end));
     let mut edits = edits.into_iter().peekable();
@@ -74,7 +76,7 @@ pub(crate) fn apply(pieces: VecDeque<Bytes>, mut edits: Vec<Edit>) -> VecDeque<B
     out
 }
 
-/// Within one piece, which has a length that fits.
+/// Converts an offset within one piece, whose length fits.
 fn offset(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

@@ -1,13 +1,14 @@
-//! The texts of a prompt, taken out of a JSON body. Images and recordings are no text: their base64 says nothing about tokens.
+//! Extracts the texts of a prompt from a JSON body. Images and recordings are left out: the size of their
+//! base64 has no relation to their tokens.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Texts beyond this are not sent to be counted: they are longer than any context, and the bound says enough.
+/// Longest text that is counted. A longer one exceeds any context, so the upper bound is enough.
 pub(crate) const TEXT: usize = 8 << 20;
 
-/// Where requests carry their prompts, on all routes.
+/// Members that hold the prompt, over all routes.
 const PROMPTS: [&str; 12] = [
     "messages",
     "prompt",
@@ -23,17 +24,17 @@ const PROMPTS: [&str; 12] = [
     "input_extra",
 ];
 
-/// The prompt of a request, as far as it is text.
+/// The text of a request's prompt.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Texts {
     pub(crate) text: String,
-    /// Tokens that the request gives as numbers.
+    /// Number of tokens that the request gives as numbers.
     pub(crate) tokens: u64,
 }
 
 impl Texts {
-    /// Of a JSON body; `None` if it is none, or holds too much text. Read as it stands: as values of a parser, a
-    /// prompt of numbers would take many times its bytes.
+    /// Reads a JSON body; `None` if it is invalid or has too much text. Streams through the parser: as
+    /// parsed values, a prompt of numbers would take many times its bytes.
     pub(crate) fn of(body: &[u8]) -> Option<Self> {
         let mut texts = Self::default();
         let mut reader = serde_json::Deserializer::from_slice(body);
@@ -48,7 +49,7 @@ impl Texts {
     }
 }
 
-/// The outermost object.
+/// Visitor of the outermost object.
 struct Members<'t> {
     texts: &'t mut Texts,
 }
@@ -80,7 +81,7 @@ impl<'de> Visitor<'de> for Members<'_> {
     }
 }
 
-/// A part of a prompt: its texts and numbers are added as they are read.
+/// Visitor of a part of a prompt: adds its texts and numbers as they are read.
 struct Part<'t> {
     texts: &'t mut Texts,
     /// Names of members count, too.
@@ -140,7 +141,7 @@ impl<'de> Visitor<'de> for Part<'_> {
             if self.keys {
                 self.texts.push(&name);
             }
-            // Of an image or a recording.
+            // An image or a recording.
             let is_media = matches!(name.as_str(), "data" | "url" | "image_url" | "input_audio" | "source");
             if is_media && !self.keys {
                 members.next_value::<IgnoredAny>()?;

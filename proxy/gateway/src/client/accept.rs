@@ -1,13 +1,13 @@
-//! A connection's first moments: refused or not, TLS or not, HTTP/1.1 or HTTP/2.
+//! The beginning of a connection: admitted or refused, TLS or not, HTTP/1.1 or HTTP/2.
 //!
 //! ```text
 //!   accepted --TLS configured--> handshake --ALPN h2--------------> h2
 //!      |                            +--------ALPN http/1.1, none--> connection
-//!      |--HTTP/2 by prior knowledge taken from here--> preface? --> h2
-//!      |                                                  +-no----> connection
+//!      |--HTTP/2 by prior knowledge allowed here--> preface? -----> h2
+//!      |                                               +-no-------> connection
 //!      +-------------------------------------------------------> connection
 //!
-//!   too many connections --> one short answer that says so, unless too many are being answered so
+//!   too many connections --> one short answer that says so, unless too many are being refused like that
 //! ```
 
 use std::net::IpAddr;
@@ -32,10 +32,10 @@ use crate::protocol::conn_state::ConnState;
 use crate::refusal::{HeadLimits, not_tls};
 use crate::shared::Shared;
 
-/// RFC 9113 section 3.4: what every HTTP/2 connection begins with.
+/// First bytes of every HTTP/2 connection (RFC 9113 section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// What all connections share at their beginning.
+/// State that all new connections share.
 pub(crate) struct Acceptor {
     shared: Arc<Shared>,
     tls: Option<Arc<Tls>>,
@@ -50,7 +50,7 @@ impl Acceptor {
         Self { shared, tls, admission, refusals }
     }
 
-    /// Takes a connection, which counts from now on.
+    /// Takes a connection and counts it.
     pub(crate) fn accept(self: &Arc<Self>, stream: TcpStream, ip: IpAddr) -> Accepted {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
@@ -68,7 +68,7 @@ pub(crate) struct Accepted {
 }
 
 impl Accepted {
-    /// Serves it to its end; one too many only until it has its short answer.
+    /// Serves the connection to its end. A connection beyond the limit gets a short answer and is closed.
     pub(crate) async fn serve(self) {
         let Self { acceptor, stream, ip, admitted } = self;
         let peer = admitted.as_ref().map(|admitted| admitted.peer().clone());
@@ -77,7 +77,7 @@ impl Accepted {
     }
 }
 
-/// Serves a connection to its end; if it was not admitted, says so.
+/// Serves a connection to its end; sends a refused client the reason.
 async fn serve(acceptor: &Acceptor, peer: Peer, stream: TcpStream, admitted: bool) {
     let shared = &acceptor.shared;
     let config = &shared.config;
@@ -86,7 +86,8 @@ async fn serve(acceptor: &Acceptor, peer: Peer, stream: TcpStream, admitted: boo
     if matches!(refusal, Some(Err(_))) {
         return limited.note(Limit::Refusals);
     }
-    // A reader that stalls would else hold as much of the kernel's memory as its connection was ever fast.
+    // Otherwise the kernel would buffer as much for a stalled reader as its connection was ever fast enough
+    // for.
     if let Err(error) = SockRef::from(&stream).set_tcp_notsent_lowat(narrow(config.server.unsent_bytes)) {
         tracing::debug!(%error, "cannot set TCP_NOTSENT_LOWAT");
     }
@@ -158,17 +159,17 @@ fn h2_io(shared: &Shared, stream: ClientStream, before: Bytes) -> (ClientIo, Arc
 }
 
 enum Sniffed {
-    /// What was read is the preface, at least.
+    /// Begins with the preface; the bytes read.
     H2(Bytes),
-    /// What was read is something else.
+    /// Begins with something else; the bytes read.
     Other(Bytes),
-    /// The preface was begun and not ended.
+    /// The preface was begun and not completed in time.
     Slow,
     Idle,
     Gone,
 }
 
-/// Reads until it is clear whether the client begins with the preface.
+/// Reads until it is clear whether the client sends the preface.
 async fn sniff(stream: &mut TcpStream, config: &GatewayConfig) -> Sniffed {
     let mut before = BytesMut::with_capacity(PREFACE.len());
     loop {
@@ -177,7 +178,7 @@ async fn sniff(stream: &mut TcpStream, config: &GatewayConfig) -> Sniffed {
         } else {
             (config.server.header_timeout, Sniffed::Slow)
         };
-        // Never more than the preface: what follows is for others to read.
+        // Read no further than the preface: the rest is for the server.
         let mut rest = (&mut *stream).take((PREFACE.len() - before.len()) as u64);
         match timeout(limit, rest.read_buf(&mut before)).await {
             Err(_) => return late,

@@ -1,4 +1,4 @@
-//! Who may have a connection: in all, and from one address, where a network of version 6 counts as one.
+//! Limits the number of connections: in total, and per address, where an IPv6 network counts as one address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,24 +12,24 @@ use crate::config::GatewayConfig;
 use crate::limits::Limit;
 use crate::observe::Gauges;
 
-/// The addresses that connections are open from, and how many there may be.
+/// Open connections by address, and their limits.
 #[derive(Debug)]
 pub(crate) struct Admission {
     gauges: Arc<Gauges>,
     connections: usize,
     connections_per_peer: usize,
-    /// By what counts as one client.
+    /// Keyed by address or IPv6 network.
     peers: Mutex<HashMap<IpAddr, Known>>,
 }
 
-/// An address that connections are open from.
+/// An address with open connections.
 #[derive(Debug, Default)]
 struct Known {
     open: usize,
     held: Arc<Share>,
 }
 
-/// A connection counted in all and for its peer.
+/// A connection that is counted in total and for its address.
 #[derive(Debug)]
 pub(crate) struct Admitted {
     admission: Arc<Admission>,
@@ -67,7 +67,6 @@ impl Admission {
 }
 
 impl Admitted {
-    /// Whose connection it is.
     pub(crate) fn peer(&self) -> &Peer {
         &self.peer
     }

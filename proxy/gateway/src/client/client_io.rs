@@ -1,6 +1,6 @@
-//! A client's connection as hyper sees it, and the little that we must know about it: since when it is idle or in the
-//! middle of a request head, and whether it must linger. It also puts words into the answers that hyper gives by itself
-//! to an unreadable head, which have none.
+//! A client's connection as hyper sees it. This type tracks since when the connection is idle or within a
+//! request head, and whether it must linger. An error text is added to hyper's own answers to unreadable
+//! heads, which have none.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -19,27 +19,27 @@ use crate::protocol::LEAST_BUFFER;
 use crate::protocol::conn_state::{ConnState, Phase};
 use crate::refusal::{HeadLimits, unreadable_head};
 
-/// How soon a client's leaving is noticed behind bytes that nobody reads yet.
+/// Interval for checking whether a client with unread bytes has left.
 const LEFT_LOOK: Duration = Duration::from_millis(50);
 
 pub(crate) struct ClientIo {
     stream: ClientStream,
     state: Arc<ConnState>,
     limits: HeadLimits,
-    /// Bytes that were read already.
+    /// Bytes that were already read.
     before: Bytes,
-    /// Our own words, instead of what hyper is writing.
+    /// Our own answer in place of hyper's.
     instead: Bytes,
-    /// hyper has bytes that it has not asked to be followed by others: it would not see the client leave.
+    /// hyper has unprocessed bytes and does not read on, so it would not notice that the client leaves.
     unread: bool,
-    /// When to look for that.
+    /// Time of the next check for that.
     look: Option<Pin<Box<Sleep>>>,
     /// The client did not take all of the last write.
     blocked: bool,
 }
 
 impl ClientIo {
-    /// For HTTP/1: with a reader beside hyper.
+    /// For HTTP/1, with a second reader of the heads.
     pub(crate) fn http1(
         stream: ClientStream,
         before: Bytes,
@@ -50,7 +50,7 @@ impl ClientIo {
         Self::http2(stream, before, state, limits)
     }
 
-    /// For HTTP/2, whose framing has no two readings.
+    /// For HTTP/2, whose framing is unambiguous.
     pub(crate) fn http2(
         stream: ClientStream,
         before: Bytes,
@@ -61,14 +61,14 @@ impl ClientIo {
         Self { stream, state, limits, before, instead, unread, look, blocked }
     }
 
-    /// Answers and closes, outside of hyper.
+    /// Refuses the connection and closes it, without hyper.
     pub(crate) async fn refuse(self, status: u16, linger: Duration) {
         if let Some(answer) = unreadable_head(status, &self.limits) {
             self.say(&answer, linger).await;
         }
     }
 
-    /// Answers with these bytes and closes, outside of hyper.
+    /// Sends these bytes and closes, without hyper.
     pub(crate) async fn say(mut self, answer: &str, linger: Duration) {
         let write = timeout(linger, self.stream.write_all(answer.as_bytes())).await;
         if matches!(write, Ok(Ok(()))) {
@@ -76,18 +76,18 @@ impl ClientIo {
         }
     }
 
-    /// Closes. If the client may still be sending, reads on for a while: closing with unread bytes resets the
-    /// connection, and the reset may overtake the answer.
+    /// Closes the connection. If the client may still be sending, reads on for a while: closing with unread
+    /// bytes resets the connection, and the reset may overtake the answer.
     pub(crate) async fn close(mut self, linger: Duration) {
         if self.state.lingers() {
             drain(&mut self.stream, linger).await;
         } else if self.stream.says_goodbye() {
-            // Whether it arrives or not, the connection is over.
+            // The result does not matter: the connection is over.
             let _over = timeout(linger, self.stream.shutdown()).await;
         }
     }
 
-    /// Looks from time to time whether the client has left, while hyper has bytes enough not to look itself.
+    /// Checks at intervals whether the client has left, while hyper does not read.
     fn poll_left(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if !self.unread {
             return Ok(());
@@ -115,7 +115,7 @@ impl ClientIo {
     }
 }
 
-/// Whether the client has closed its side or vanished, whatever of it is still unread.
+/// Returns whether the client has closed its side or vanished, even if it left unread bytes.
 fn has_left(stream: &TcpStream) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
@@ -124,8 +124,8 @@ fn has_left(stream: &TcpStream) -> bool {
     matches!(poll(&mut files, Some(&now)), Ok(1..)) && files[0].revents().intersects(gone)
 }
 
-/// Makes the close of a connection throw away what is unsent: a client that takes nothing would keep it in the kernel
-/// for minutes.
+/// Makes the close of a connection drop unsent bytes: the kernel would keep them for minutes if the client
+/// does not read.
 fn reset(stream: &TcpStream) {
     if let Err(error) = stream.set_zero_linger() {
         tracing::debug!(%error, "cannot reset a connection");
@@ -139,17 +139,17 @@ async fn drain(stream: &mut ClientStream, linger: Duration) {
         while stream.read(&mut sink).await? > 0 {}
         io::Result::Ok(())
     };
-    // However it ends, the connection is over.
+    // The result does not matter: the connection is over.
     let _over = timeout(linger, reading).await;
 }
 
-/// Whether a head has this, in whatever case.
+/// Returns whether a head contains these words, in any case.
 fn has(head: &[u8], words: &[u8]) -> bool {
     head.windows(words.len()).any(|window| window.eq_ignore_ascii_case(words))
 }
 
-/// The status of an answer that hyper made by itself to an unreadable head: nothing but a head, with a length of 0 and
-/// without the request id that every answer of ours carries.
+/// Returns the status of hyper's own answer to an unreadable head. Such an answer has a length of 0, and no
+/// request id, which every answer of ours has.
 fn status_of_wordless(state: &ConnState, bytes: &[u8]) -> Option<u16> {
     let rest = bytes.strip_prefix(b"HTTP/1.1 4")?;
     let is_ours = matches!(state.phase(), Phase::Busy(_)) || has(rest, b"x-request-id");
@@ -162,7 +162,7 @@ fn status_of_wordless(state: &ConnState, bytes: &[u8]) -> Option<u16> {
 }
 
 impl ClientIo {
-    /// Whether `bytes` is swallowed because our own words go out instead.
+    /// Returns whether `bytes` are dropped because our own answer is sent instead.
     fn replaces(&mut self, bytes: &[u8]) -> bool {
         let answer =
             status_of_wordless(&self.state, bytes).and_then(|status| unreadable_head(status, &self.limits));

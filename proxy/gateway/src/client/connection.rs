@@ -1,4 +1,5 @@
-//! One client connection, from its first byte to its close: hyper reads and writes, this task watches the clock.
+//! A client connection from its first byte to its close: hyper reads and writes, this task enforces the
+//! time limits.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -25,10 +26,10 @@ use crate::protocol::LEAST_BUFFER;
 use crate::protocol::conn_state::{ConnState, Phase};
 use crate::shared::Shared;
 
-/// The clock is looked at no more often, whatever is configured.
+/// Shortest interval between checks of the time limits.
 pub(crate) const LEAST_LOOK: Duration = Duration::from_millis(10);
 
-/// hyper takes so many fields by itself.
+/// hyper's default limit of header fields.
 const HYPERS_HEADERS: usize = 100;
 
 struct PerRequest {
@@ -45,39 +46,39 @@ impl Service<Request<Incoming>> for PerRequest {
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let (shared, state, peer) = (self.shared.clone(), self.state.clone(), self.peer.clone());
         if shared.retire.is_cancelled() || shared.stop.is_cancelled() {
-            // This is the connection's last request here. The client hears so with this answer, and does not write into a connection that
-            // is being closed.
+            // The connection's last request here. The answer announces that, and the client does not write
+            // into a closing connection.
             return Box::pin(async move {
                 let mut answer = exchange::answer(shared, state, peer, request).await?;
                 answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 Ok(answer)
             });
         }
-        // Made where it stays: one around it would hold it twice, and one that is made on the stack is copied as a whole for each
-        // request.
+        // Built in place on the heap. A future around it would hold it twice, and one built on the stack
+        // would be copied for each request.
         let place = Box::new_uninit();
         let future = Box::write(place, exchange::answer(shared, state, peer, request));
         Box::into_pin(future)
     }
 }
 
-/// How far a connection is on its way to its end.
+/// Progress of a connection towards its close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stopping {
     No,
-    /// It has no request, and waits a little for one that may be on its way.
+    /// Without a request; waits briefly for a request that may be in transit.
     Soon,
     Now,
 }
 
-/// Why the watch ended a connection.
+/// Reasons for the end of a connection.
 enum End {
     Done(hyper::Result<()>),
     /// The request head did not arrive in time.
     SlowHead,
-    /// Its client does not take what waits for it.
+    /// The client does not read.
     Stuck(Limit),
-    /// The same, and an operator has ended its request.
+    /// The client does not read, and an operator has cancelled its request.
     Cancelled,
 }
 
@@ -93,14 +94,15 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
     let service = PerRequest { shared, state: state.clone(), peer };
     let mut builder = Builder::new();
     if config.server.header_count != HYPERS_HEADERS {
-        // Any other number costs it an allocation for each request.
+        // With any other number hyper allocates for each request.
         builder.max_headers(config.server.header_count);
     }
     let mut connection = builder
         .max_buf_size(config.server.header_bytes.in_memory().max(LEAST_BUFFER))
-        // In its place, as llama-server writes them: some programs compare names with their case.
+        // In drop-in mode names are written as llama-server does: some programs compare them
+        // case-sensitively.
         .title_case_headers(title_case)
-        // The times of a head and of an idle connection differ, and hyper has one for both.
+        // The limits for a head and for an idle connection differ, but hyper has one setting for both.
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(io), service);
     let look = config
@@ -121,7 +123,8 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
                 cancelling.unless_stuck(|| state.served(connection.poll_without_shutdown(context), context))
             }) => break result.map_or(End::Cancelled, End::Done),
             () = stop.cancelled(), if stopping == Stopping::No => {
-                // Closed at once, a request that is on its way would be lost. It is answered as the last one.
+                // An immediate close would lose a request in transit. Such a request is answered as the
+                // last one.
                 stopping = if matches!(state.phase(), Phase::Busy(_)) { Stopping::Now } else { Stopping::Soon };
                 if stopping == Stopping::Now {
                     Pin::new(&mut connection).graceful_shutdown();
@@ -135,7 +138,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
                 let now = Instant::now();
                 let keep_alive = keep_alive(&retire, config);
                 let due = due_by(&state, config, keep_alive);
-                // Looked at often enough for a head that begins between two looks.
+                // Checked often enough for a head that begins between two checks.
                 watch.as_mut().reset(due.map_or(now + look, |due| due.at.min(now + look)));
                 match due.filter(|due| due.at <= now).map(|due| due.limit) {
                     None => {}
@@ -146,7 +149,8 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
                         watch.as_mut().reset(now + look);
                         Pin::new(&mut connection).graceful_shutdown();
                     }
-                    // Asked before, and still not closed: its client does not take the rest of an answer.
+                    // Shutdown was requested before, and hyper still waits: the client does not read the
+                    // rest of an answer.
                     Some(Limit::KeepAlive) => break End::Stuck(Limit::Overdue),
                     Some(limit) => break End::Stuck(limit),
                 }
@@ -182,19 +186,19 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
     }
 }
 
-/// What ends a connection, or a stream of one, and when.
+/// Limit that will end a connection or a stream, and its time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Due {
     pub(crate) at: Instant,
     pub(crate) limit: Limit,
 }
 
-/// Which clock runs, and when it runs out.
+/// Returns the limit that applies now, and when it is reached.
 pub(crate) fn due(state: &ConnState, config: &GatewayConfig) -> Option<Due> {
     due_by(state, config, config.server.keep_alive)
 }
 
-/// How long a connection may be idle.
+/// Returns how long a connection may be idle.
 fn keep_alive(retire: &CancellationToken, config: &GatewayConfig) -> Duration {
     let usual = config.server.keep_alive;
     if retire.is_cancelled() { usual.min(config.server.retired_keep_alive) } else { usual }

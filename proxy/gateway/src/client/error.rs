@@ -1,15 +1,15 @@
-//! Why the gateway cannot serve: an address, a certificate, the threads.
+//! Errors that keep the gateway from serving: addresses, certificates, threads.
 
 use std::io;
 use std::net::SocketAddr;
 
 use crate::client::tls_files::TlsError;
 
-/// Why the gateway cannot listen.
+/// Errors that keep the gateway from listening.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum GatewayError {
-    /// The host name means nothing.
+    /// The host name does not resolve.
     #[error(
         "cannot listen on {host}:{port}: the host name does not resolve ({source}); use an address of this machine, like 127.0.0.1, or 0.0.0.0 for all of them"
     )]
@@ -18,10 +18,10 @@ pub enum GatewayError {
         host: String,
         /// The port.
         port: u16,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// Somebody else listens there.
+    /// Another program listens on the address.
     #[error(
         "cannot listen on {address}: another program already does; stop it (`ss -ltnp sport = :{}` shows it) or choose another port with --port", address.port()
     )]
@@ -29,7 +29,7 @@ pub enum GatewayError {
         /// The address.
         address: SocketAddr,
     },
-    /// The address is not this machine's.
+    /// The address does not belong to this machine.
     #[error(
         "cannot listen on {address}: it is not an address of this machine; choose another with --host (`ip addr` lists them)"
     )]
@@ -37,7 +37,7 @@ pub enum GatewayError {
         /// The address.
         address: SocketAddr,
     },
-    /// The port needs rights.
+    /// The port needs a privilege.
     #[error(
         "cannot listen on {address}: not permitted; ports below 1024 need CAP_NET_BIND_SERVICE, choose a higher one with --port"
     )]
@@ -45,21 +45,21 @@ pub enum GatewayError {
         /// The address.
         address: SocketAddr,
     },
-    /// Certificate or key cannot be used.
+    /// Certificate or key is unusable.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Sockets of the instance before cannot be used.
+    /// Sockets of the previous instance are unusable.
     #[error("cannot go on with the listening sockets of the program before: {0}")]
     Inherit(io::Error),
-    /// Anything else.
+    /// Any other error.
     #[error("cannot listen on {address}: {source}; choose another address with --host and --port")]
     Listen { address: SocketAddr, source: io::Error },
-    /// A socket that was opened by whoever started us.
+    /// A socket passed by the starting program (socket activation) is unusable.
     #[error(
         "cannot serve on the socket that was handed over: {0}; start without it (`LISTEN_FDS`), or see to it that it is a TCP socket that listens"
     )]
     Given(io::Error),
-    /// No threads to serve with.
+    /// The worker threads cannot be started.
     #[error("cannot start {threads} threads to serve with: {source}; set fewer with `server.threads`")]
     Threads { threads: usize, source: io::Error },
 }

@@ -1,18 +1,18 @@
-//! HTTP/2 connections: the same service and the same promises as over HTTP/1.1, for each stream.
+//! HTTP/2 connections: each stream gets the same service as a request over HTTP/1.1.
 //!
 //! ```text
-//!   connection task: frames, pings, windows, clocks of the connection
-//!      |  one task per stream: exchange -> head -> body, polled only when the stream has a window to send into
-//!      |     reset by the client ---------> exchange dropped: lease back, backend's connection closed
+//!   connection task: frames, pings, windows, time limits of the connection
+//!      |  one task per stream: exchange -> head -> body, polled only while the stream has a window
+//!      |     reset by the client ---------> exchange dropped: lease returned, backend's connection closed
 //!      |     no window for `send_timeout` -> reset by us
-//!      |     cancelled, and no window to say so -> the same
+//!      |     cancelled, without a window to report that -> reset by us
 //!      |  more resets in `reset_window` than allowed --> GOAWAY; running streams end, no new ones
 //!      |  stop, retire -------------------------------> GOAWAY; the same
 //!      +-- ends with the last stream
 //! ```
 //!
-//! What is malformed (fields of a connection, a body that is longer or shorter than declared) is reset by the library
-//! before or while we see it.
+//! The library resets malformed streams (connection-specific fields, a body longer or shorter than
+//! declared) before or while they are served.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -56,14 +56,13 @@ tokio::task_local! {
 
 struct Stream {
     conn: Arc<ConnState>,
-    /// Its answer was given to the end.
+    /// Its answer was sent to the end.
     whole: AtomicBool,
 }
 
-/// The streams of one connection.
 struct Streams {
     counts: Mutex<Counts>,
-    /// The client gives up too much.
+    /// Notified when the client resets too many streams.
     calm: Notify,
 }
 
@@ -96,12 +95,12 @@ impl Streams {
         });
     }
 
-    /// Since when there is no stream.
+    /// Returns the time since which there is no stream.
     fn idle(&self) -> Option<Instant> {
         self.with(|counts| (counts.open == 0).then_some(counts.idle_since))
     }
 
-    /// The client has given up a request.
+    /// Counts a request that the client abandoned.
     fn given_up(&self, limits: &Server) {
         let too_many = self.with(|counts| {
             if counts.resets_since.elapsed() > limits.h2_reset_window {
@@ -116,7 +115,7 @@ impl Streams {
     }
 }
 
-/// Runs what the library makes of each stream.
+/// Spawns the library's future of each stream.
 #[derive(Clone)]
 struct Spawner {
     shared: Arc<Shared>,
@@ -133,7 +132,7 @@ where
         let stream = Arc::new(Stream { conn: ConnState::new(), whole: AtomicBool::new(false) });
         let Self { shared, streams, gone, .. } = self.clone();
         streams.begin();
-        // On the heap once, instead of in each of the futures around it.
+        // Boxed once, instead of being part of each future around it.
         let future = Box::pin(future);
         self.tasks.spawn(async move {
             let cancelling = &stream.conn.cancelling;
@@ -144,7 +143,7 @@ where
                 served = poll_fn(|context| {
                     cancelling.unless_stuck(|| stream.conn.served(serving.as_mut().poll(context), context))
                 }) => {
-                    // What an operator has ended is not given up by the client.
+                    // A stream that an operator cancelled was not abandoned by the client.
                     if served.is_some() && !stream.whole.load(Ordering::Relaxed) {
                         streams.given_up(&shared.config.server);
                     }
@@ -157,7 +156,7 @@ where
     }
 }
 
-/// Resolves when a stream has lasted too long: its client opens no window.
+/// Resolves when a stream has exceeded its time because its client opens no window.
 async fn overdue(state: &ConnState, shared: &Shared) -> Limit {
     let config = &shared.config;
     let look = config.server.send_timeout.max(LEAST_LOOK);
@@ -191,14 +190,14 @@ impl Service<Request<Incoming>> for PerStream {
             join_cookies(request.headers_mut());
             let Ok(answer) = exchange::answer(shared, stream.conn.clone(), peer, request).await;
             let mut answer = answer.map(|body| StreamBody { body, stream });
-            // RFC 9113 section 8.2.2: a stream is not a connection.
+            // A stream has no `Connection` field (RFC 9113 section 8.2.2).
             answer.headers_mut().remove(CONNECTION);
             Ok(answer)
         })
     }
 }
 
-/// RFC 9113 section 8.2.3: cookies come in pieces, and go on in one.
+/// Joins split cookies into one field (RFC 9113 section 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let pieces: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if pieces.len() > 1
@@ -208,7 +207,7 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// The body of an answer, which notes since when its client does not take it.
+/// The body of an answer, which records since when its client does not read.
 struct StreamBody {
     body: AnswerBody,
     stream: Arc<Stream>,
@@ -224,7 +223,7 @@ impl Body for StreamBody {
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         self.stream.conn.blocked(false);
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        // The next one is asked for when there is a window for it.
+        // The library polls for the next frame only when there is a window for it.
         self.stream.conn.blocked(matches!(frame, Poll::Ready(Some(Ok(_)))));
         frame
     }
@@ -246,7 +245,6 @@ impl Drop for StreamBody {
     }
 }
 
-/// Serves a connection to its end.
 pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientIo, Arc<ConnState>)) {
     let (config, stop, retire) = (&shared.config, shared.stop.clone(), shared.retire.clone());
     let limits = &config.server;
@@ -271,7 +269,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientI
     let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
     let look = config.server.keep_alive.min(config.server.send_timeout).max(LEAST_LOOK);
     let mut watch = pin!(sleep_until(Instant::now() + look));
-    // Asked to end: by the stop, for silence, for a flood.
+    // Set when the connection was asked to end: by a stop, by a timeout, after a flood of resets.
     let (mut stopping, mut closing) = (false, false);
     let limit = loop {
         tokio::select! {
@@ -319,7 +317,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientI
     tasks.wait().await;
 }
 
-/// Which limit ended a connection, if one did.
+/// Returns the limit that ended a connection, if any.
 fn why(error: &hyper::Error) -> Option<Limit> {
     if error.is_timeout() {
         return Some(Limit::H2Ping);

@@ -1,5 +1,4 @@
-//! The listening sockets: one for each host that is named. All of them lead to the same place; who is accepted here is
-//! counted and served elsewhere.
+//! The listening sockets, one per configured host. Accepted connections are counted and served elsewhere.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,16 +15,16 @@ use crate::client::error::GatewayError;
 pub(crate) struct Listener {
     listeners: Vec<TcpListener>,
     addresses: Vec<SocketAddr>,
-    /// The one that is looked at first, so that a busy one does not keep the others waiting.
+    /// Index of the socket to try first, so that a busy one does not starve the others.
     next: usize,
 }
 
-/// As many wait at a socket at most, as tokio and the standard library open it.
+/// Largest backlog of a socket opened by tokio or the standard library.
 const BACKLOG: usize = 1024;
 
 impl Listener {
-    /// Opens a socket for each of `hosts`, which are names or addresses with commas between them; one is the rule. With
-    /// port 0 the system chooses one at the first host, and the others get the same.
+    /// Opens a socket for each of `hosts`: names or addresses, separated by commas, usually one. With port
+    /// 0 the system chooses the port of the first host, and the others use the same.
     ///
     /// # Errors
     /// One of them cannot be opened; then none is.
@@ -40,7 +39,7 @@ impl Listener {
         Ok(all)
     }
 
-    /// Copies of the sockets, for another instance of ourselves.
+    /// Duplicates the sockets for another instance of llama-warden.
     ///
     /// # Errors
     /// There are too many open files.
@@ -48,7 +47,7 @@ impl Listener {
         self.listeners.iter().map(|listener| listener.as_fd().try_clone_to_owned()).collect()
     }
 
-    /// Takes sockets that listen already: of another instance of ourselves, or opened by whoever started us.
+    /// Takes sockets that listen already: those of another instance, or of the program that started us.
     ///
     /// # Errors
     /// There is none, or one of them cannot be used.
@@ -63,12 +62,13 @@ impl Listener {
         if all.listeners.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(all) }
     }
 
-    /// Their addresses, in the order of the hosts, with the port that was chosen.
+    /// Returns the addresses in the order of the hosts, with the chosen port.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// The next connection at any of them. Cancel safe: a connection is taken only when it is returned.
+    /// Accepts the next connection at any socket. Cancel safe: a connection is taken only when it is
+    /// returned.
     pub(crate) async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
         std::future::poll_fn(|context| {
             let all = self.listeners.len();
@@ -83,7 +83,7 @@ impl Listener {
         .await
     }
 
-    /// Those who have connected and are not accepted yet: the kernel would reset them. Nobody is accepted afterwards.
+    /// Closes the sockets and returns the connections made before that: the kernel would reset them.
     pub(crate) fn rest(&mut self) -> Vec<(TcpStream, SocketAddr)> {
         let mut all = Vec::new();
         for listener in std::mem::take(&mut self.listeners).into_iter().filter_map(|one| one.into_std().ok())
@@ -102,7 +102,8 @@ async fn open_one(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Ga
     let host = host.trim().trim_start_matches('[').trim_end_matches(']');
     let unresolved = |source| GatewayError::Resolve { host: host.to_owned(), port, source };
     let mut addresses: Vec<SocketAddr> = resolve_host(host, port).await.map_err(unresolved)?;
-    // `localhost` means both ::1 and 127.0.0.1; clients that name an address name the latter.
+    // `localhost` means both ::1 and 127.0.0.1. The latter comes first, because clients that use an address
+    // use that.
     addresses.sort_by_key(SocketAddr::is_ipv6);
     let mut failure = unresolved(io::Error::from(io::ErrorKind::NotFound));
     for address in addresses {
@@ -139,7 +140,8 @@ mod tests {
             ("127.0.0.1", "127.0.0.2")
         );
         assert_eq!(first.port(), second.port());
-        // Three wait at the first and one at the second: it is the second to be taken.
+        // Three connections wait at the first socket and one at the second: that must be the second to be
+        // taken.
         let mut waiting = Vec::new();
         for address in [first, first, first, second] {
             waiting.push(TcpStream::connect(address).await.unwrap());
@@ -173,7 +175,12 @@ mod tests {
             matches!(error, GatewayError::InUse { address } if address == taken.local_addr().unwrap()),
             "{error}"
         );
-        TcpListener::bind(("127.0.0.2", port)).await.unwrap();
+        // Another test may have been given the same port of this address by chance, and gives it back.
+        let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(10);
+        while let Err(error) = TcpListener::bind(("127.0.0.2", port)).await {
+            assert!(tokio::time::Instant::now() < deadline, "{error}");
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
         let error = Listener::open("127.0.0.1,", 0).await.unwrap_err();
         assert!(matches!(error, GatewayError::Resolve { .. }), "{error}");
     }

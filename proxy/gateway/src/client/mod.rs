@@ -1,4 +1,4 @@
-//! Clients' connections: listening, a connection's first moments, its limits and clocks. Each request on one is given to
+//! Client connections: listening, accepting, limits and timeouts. Each request is passed to
 //! [`crate::exchange`].
 
 pub(crate) mod accept;

@@ -1,5 +1,5 @@
-//! A client's bytes with TLS or without, and the handshake in between. It runs in the connection's own task, so that a
-//! slow or hostile one holds up nobody but itself.
+//! A client's byte stream with or without TLS, and the handshake. The handshake runs in the connection's
+//! own task, so that a slow or hostile client delays no other.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -14,10 +14,10 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// RFC 8446 section 5.1: the type of the first record of every TLS connection.
+/// Type of the first record of every TLS connection (RFC 8446 section 5.1).
 const HANDSHAKE: u8 = 22;
 
-/// What a client's bytes come through.
+/// Byte stream of a client.
 pub(crate) enum ClientStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
@@ -31,12 +31,13 @@ impl ClientStream {
         }
     }
 
-    /// Whether a close has to be announced: RFC 8446 section 6.1, so that a cut is not taken for the end.
+    /// Returns whether a close must be announced, so that a cut is not taken for the end (RFC 8446 section
+    /// 6.1).
     pub(crate) fn says_goodbye(&self) -> bool {
         matches!(self, Self::Tls(_))
     }
 
-    /// Whether the client chose HTTP/2.
+    /// Returns whether the client chose HTTP/2.
     pub(crate) fn chose_h2(&self) -> bool {
         matches!(self, Self::Tls(stream) if stream.get_ref().1.alpn_protocol() == Some(b"h2"))
     }
@@ -48,14 +49,14 @@ impl From<TcpStream> for ClientStream {
     }
 }
 
-/// What became of a handshake.
+/// Result of a handshake.
 pub(crate) enum Entered {
     Tls(ClientStream),
-    /// The client speaks something else, probably HTTP.
+    /// The client sent something else, probably HTTP.
     NotTls(TcpStream),
-    /// It did not end in time.
+    /// The handshake did not complete in time.
     Slow,
-    /// It failed, or the client left.
+    /// The handshake failed, or the client left.
     Failed(io::Error),
 }
 

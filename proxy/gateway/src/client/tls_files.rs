@@ -1,14 +1,14 @@
-//! Certificate and key: read at the start, read again when the files change. A pair that is bad is reported and never
-//! taken; the one in use stays.
+//! Certificate and key: read at the start, and again when the files change. An invalid pair is reported and
+//! never used; the current one stays.
 //!
 //! ```text
-//!   load --bad--> error, with its cure: no start
-//!     | good
+//!   load --invalid--> error with a remedy: no start
+//!     | valid
 //!     v
-//!   in use <---- good ---- look: files changed? ---- bad --> reported once, the old one stays
+//!   in use <---- valid ---- look: files changed? ---- invalid --> reported once, the old pair stays
 //! ```
 //!
-//! It knows no authorities: whether clients trust the certificate is between them and its issuer.
+//! Certificate authorities are not checked: clients decide whether they trust the certificate.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,14 +26,14 @@ use webpki::{EndEntityCert, KeyUsage};
 use crate::clock;
 use crate::config::TlsFiles;
 
-/// Far beyond the end of every certificate: RFC 5280 section 4.1.2.5 has none after the year 9999.
+/// Later than the end of every certificate: RFC 5280 section 4.1.2.5 has none after the year 9999.
 const BEYOND: Duration = Duration::from_secs(253_402_300_800);
 
-/// What is wrong with the files.
+/// Errors of certificate and key.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum TlsError {
-    /// Only one of the two is set.
+    /// Only one of the two settings is set.
     #[error("`server.tls_cert` and `server.tls_key` belong together; set both, or none for no TLS")]
     OneOnly,
     /// A file cannot be read.
@@ -44,7 +44,7 @@ pub enum TlsError {
         path: PathBuf,
         source: io::Error,
     },
-    /// A file holds nothing of its kind.
+    /// A file has no item of the expected kind.
     #[error("{path} holds no {what} in PEM; it should have a line `-----BEGIN {begin}-----`", path = .path.display())]
     Nothing {
         /// `certificate` or `private key`.
@@ -52,27 +52,27 @@ pub enum TlsError {
         path: PathBuf,
         begin: &'static str,
     },
-    /// A file is no PEM.
+    /// A file is not valid PEM.
     #[error("{path} is not valid PEM: {reason}", path = .path.display())]
     Pem { path: PathBuf, reason: String },
-    /// The key is another's.
+    /// The key belongs to another certificate.
     #[error("the key {key} does not belong to the certificate {cert}; the first certificate of the file must be the server's own", key = .key.display(), cert = .cert.display())]
     Mismatch { key: PathBuf, cert: PathBuf },
-    /// The key is of a kind that is not supported, or broken.
+    /// The key is broken or of an unsupported kind.
     #[error("the key {key} or the certificate {cert} cannot be used: {reason}; ECDSA (P-256, P-384), Ed25519 and RSA from 2048 bits work", key = .key.display(), cert = .cert.display())]
     Unusable { key: PathBuf, cert: PathBuf, reason: String },
-    /// It was valid once.
+    /// The certificate has expired.
     #[error("the certificate {cert} expired {ago}; renew it", cert = .cert.display(), ago = ago(*.since))]
     Expired {
         cert: PathBuf,
-        /// Since when, seconds.
+        /// Seconds since its end.
         since: u64,
     },
-    /// It will be valid.
+    /// The certificate is not valid yet.
     #[error("the certificate {cert} is not valid yet, for another {} s; is the clock right?", .seconds, cert = .cert.display())]
     NotYet {
         cert: PathBuf,
-        /// For how long, seconds.
+        /// Seconds until its beginning.
         seconds: u64,
     },
 }
@@ -85,22 +85,22 @@ fn ago(since: u64) -> String {
     }
 }
 
-/// What is known of a certificate.
+/// Validity of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// Its end, seconds since 1970; 0 if that could not be read.
+    /// End of validity in seconds since 1970; 0 if it could not be read.
     pub not_after: u64,
 }
 
 impl Certificate {
-    /// How long it is still valid; `None` if that is not known.
+    /// Returns the remaining validity; `None` if it is unknown.
     pub fn left(self) -> Option<Duration> {
         let end = Some(self.not_after).filter(|end| *end > 0)?;
         Some(Duration::from_secs(end.saturating_sub(clock::unix_seconds())))
     }
 }
 
-/// A pair that can be used.
+/// A usable pair of certificate and key.
 struct Pair {
     serve: Arc<ServerConfig>,
     /// Without HTTP/2: for connections that get one short answer.
@@ -108,7 +108,7 @@ struct Pair {
     certificate: Certificate,
 }
 
-/// The certificate in use. Cheap to ask; looking at the files blocks for the time of two reads.
+/// The certificate in use. Reading it is cheap; checking the files blocks for the time of two reads.
 pub struct Tls {
     files: TlsFiles,
     h2: bool,
@@ -124,31 +124,31 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Reads both files and checks that they can be used now. With `h2`, clients may choose HTTP/2.
+    /// Reads both files and checks that they are usable now. With `h2`, clients may choose HTTP/2.
     ///
     /// # Errors
     ///
     /// A file cannot be read, holds no certificate or no key, or the two do not belong together.
     pub fn load(files: TlsFiles, h2: bool) -> Result<Self, TlsError> {
-        // Before they are read: a change during the reading is then seen at the next look.
+        // Taken before reading: a change during the read is then noticed at the next check.
         let seen = Mutex::new(Stamps::of(&files));
         let tickets = ring::Ticketer::new().map_err(|error| unusable(&files, &error))?;
         let pair = Pair::read(&files, h2, &tickets)?;
         Ok(Self { files, h2, now: ArcSwap::from_pointee(pair), tickets, seen })
     }
 
-    /// The files.
+    /// Returns the paths of the files.
     pub fn files(&self) -> &TlsFiles {
         &self.files
     }
 
-    /// What is known of the certificate in use.
+    /// Returns the validity of the certificate in use.
     pub fn certificate(&self) -> Certificate {
         self.now.load().certificate
     }
 
-    /// Looks whether the files have changed, and takes the new pair if it is good. `None`: nothing has changed since the
-    /// last look. Blocks.
+    /// Checks whether the files have changed, and uses the new pair if it is valid. `None` if nothing has
+    /// changed since the last check. Blocks.
     pub fn look(&self) -> Option<Result<Certificate, TlsError>> {
         let stamps = Stamps::of(&self.files);
         let before =
@@ -156,11 +156,11 @@ impl Tls {
         (before != stamps).then(|| self.read())
     }
 
-    /// Reads the files, whether they have changed or not. Blocks.
+    /// Reads the files, changed or not, and uses the new pair if it is valid. Blocks.
     ///
     /// # Errors
     ///
-    /// As [`Self::load`]. The pair in use stays.
+    /// Same as [`Self::load`]. The pair in use stays.
     pub fn read(&self) -> Result<Certificate, TlsError> {
         let pair = Pair::read(&self.files, self.h2, &self.tickets)?;
         let certificate = pair.certificate;
@@ -168,18 +168,19 @@ impl Tls {
         Ok(certificate)
     }
 
-    /// For a connection that is served.
+    /// Returns the TLS configuration for a connection that is served.
     pub(crate) fn serve(&self) -> Arc<ServerConfig> {
         self.now.load().serve.clone()
     }
 
-    /// For a connection that is refused.
+    /// Returns the TLS configuration for a connection that is refused.
     pub(crate) fn refuse(&self) -> Arc<ServerConfig> {
         self.now.load().refuse.clone()
     }
 }
 
-/// What shows that a file was written or replaced: a renewal renames a new file into place, or turns a link.
+/// Metadata that changes when a file is written or replaced: a renewal renames a new file into place, or
+/// changes a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamps([Option<(SystemTime, u64, u64)>; 2]);
 
@@ -209,7 +210,7 @@ impl Pair {
             .with_no_client_auth()
             .with_single_cert(chain, key)
             .map_err(|error| unusable(files, &error))?;
-        // A client that comes back needs no signature of us, and we need no memory for it.
+        // A returning client needs no new signature from us, and tickets take no memory here.
         serve.ticketer = tickets.clone();
         let mut refuse = serve.clone();
         refuse.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -256,12 +257,12 @@ fn read(path: &Path, what: &'static str) -> Result<Vec<u8>, TlsError> {
     std::fs::read(path).map_err(|source| TlsError::Read { what, path: path.to_owned(), source })
 }
 
-/// Whether the certificate is valid now, and until when.
+/// Checks that the certificate is valid now, and returns its end.
 fn check_time(files: &TlsFiles, chain: &[CertificateDer<'static>]) -> Result<Certificate, TlsError> {
     let at = |time| {
         let own = EndEntityCert::try_from(chain.first()?).ok()?;
         let usage = KeyUsage::server_auth();
-        // Without an authority it is never found good; but its time is looked at first.
+        // Without an authority the check always fails, but it examines the time first.
         own.verify_for_usage(webpki::ALL_VERIFICATION_ALGS, &[], &[], time, usage, None, None).err()
     };
     let (now, cert) = (clock::unix_seconds(), files.cert.clone());

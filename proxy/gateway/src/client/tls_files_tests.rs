@@ -1,4 +1,4 @@
-//! Files that are good, bad, and change.
+//! Files that are valid, invalid, and change.
 
 use rcgen::{CertificateParams, KeyPair, date_time_ymd};
 use tempfile::TempDir;
@@ -18,7 +18,7 @@ impl Files {
     }
 
     fn write(&self, cert: &str, key: &str) {
-        // As renewals do it: a new file is renamed into place.
+        // Renewals rename a new file into place.
         for (path, text) in [(&self.files.cert, cert), (&self.files.key, key)] {
             let fresh = self.dir.path().join("fresh");
             std::fs::write(&fresh, text).unwrap();

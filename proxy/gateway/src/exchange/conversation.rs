@@ -1,13 +1,13 @@
-//! What a conversation is known by at each of its turns, and how clients and balancers hear of it.
+//! Identifies a conversation across its turns, and reports its identifier to clients and load balancers.
 //!
 //! ```text
-//!   X-Warden-Ask: conversation      --> X-Warden-Conversation: 16 digits    made of its beginning, under this instance's key
-//!   X-Warden-Conversation: WORD     --> the same word                       whoever balances routes by it
-//!   neither                         --> nothing, and nothing is computed
+//!   X-Warden-Ask: conversation    --> X-Warden-Conversation: 16 digits   keyed hash of its beginning
+//!   X-Warden-Conversation: WORD   --> the same word                      for a balancer that routes by it
+//!   neither                       --> nothing, and nothing is computed
 //! ```
 //!
-//! A balancer cannot read bodies; with the word it sends the next turn to where the prompt is warm. Nobody learns a text by it: without the
-//! key not even a guess can be tried.
+//! A balancer cannot read bodies; with the identifier it sends the next turn to the instance whose prompt
+//! cache is warm. The identifier reveals no text: without the key not even a guess can be checked.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -22,24 +22,24 @@ use crate::body::intake::Intake;
 use crate::protocol::headers::CONVERSATION;
 use crate::refusal::Refusal;
 
-/// Asks for the word of a conversation.
+/// Header that requests the identifier of a conversation.
 const ASK: HeaderName = HeaderName::from_static("x-warden-ask");
 
-/// The longest word that is taken from a client.
+/// Longest identifier accepted from a client, in bytes.
 const LONGEST: usize = 64;
 
-/// What a client wants to hear of its conversation.
+/// Identifier that a client requests for its conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
-    /// Nothing.
     None,
-    /// This word of its own.
+    /// The client's own identifier.
     Given(HeaderValue),
-    /// One of ours.
+    /// An identifier computed by the gateway.
     Ours,
 }
 
-/// Takes the wish out of a head: no backend has to see it. A word that is not fit for a table is none.
+/// Removes both headers from a head, because no backend needs them. An identifier unfit as a routing key is
+/// ignored.
 pub(super) fn wish(headers: &mut HeaderMap) -> Wish {
     let (given, ask) = (headers.remove(CONVERSATION), headers.remove(ASK));
     let is_fit = |word: &HeaderValue| {
@@ -53,7 +53,8 @@ pub(super) fn wish(headers: &mut HeaderMap) -> Wish {
     }
 }
 
-/// The word that the answer carries. Takes in the rest of a body that may be kept; of a longer one there is no word.
+/// Returns the identifier for the answer. Reads the rest of a body that may be held; a longer one gets no
+/// identifier.
 pub(super) async fn word(
     exchange: &Exchange,
     wish: Wish,
@@ -73,9 +74,9 @@ pub(super) async fn word(
     }
 }
 
-/// 64 bits of a hash under a key that only this process has, in digits.
+/// Computes 64 bits of a hash under a key that only this process has, as digits.
 fn keyed(key: &PrintKey, body: &[u8]) -> Option<HeaderValue> {
-    // No request has such a path, so no fingerprint of a request is shown.
+    // No request has this path, so the hash never equals a request's fingerprint.
     let mut printer = key.begin(&Method::POST, "conversation");
     beginning(body, |text| {
         printer.add(&(text.len() as u64).to_le_bytes());
@@ -85,14 +86,15 @@ fn keyed(key: &PrintKey, body: &[u8]) -> Option<HeaderValue> {
     HeaderValue::try_from(digits).ok()
 }
 
-/// The same for the trial of another build, without a key: it is shown to nobody.
+/// Computes the hash for choosing a canary, without a key, because it is never shown.
 pub(super) fn number(body: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     beginning(body, |text| text.hash(&mut hasher));
     hasher.finish()
 }
 
-/// What stays the same over the turns of a conversation: all up to its first message of a user. Where there are no messages, all of it.
+/// Passes the part that stays the same over all turns of a conversation: everything up to the first user
+/// message, or the whole body if it has no messages.
 fn beginning(body: &[u8], mut each: impl FnMut(&[u8])) {
     #[derive(Deserialize)]
     struct Body<'a> {
@@ -115,7 +117,7 @@ fn beginning(body: &[u8], mut each: impl FnMut(&[u8])) {
         role.is_some_and(|role| role.get() == "\"user\"")
     };
     let Ok(parsed) = serde_json::from_slice::<Body<'_>>(body) else { return each(body) };
-    // The Responses API names the list of messages `input`, which may also be one text.
+    // The Responses API calls the list of messages `input`, which may also be one text.
     let listed = parsed.input.and_then(|input| serde_json::from_str::<Vec<&RawValue>>(input.get()).ok());
     let Some(messages) = parsed.messages.or(listed) else { return each(body) };
     let first = messages.iter().position(is_users).map_or(messages.len(), |first| first + 1);

@@ -1,5 +1,5 @@
-//! The way of a request to a backend, stage by stage: its body is taken in, its model known, the rules of that model applied,
-//! a lease waited for, the request sent.
+//! The stages of a forwarded request: read its body, find its model, apply that model's rules, wait for a
+//! lease, send it.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -38,25 +38,25 @@ use crate::route::target::ModelPath;
 use crate::route::{self, Effect, Shape};
 use crate::rules;
 
-/// The request is what its backend is to get, as far as its body was taken in.
+/// A request in the form that its backend gets, as far as its body was read.
 struct Prepared {
     model: ModelName,
-    /// Tokens of the prompt, where admission wants to know.
+    /// Prompt tokens, if admission needs them.
     tokens: Option<u64>,
     assemble: Option<Kind>,
     sets: Option<(String, Bytes)>,
-    /// A model that is not loaded is loaded for it.
+    /// The request may load its model.
     loads: bool,
-    /// For how long the beginning of a canary's answer is awaited.
+    /// Time that a canary gets for the beginning of its answer.
     patience: Duration,
 }
 
-/// A request for a stream whose model is not loaded yet. Its client gets the head of the answer before.
+/// A streaming request whose model is not loaded yet. Its client gets the head of the answer first.
 pub(super) struct Waits {
     pub(super) manner: Manner,
-    /// How often the client gets a sign of life.
+    /// Interval of keep-alives to the client.
     pub(super) every: Duration,
-    /// Since when the request waits.
+    /// Start of the wait.
     pub(super) since: Instant,
     lease: BoxFuture<'static, Result<Arc<dyn BackendLease>, Denied>>,
     prepared: Prepared,
@@ -65,14 +65,14 @@ pub(super) struct Waits {
     limits: Limits,
 }
 
-/// How far a request has come.
+/// Progress of a forwarded request.
 #[expect(clippy::large_enum_variant, reason = "one per request, and never in a collection")]
 pub(super) enum Forwarded {
     Answered(Answered),
     Waits(Box<Waits>),
 }
 
-/// Brings a request that was let in to a backend, until its answer begins, or would begin if its model were loaded.
+/// Forwards an admitted request until its answer begins, or until it has to wait for its model to load.
 #[inline]
 pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<Forwarded, Refused> {
     let Asked { mut parts, body, named, held, access } = asked;
@@ -92,14 +92,14 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
     let prepared = prepare(exchange, &access, named, is_plain, &mut parts, &mut intake).await;
     let mut prepared = prepared.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
     if wish != Wish::None {
-        // Rare: not a part of every request's future.
+        // Rare, so boxed: it would enlarge every request's future.
         let word = Box::pin(conversation::word(exchange, wish, &mut intake)).await;
         exchange.conversation = word.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
     }
     exchange.flight.progress.waits();
     if let Some(canary) = shared.upstream.backends.canary(&prepared.model) {
         prepared.patience = canary.patience;
-        // Rare: not a part of every request's future.
+        // Rare, so boxed: it would enlarge every request's future.
         let tried = Box::pin(tried::lease(exchange, &canary, &prepared.model, prepared.tokens, &mut intake));
         let lease = tried.await.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
         if let Some(lease) = lease {
@@ -109,13 +109,13 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
         }
     }
     if let Some(manner) = manner(exchange, &prepared, &intake) {
-        // Rare: not a part of every request's future.
+        // Rare, so boxed: it would enlarge every request's future.
         return Box::pin(wait(exchange, manner, prepared, parts, intake, limits)).await;
     }
     let lease = if prepared.loads {
         prepared.attempts(exchange, &limits).lease(&mut intake).await
     } else {
-        // Rare: not a part of every request's future.
+        // Rare, so boxed: it would enlarge every request's future.
         let mut attempts = prepared.attempts(exchange, &limits);
         Box::pin(attempts.lease_loaded(&mut intake)).await
     };
@@ -124,8 +124,8 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
     sending.await.map(Forwarded::Answered)
 }
 
-/// How we tell the client of a stream that its model is being loaded. `None`: the model serves, or the client gets nothing but the
-/// model's answer.
+/// Returns the form of progress messages for a stream whose model is being loaded. `None` if the model is
+/// serving, or if the client gets only the model's answer.
 fn manner(exchange: &Exchange, prepared: &Prepared, intake: &Intake) -> Option<Manner> {
     let Exchange { shared, route, .. } = exchange;
     if !(route.generates && prepared.loads && intake.is_stream()) || prepared.assemble.is_some() {
@@ -140,7 +140,8 @@ fn manner(exchange: &Exchange, prepared: &Prepared, intake: &Intake) -> Option<M
     shared.upstream.backends.coming(&prepared.model).map(|_| manner)
 }
 
-/// Waits for a lease of a model that is not loaded. Its client gets an answer of its own if that is soon, so that a refusal is one.
+/// Waits for a lease of a model that is not loaded. If the lease or a refusal comes soon, the client gets a
+/// plain answer, so that a refusal has its own status.
 async fn wait(
     exchange: &mut Exchange,
     manner: Manner,
@@ -166,7 +167,7 @@ async fn wait(
     granted_later(exchange, prepared, parts, intake, limits, granted).await.map(Forwarded::Answered)
 }
 
-/// What comes of a lease that was waited for with the whole body at hand.
+/// Sends a request whose whole body is here, once its lease is granted.
 async fn granted_later(
     exchange: &mut Exchange,
     prepared: Prepared,
@@ -181,12 +182,11 @@ async fn granted_later(
 }
 
 impl Waits {
-    /// The model that it waits for.
     pub(super) fn model(&self) -> &ModelName {
         &self.prepared.model
     }
 
-    /// The rest of the way.
+    /// Waits for the lease and sends the request.
     pub(super) async fn forward(self, exchange: &mut Exchange) -> Result<Answered, Refused> {
         let Self { lease, prepared, parts, intake, limits, .. } = self;
         let granted = lease.await;
@@ -211,7 +211,8 @@ impl Prepared {
     }
 }
 
-/// Sends a request for which there is a lease, and waits until its answer begins. Inlined, so that its future is made where it is kept.
+/// Sends a request that has a lease, and waits until its answer begins. Inlined, so that its future is
+/// built in place.
 #[inline]
 async fn send(
     exchange: &mut Exchange,
@@ -224,7 +225,7 @@ async fn send(
     let rest = ClientBody::behind(&intake);
     let shared = exchange.shared.clone();
     let (model, kind) = (&prepared.model, exchange.route.kind);
-    // There was no room for all of it: from here on its slot waits for what is still to come.
+    // There was no room to hold the whole body: from here on a slot waits for the rest.
     let limits = if kind == LeaseKind::Slot { intake.hurry(&shared.config.server, limits) } else { limits };
     let rules = exchange.rules(model);
     let on_death = rules.map_or(OnDeath::default(), |rules| rules.on_death);
@@ -242,7 +243,7 @@ async fn send(
     let is_page = parts.method == Method::GET && parts.uri.path() == "/";
     let generates = exchange.route.shape.filter(|_| exchange.route.generates).and_then(Kind::of);
     let kept = generates.filter(|_| lease.keeps_turns()).map(|kind| {
-        // The others are made of parts that stand in no other request.
+        // The other kinds consist of parts that occur in no other request.
         let is_whole = exchange.route.name != "infill";
         let understood = matches!(kind, Kind::Chat | Kind::Text | Kind::Native) && is_whole;
         (route::plain(parts.uri.path()).into_owned(), understood)
@@ -254,7 +255,7 @@ async fn send(
         most_bytes: shared.config.upstream.replay_bytes.in_memory(),
     };
     let text_bytes = intake.text_bytes().unwrap_or(0);
-    // Where nobody has counted that is better than nothing.
+    // Used if no exact token count is available.
     let guess = text_bytes / keys::BYTES_PER_TOKEN;
     let message = Message::new(parts, intake, repeating).map_err(|refusal| rest.refused(refusal))?;
     let remember = kept.map(|(path, understood)| {
@@ -285,27 +286,27 @@ async fn send(
     Ok(Answered { relayed, rest, assemble, sets, again, remember })
 }
 
-/// Whether the answer can be passed on.
+/// Checks that the answer can be passed on.
 fn check(mut relayed: Relayed, model: &ModelName, is_page: bool) -> Result<Relayed, Refusal> {
-    // Its connection ends here with it.
+    // On an error its connection is closed with it.
     wire::check_answer(relayed.response.status(), relayed.response.headers())
         .map_err(|why| Refusal::Garbled { model: model.clone(), why: why.to_owned() })?;
     if let Address::Remote(_) = relayed.backend.lease.address() {
         headers::strip_of_another_host(relayed.response.headers_mut());
         if relayed.response.status() == StatusCode::UNAUTHORIZED {
-            // It is our key that it refuses, and no client can do anything about it.
+            // The endpoint refuses our own key; the client cannot do anything about that.
             relayed.backend.lease.doubt();
             return Err(Refusal::KeyThere { model: model.clone() });
         }
     }
     if is_page && relayed.response.status() == StatusCode::NOT_FOUND {
-        // llama-server's own answer says no more than that.
+        // llama-server's own answer has no further information.
         return Err(Refusal::NoPage);
     }
     Ok(relayed)
 }
 
-/// Takes in the body as far as needed, and makes head and body what the backend is to get.
+/// Reads the body as far as needed, and gives head and body the form that the backend gets.
 #[inline]
 async fn prepare(
     exchange: &mut Exchange,
@@ -318,7 +319,8 @@ async fn prepare(
     let (shared, route) = (exchange.shared.clone(), exchange.route);
     let upstream = &shared.upstream;
     let named = match named {
-        // With `any_name`, every name means the only model, so that a large body need not be searched for one.
+        // With `any_name` every name resolves to the only model, so a large body need not be searched for
+        // one.
         None if exchange.drop_in => Some(exchange.resolve(access, Some(""))?),
         named => named,
     };
@@ -351,14 +353,14 @@ async fn prepare(
     if access.has_key() {
         keys::strip(&mut parts.headers);
     }
-    // Before a backend is waited for, and as it would go there.
+    // Checked in its final form, before waiting for a backend.
     fits_lines(parts)?;
     if route.kind == LeaseKind::Slot {
         intake.take_rest().await?;
     }
     turn_away(upstream, &model, intake)?;
     let asked = parts.uri.query().and_then(|query| query::parameter(query, "autoload"));
-    // As llama-server's router reads it.
+    // Parsed as llama-server's router does.
     let loads =
         asked.filter(|word| !word.is_empty()).map_or(route.loads, |word| word == "true" || word == "1");
     let tokens = prompt_size::of(upstream, route.kind, &model, &parts.headers, intake, loads).await?;
@@ -377,7 +379,7 @@ async fn prepare(
     Ok(Prepared { model, tokens, assemble, sets, loads, patience: Duration::ZERO })
 }
 
-/// The model that path or query name; the path loses it.
+/// Returns the model named in path or query, and removes it from the path.
 fn named_in_target(
     exchange: &mut Exchange,
     access: &Access,
@@ -389,7 +391,7 @@ fn named_in_target(
             parts.uri = named.target.into();
             naming::in_path(exchange.resolve(access, Some(&named.name)), exchange, access).map(Some)
         }
-        // Who asks may know of these only.
+        // List only the names that this client may know.
         Some(Err(Refusal::Upstream { .. })) => {
             Err(Refusal::Upstream { known: naming::known(exchange, access) })
         }
@@ -401,7 +403,7 @@ fn named_in_target(
     }
 }
 
-/// The model that the body names, or the only one.
+/// Returns the model named in the body, or the only model.
 pub(super) fn named_in_body(
     exchange: &mut Exchange,
     access: &Access,
@@ -411,10 +413,10 @@ pub(super) fn named_in_body(
     if let Named::Model(name) = &named {
         return exchange.resolve(access, Some(name));
     }
-    // The only model takes whatever comes and answers itself; with several, the reason must be ours.
+    // A single model gets any body and refuses it itself; with several models the gateway has to say why.
     let route = exchange.route;
     exchange.resolve(access, None).map_err(|refusal| match (named, refusal) {
-        // Nobody can be asked whether there is such a route.
+        // Without a model there is no backend that could be asked whether the route exists.
         (_, Refusal::Resolve(ResolveError::Missing { .. })) if route.name == route::UNKNOWN => {
             Refusal::NoRoute
         }
@@ -426,7 +428,7 @@ pub(super) fn named_in_body(
     })
 }
 
-/// Refuses a request that is known to kill its server, once all of it is here.
+/// Refuses a request that is known to kill its server, once its whole body is here.
 fn turn_away(upstream: &Upstream, model: &ModelName, intake: &Intake) -> Result<(), Refusal> {
     match intake.sent.print() {
         Some(print) if matches!(upstream.backends.standing(model, print), Standing::Refused { .. }) => {

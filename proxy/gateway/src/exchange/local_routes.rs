@@ -1,5 +1,5 @@
-//! The routes that are ours: health, the models and their processes.
-//! What is listed is what `shown` says: a client sees the models that it may use.
+//! The gateway's own routes: health, the models and their processes. `shown` filters the lists: a client
+//! sees the models that it may use.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use crate::refusal::Refusal;
 use crate::route::{self, LocalRoute, target};
 use crate::rules::Listing;
 
-/// Whether a model is listed.
+/// Decides whether a model is listed.
 type Shown<'a> = &'a dyn Fn(&ModelView) -> bool;
 
-/// Headers and body of an answer: with status 308 if it has a `Location`, else 200.
+/// Headers and body of an answer. Its status is 308 if it has a `Location`, else 200.
 pub(super) type Words = (HeaderMap, Bytes);
 
-/// The answer to a request that is for us.
+/// Answers a request to one of these routes.
 pub(super) fn answer(
     exchange: &Exchange,
     access: &Access,
@@ -70,11 +70,12 @@ pub(super) fn answer(
             })
         }),
         LocalRoute::Preflight => Ok((exchange.live.cors.preflight(&parts.headers), Bytes::new())),
-        // It has a body of its own kind, and was let in as such.
+        // The page has a body type of its own and was admitted as such.
         LocalRoute::Page | LocalRoute::Forbidden => Err(Refusal::Method(route::named(&parts.method))),
     };
     let rest = match local {
-        // A client may send through its tunnel before it knows that there is none: nothing behind is a request.
+        // A client may send through a tunnel before it learns that the tunnel was refused: the following
+        // bytes are no request.
         LocalRoute::Forbidden => ClientBody::Unframed,
         _ => ClientBody::Over,
     };
@@ -87,9 +88,9 @@ pub(super) fn words(body: &Value) -> Words {
     (headers, Bytes::from(body.to_string()))
 }
 
-/// `/health`: we can take requests. Not while every model turns its callers away, because no process of it starts: then
-/// another instance would serve them better. A model that is loaded by its first request, that loads, or that is being
-/// replaced lets its callers wait, and so is well.
+/// `/health`: whether requests can be served. Fails while every model refuses its requests because no
+/// process of it starts: another instance would serve them better. A model that is loading, being replaced,
+/// or loaded by its first request counts as healthy, because its requests wait.
 fn health(view: &FleetView) -> Result<Words, Refusal> {
     let refusing = |model: &ModelView| {
         model.outage.as_ref().filter(|outage| outage.refusing).map(|outage| outage.next_start_unix_ms)
@@ -102,7 +103,7 @@ fn health(view: &FleetView) -> Result<Words, Refusal> {
     Err(Refusal::Down { after: Duration::from_secs(left.div_ceil(1000).max(1)) })
 }
 
-/// `/v1/models`: every configured model that is shown, whatever its state.
+/// `/v1/models`: every listed model, in any state.
 fn models(view: &FleetView, live: &Live, created: u64, shown: Shown<'_>, names: Vec<Value>) -> Words {
     let models = || view.models.iter().filter(|model| shown(model));
     let ollama: Vec<Value> = models().map(|model| ollama(model)).collect();
@@ -110,7 +111,7 @@ fn models(view: &FleetView, live: &Live, created: u64, shown: Shown<'_>, names: 
     words(&json!({ "models": ollama, "object": "list", "data": data }))
 }
 
-/// `/running`: the processes of the models that are shown.
+/// `/running`: the processes of the listed models.
 fn running(view: &Arc<FleetView>, shown: Shown<'_>) -> Words {
     let processes = view.models.iter().filter(|model| shown(model)).flat_map(|model| {
         model.backends.iter().filter(|backend| backend.pid.is_some()).map(|backend| {
@@ -129,7 +130,7 @@ fn running(view: &Arc<FleetView>, shown: Shown<'_>) -> Words {
     words(&json!({ "running": processes.collect::<Vec<_>>() }))
 }
 
-/// The same target with a slash at its end.
+/// Redirects to the same target with a slash at its end.
 fn redirect(location: &str) -> Words {
     let mut headers = HeaderMap::new();
     if let Ok(location) = HeaderValue::from_str(location) {
@@ -143,12 +144,12 @@ fn model(view: &FleetView, live: &Live, name: &ModelName, created: u64) -> Optio
     view.models.iter().find(|model| model.name == *name).map(|model| words(&one(model, live, created)))
 }
 
-/// What the configuration says of a model in lists.
+/// Returns a model's list fields from the configuration.
 fn listing<'a>(live: &'a Live, model: &ModelName) -> Cow<'a, Listing> {
     live.models.get(model).map_or_else(Cow::default, |rules| Cow::Borrowed(&rules.listing))
 }
 
-/// As llama-server lists a model, and with its state as llama-server's router does.
+/// Describes a model as llama-server does in lists, with its state as llama-server's router does.
 fn one(model: &ModelView, live: &Live, created: u64) -> Value {
     let mut entry = json!({
         "id": model.name,
@@ -175,14 +176,14 @@ fn one(model: &ModelView, live: &Live, created: u64) -> Value {
     entry
 }
 
-/// A name that means this model now.
+/// Describes a name that currently resolves to this model.
 fn renamed(view: &FleetView, live: &Live, name: &str, model: &ModelName, created: u64) -> Option<Value> {
     let mut entry = one(view.models.iter().find(|shown| shown.name == *model)?, live, created);
     (entry["id"], entry["aliases"], entry["means"]) = (json!(name), json!([]), json!(model));
     Some(entry)
 }
 
-/// The second list of llama-server's `/v1/models`, for clients of Ollama's kind.
+/// Describes a model for the second list of llama-server's `/v1/models`, which clients of Ollama read.
 fn ollama(model: &ModelView) -> Value {
     let takes_more = model.modalities.is_some_and(|all| all.vision || all.audio || all.video);
     let capabilities: &[&str] = if takes_more { &["completion", "multimodal"] } else { &["completion"] };

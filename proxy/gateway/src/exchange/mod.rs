@@ -1,24 +1,25 @@
-//! One request's life.
+//! The life of one request.
 //!
 //! ```text
-//!   Received -> [ ours? ] -> answered here                      `local_routes`
-//!      | head sound, client may ask (Access)
-//!   Admitted -> body taken in, model known, rules applied        `forward`
+//!   Received -> [ own route? ] -> answered here                  `local_routes`
+//!      | head valid, client has access
+//!   Admitted -> body read, model resolved, rules applied         `forward`
 //!      |     -> lease (waits in the model's queue; the body is read ahead meanwhile)
-//!      |        the model is not loaded, and a stream was asked for -> begun, the rest in its body   `reply`, `answer/interim`
+//!      |        model not loaded, stream requested -> head sent, then its body  `reply`, `answer/interim`
 //!   Leased   -> connection, reused or new ---- refused -------------------------+
 //!            -> request sent ----------------- handed back unsent --------------+-> next attempt
 //!            -> head ------------------------- ended before any byte of a       |   (new lease)
 //!      |                                       stream's answer, body still held +
-//!      |         anything else that fails here: 502, executed maybe
-//!   Answered -> relayed, or put together                        `reply`
+//!      |         anything else that fails here: 502, possibly executed
+//!   Answered -> relayed, or assembled                            `reply`
 //! ```
 //!
-//! Each state is a type that holds what is known in it. Whatever ends the request before it is answered is [`Refused`], with
-//! what its client may still send. From the lease to the head: [`crate::backend::attempts`].
+//! Each state is a type with the data known in it. A request that ends without a backend's answer is
+//! [`Refused`], which also says what its client may still send. [`crate::backend::attempts`] covers the
+//! steps from the lease to the head.
 //!
-//! The whole life is one future. Dropping it, which is what happens when the client leaves, gives back the place in the
-//! queue, the lease, the held bytes, and closes the connection to the backend.
+//! The whole life is one future. hyper drops it when the client leaves, which frees the place in the queue,
+//! the lease and the held bytes, and closes the connection to the backend.
 
 mod conversation;
 pub(crate) mod dropin;
@@ -72,63 +73,63 @@ use crate::rules::ModelRules;
 use crate::shared::Shared;
 use crate::trace::Trace;
 
-/// What lasts from a request's head to the head of its answer.
+/// State that lasts from a request's head to the head of its answer.
 struct Exchange {
     shared: Arc<Shared>,
-    /// What was configured when the request began.
+    /// Configuration in force when the request began.
     live: Arc<Live>,
-    /// We stand in the place of a single llama-server.
+    /// Drop-in mode: llama-warden replaces a single llama-server.
     drop_in: bool,
     conn: Arc<ConnState>,
     route: Route,
     request_id: HeaderValue,
     origin: Option<HeaderValue>,
     flight: Box<Flight>,
-    /// What has come of its body, once some of it is taken in.
+    /// State of the request body, once a part of it was read.
     body: Option<Arc<Sent>>,
-    /// What is held for its client counts here, once it is known who that is.
+    /// Memory budget of the client, once the client is known.
     budget: Option<Budget>,
-    /// The rules of the name under which the model is asked for, if it has its own.
+    /// Rules of the requested name, if it has its own.
     renamed: Option<Arc<ModelRules>>,
-    /// What its conversation is known by, if its client or a balancer wants to know.
+    /// Identifier of the conversation, if the client or a balancer asked for it.
     conversation: Option<HeaderValue>,
 }
 
-/// A head has come, of which only the target has been read.
+/// A received head of which only the target was read.
 struct Received {
     parts: Box<Parts>,
     body: Incoming,
-    /// What the reader beside hyper made of the head.
+    /// Result of the second reader that checks the framing next to hyper.
     seen: Option<Seen>,
-    /// It is not under the path under which all routes are.
+    /// The target lies outside `api_prefix`.
     is_outside: bool,
-    /// What of us answers it.
+    /// The gateway's own route that answers it.
     local: Option<LocalRoute>,
-    /// The model that its path names, if it is of the kind that does.
+    /// The model that the path names, if it is of the kind that does.
     named: Option<Result<ModelPath, Refusal>>,
-    /// What is held of the bodies of this client.
+    /// Bytes held of this client's bodies.
     held: Arc<Share>,
 }
 
-/// The head is sound, and its client may ask.
+/// A request with a valid head from a client with access.
 enum Admitted {
-    /// For us: headers and body of the answer.
+    /// Answered by the gateway: headers and body.
     Here(Words),
-    /// For the page for operators.
+    /// A request for the operators' page.
     Page(Box<ForPage>),
-    /// What llama-server's router answers.
+    /// A route of llama-server's router.
     Router(RouterCall, Asked),
     Forward(Asked),
 }
 
-/// A request for the page, and who answers it.
+/// A request for the operators' page, and its handler.
 struct ForPage {
     page: Arc<dyn Page>,
     request: Request<Incoming>,
     asker: Asker,
 }
 
-/// A request for a backend, of whose body nothing has been read.
+/// A request for a backend. Nothing of its body was read.
 struct Asked {
     parts: Box<Parts>,
     body: Incoming,
@@ -137,71 +138,72 @@ struct Asked {
     access: Access,
 }
 
-/// A backend's answer has begun.
+/// A request whose backend has begun to answer.
 struct Answered {
     relayed: Relayed,
     rest: ClientBody,
-    /// The answer is put together from a stream of this dialect.
+    /// Dialect, if the answer is assembled from a stream.
     assemble: Option<Kind>,
-    /// What a success has set in the backend: the route and the body.
+    /// Setting that a success has changed in the backend: route and body.
     sets: Option<(String, Bytes)>,
-    /// To be executed once more if its server dies before anything of the answer is with the client.
+    /// State to execute the request once more if its server dies before the client has anything of the
+    /// answer.
     again: Option<Box<Again>>,
-    /// For the process that follows.
+    /// Recording for the next process.
     remember: Option<Box<Remember>>,
 }
 
-/// Why a request ends without a backend's answer.
+/// The end of a request without a backend's answer.
 struct Refused {
     refusal: Refusal,
     rest: ClientBody,
 }
 
-/// What a client may still send of the body of the request that is being answered.
+/// The part of the request body that the client may still send while the request is being answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClientBody {
-    /// The head is not sound, or asks for a tunnel: whatever follows is no request.
+    /// The head is invalid, or asks for a tunnel: the following bytes are no request.
     Unframed,
-    /// Some of it. It must not be taken for the next request.
+    /// A part is missing, and must not be taken for the next request.
     Coming,
-    /// Nothing, or what is left to hyper.
+    /// Nothing is missing, or hyper takes care of the rest.
     Over,
 }
 
 impl Answered {
-    /// What is passed on as it is.
+    /// An answer that is passed on unchanged.
     fn alone(relayed: Relayed, rest: ClientBody) -> Self {
         Self { relayed, rest, assemble: None, sets: None, again: None, remember: None }
     }
 }
 
 impl ClientBody {
-    /// Before anything of the body is read.
+    /// State before anything of the body is read.
     fn unread(body: &Incoming) -> Self {
         if body.is_end_stream() { Self::Over } else { Self::Coming }
     }
 
-    /// Once some of it is taken in.
+    /// State once a part of the body was read.
     fn behind(intake: &Intake) -> Self {
         if intake.is_whole() { Self::Over } else { Self::Coming }
     }
 
-    /// A refusal, with what the client may still send.
     fn refused(self, refusal: Refusal) -> Refused {
         Refused { refusal, rest: self }
     }
 }
 
 impl Exchange {
-    /// Tells what its conversation is known by, in the head of a success: nothing is bound to an instance that refused it.
+    /// Adds the conversation's identifier to the head of a success. A refusal must not bind a conversation
+    /// to an instance.
     fn tell_conversation(&self, status: StatusCode, headers: &mut HeaderMap) {
         if let Some(word) = self.conversation.clone().filter(|_| status.is_success()) {
             headers.insert(headers::CONVERSATION, word);
         }
     }
 
-    /// An operator has ended it: whatever was done for it is given up, as when its client leaves. `rest` is what was to come of its
-    /// body when that was looked at last; all of it may have come since.
+    /// Ends the request for an operator: all its work is abandoned, as when its client leaves. `rest` is
+    /// the body's last known state; the remaining part may have arrived since.
     fn cancelled(&self, rest: ClientBody) -> Refused {
         let has_come = self.body.as_ref().is_some_and(|body| body.print().is_some());
         let rest = if has_come { ClientBody::Over } else { rest };
@@ -209,7 +211,8 @@ impl Exchange {
     }
 }
 
-/// Answers one request, always: hyper wants to hear of errors, and there are none. Inlined, so that its future is made where it stays.
+/// Answers one request. Never fails, though hyper's interface has an error. Inlined, so that its future is
+/// built in place.
 #[inline]
 pub(crate) async fn answer(
     shared: Arc<Shared>,
@@ -241,7 +244,7 @@ pub(crate) async fn answer(
             let answer = page.answer(request, asker).await;
             return Ok(reply::page(exchange, answer, rest, busy));
         }
-        // Rare: not a part of every request's future.
+        // Rare, so boxed: it would enlarge every request's future.
         Ok(Admitted::Router(call, asked)) => Box::pin(router::answer(&mut exchange, call, asked)).await,
         Ok(Admitted::Here(words)) => Ok(words),
         Err(refused) => Err(refused),
@@ -252,7 +255,7 @@ pub(crate) async fn answer(
     })
 }
 
-/// What a request asks for, by its target.
+/// Determines from its target what a request asks for.
 fn receive(
     shared: Arc<Shared>,
     conn: Arc<ConnState>,
@@ -261,7 +264,7 @@ fn receive(
 ) -> (Exchange, Received) {
     let seen = conn.next_head();
     let (parts, body) = request.into_parts();
-    // Boxed, as the flight is.
+    // Boxed for the same reason as the flight.
     let mut parts = Box::new(parts);
     let is_outside = if shared.config.server.api_prefix.is_empty() {
         false
@@ -274,7 +277,7 @@ fn receive(
     let named = target::is_upstream(parts.uri.path())
         .then(|| target::upstream(&parts.uri, &backends.view(), &more, backends.takes_any_name()));
     let route = match &named {
-        // Rules would not leave the body as it is.
+        // Rules do not apply here: they would change the body.
         Some(Ok(named)) => Route { shape: None, ..route::route(&parts.method, named.target.path()) },
         _ => route::route(&parts.method, parts.uri.path()),
     };
@@ -303,7 +306,7 @@ fn receive(
         (route::named(&parts.method), parts.version),
         local.as_ref().map_or(route.name, LocalRoute::label),
         |record, at| {
-            // What we answer ourselves is over at once, and probes come all the time.
+            // Own routes are answered at once, and health probes are frequent, so they are not listed.
             if local.is_some() {
                 return (None, Progress::default());
             }
@@ -331,12 +334,12 @@ fn receive(
     (exchange, Received { parts, body, seen, is_outside, local, named, held: peer.held })
 }
 
-/// Whether it is the page for operators that is asked for, and there is one.
+/// Returns whether the request is for the operators' page, and there is one.
 fn has_page(shared: &Shared, live: &Live, parts: &Parts) -> bool {
     page::is_for(parts) && shared.page.is_some() && live.keys.as_ref().is_some_and(Keys::has_operators)
 }
 
-/// What an operator sees of a request by its head.
+/// Builds the part of a request's entry for operators that comes from its head.
 fn begun(record: &Record, route: Route, at: Instant) -> Begun<'_> {
     Begun {
         request_id: &record.request_id,
@@ -349,13 +352,13 @@ fn begun(record: &Record, route: Route, at: Instant) -> Begun<'_> {
     }
 }
 
-/// Lets a request in, by all that can be said before its body is read. What is for us is answered.
+/// Admits a request by everything known before its body is read. Own routes are answered.
 fn admit(exchange: &mut Exchange, received: Received) -> Result<Admitted, Refused> {
     let Received { parts, body, seen, is_outside, local, named, held } = received;
     let config = &exchange.shared.config.server;
     let unframed = |refusal| ClientBody::Unframed.refused(refusal);
     if head_bytes(&parts) > config.header_bytes.in_memory() || parts.headers.len() > config.header_count {
-        // Of both the narrower reason.
+        // If both apply, report the more specific one.
         let too_large = Refusal::HeadTooLarge { limit: config.header_bytes.in_memory() };
         return Err(unframed(fits_line(&parts).err().unwrap_or(too_large)));
     }
@@ -380,10 +383,10 @@ fn admit(exchange: &mut Exchange, received: Received) -> Result<Admitted, Refuse
     })
 }
 
-/// Who asks, and whether that client may.
+/// Identifies the client and checks its rights.
 fn access(exchange: &mut Exchange, parts: &Parts, local: Option<&LocalRoute>) -> Result<Access, Refusal> {
     let live = &exchange.live;
-    // Probes come under any name, and learn nothing by it.
+    // Health probes may use any host name; they reveal nothing.
     if !matches!(local, Some(LocalRoute::Health)) {
         host_check::check(&live.names, parts)?;
         csrf::check(&live.cors.origins, parts)?;
@@ -394,15 +397,15 @@ fn access(exchange: &mut Exchange, parts: &Parts, local: Option<&LocalRoute>) ->
     let access = Access::by_key(keys, &parts.headers)?;
     exchange.flight.record.key = access.name();
     exchange.flight.progress.key(exchange.flight.record.key.as_ref());
-    // Our own answers cost nobody anything.
+    // The gateway's own answers do not count against a key's limits.
     if local.is_none() {
         exchange.flight.pass = access.enter()?;
     }
     Ok(access)
 }
 
-/// Bytes of a request head. hyper looks at its limit only while a head is incomplete, so one that comes in few large
-/// pieces passes there.
+/// Returns the size of a request head in bytes. hyper checks its limit only while a head is incomplete, so
+/// a head that comes in few large pieces passes there.
 fn head_bytes(parts: &Parts) -> usize {
     let target = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
     let fields: usize = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();

@@ -1,4 +1,4 @@
-//! Which model a request is for, by the name that it brings, and which rules hold for it.
+//! Resolves the name in a request to a model and to the rules for it.
 
 use std::sync::Arc;
 
@@ -13,20 +13,20 @@ use crate::refusal::Refusal;
 use crate::rules::{ModelRules, Name};
 
 impl Exchange {
-    /// The model that a name means for this client.
+    /// Resolves a name for this client, and keeps the name's own rules.
     pub(super) fn resolve(&mut self, access: &Access, name: Option<&str>) -> Result<ModelName, Refusal> {
         let (model, rules) = resolve(&self.live, access, &*self.shared.upstream.backends, name)?;
         self.renamed = rules;
         Ok(model)
     }
 
-    /// The rules for requests for a model, by the name that was asked for.
+    /// Returns the rules for requests to a model, by the requested name.
     pub(super) fn rules(&self, model: &ModelName) -> Option<&ModelRules> {
         self.renamed.as_ref().or_else(|| self.live.models.get(model)).map(|rules| &**rules)
     }
 }
 
-/// What a name means for this client, with the rules of that name if it has its own.
+/// Resolves a name for this client. Returns the rules of that name, if it has its own.
 pub(super) fn resolve(
     live: &Live,
     access: &Access,
@@ -47,7 +47,7 @@ pub(super) fn resolve(
             }
         },
     };
-    // A key may have a right to the name or to models behind it.
+    // A key may have a right to the name or to the models that it resolves to.
     let by_name = access.may_use(&ModelName::new(name));
     let chosen = meant.choose(
         &backends.view(),
@@ -61,13 +61,13 @@ pub(super) fn resolve(
     }
 }
 
-/// The pattern for a name that nothing else has: of several the one with the most letters.
+/// Returns the pattern that matches a name without an entry of its own; of several, the longest.
 fn by_pattern<'a>(live: &'a Live, name: &str) -> Option<(&'a String, &'a Name)> {
     let patterns = live.by_name.iter().filter(|(pattern, _)| is_pattern(pattern));
     patterns.filter(|(pattern, _)| pattern_matches(pattern, name)).max_by_key(|(pattern, _)| pattern.len())
 }
 
-/// The model that stands in a path, in the same way: a name that is not the key's is no name there.
+/// Checks the model in a path: a name that the key has no right to is treated as no name.
 pub(super) fn in_path(
     resolved: Result<ModelName, Refusal>,
     exchange: &Exchange,
@@ -79,14 +79,15 @@ pub(super) fn in_path(
     })
 }
 
-/// All names that this client may know of, but for aliases.
+/// Returns all names that this client may know, except aliases.
 pub(super) fn known(exchange: &Exchange, access: &Access) -> Vec<String> {
     let mut known = access.known(&*exchange.shared.upstream.backends);
     known.extend(shown(&exchange.live, access).cloned());
     known
 }
 
-/// The names without a process of their own that this client may know of, without patterns and models' own names.
+/// Returns the names without a process of their own that this client may know, except patterns and models'
+/// own names.
 pub(super) fn shown<'a>(live: &'a Live, access: &'a Access) -> impl Iterator<Item = &'a String> {
     let may_use = |model: &ModelName| access.may_use(model);
     let is_own = |name: &str, meant: &Name| meant.models.iter().any(|(model, _)| model.as_str() == name);
@@ -97,7 +98,7 @@ pub(super) fn shown<'a>(live: &'a Live, access: &'a Access) -> impl Iterator<Ite
     shown.map(|(name, _)| name)
 }
 
-/// A refusal that lists the names that there are lists these, too.
+/// Adds these names to a refusal that lists the known names.
 fn with_names(mut refusal: Refusal, live: &Live, access: &Access) -> Refusal {
     let hidden = match &mut refusal {
         Refusal::Hidden(told) => &mut **told,

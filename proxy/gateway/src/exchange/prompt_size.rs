@@ -1,19 +1,20 @@
-//! How many tokens a request's prompt has, as far as admission wants to know: nothing where it is off, an upper bound from
-//! the size of the body where that fits in any case, and the backend's own count only where it may not fit.
+//! Determines the prompt tokens of a request for admission: nothing if admission is off, an upper bound
+//! from the body size if that fits in any case, and the backend's own count only if it may not fit.
 //!
 //! ```text
-//!   [ admission on? ] --no--> not looked at
+//!   [ admission on? ] --no--> not counted
 //!        | yes
 //!   bytes of text --> [ fits for sure? ] --yes--> the bound
 //!                          | no
-//!                     body taken in whole --> texts --> `/tokenize` of the backend --> its count
+//!                     whole body read --> texts --> `/tokenize` of the backend --> its count
 //!                                                            | no answer in time, or too large
 //!                                                            v
 //!                                                        the bound
 //! ```
 //!
-//! Images and recordings are no text: their base64 says nothing about tokens. The count leaves out what a chat template
-//! adds, some tokens per message, which is far below the reserve that admission keeps.
+//! Images and recordings are not text: the size of their base64 has no relation to their tokens. The count
+//! leaves out what a chat template adds: some tokens per message, far below the reserve that admission
+//! keeps.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -41,10 +42,12 @@ use crate::body::sent::Sent;
 use crate::body::texts::{TEXT, Texts};
 use crate::refusal::Refusal;
 
-/// A tokenizer takes about a second for that many bytes; a backend that takes longer is busy with something else.
+/// Time limit for counting. A tokenizer takes about a second for that many bytes; a backend that takes
+/// longer is busy.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Bytes of an answer per byte of text: a token has at most six digits and a comma, and a byte is at most one token.
+/// Bytes of the answer per byte of text: a token has at most six digits and a comma, and a byte is at most
+/// one token.
 const ANSWER_PER_BYTE: usize = 8;
 
 #[derive(Deserialize)]
@@ -52,8 +55,8 @@ struct Counted {
     tokens: Vec<IgnoredAny>,
 }
 
-/// Tokens of the prompt of a request of this kind, if somebody wants to know. May take in the rest of the body.
-/// `loads`: a model that is not loaded may be loaded for the count.
+/// Returns the prompt tokens of a request of this kind, if admission needs them. May read the rest of the
+/// body. `loads`: a model that is not loaded may be loaded for the count.
 pub(super) async fn of(
     upstream: &Upstream,
     kind: LeaseKind,
@@ -72,14 +75,15 @@ pub(super) async fn of(
             Weighed::Unasked => return Ok(None),
             Weighed::Fits { tokens } if last || intake.is_measured() => return Ok(Some(tokens)),
             Weighed::Unclear { tokens } if last || intake.is_whole() => {
-                // Taken apart, a body is many times as large: one that is too long to be counted stays whole.
-                // And who is suspected of killing its server is tried alone first: counting runs beside others.
+                // A parsed body takes many times its size, so a body that is too long to be counted is not
+                // parsed. A suspect is not counted either: it must run alone first, and counting runs next
+                // to other requests.
                 let print = intake.sent.print();
                 let suspect = print.is_some_and(|print| backends.standing(model, print) != Standing::Clear);
                 let countable = bytes <= TEXT as u64 && !suspect;
                 let counted = match countable.then(|| intake.texts()).flatten() {
                     Some(texts) => {
-                        // Rare and large: not a part of every request's future.
+                        // Rare and large, so boxed: it would enlarge every request's future.
                         let counting = Box::pin(count(upstream, model, headers, texts, print, loads));
                         timeout(PATIENCE, counting).await.ok().flatten()
                     }
@@ -87,7 +91,7 @@ pub(super) async fn of(
                 };
                 return Ok(Some(counted.unwrap_or(tokens)));
             }
-            // What is still to come may be an image, or, in chunks, a text of any length.
+            // The rest may be an image, or in a chunked body a text of any length.
             Weighed::Fits { .. } | Weighed::Unclear { .. } => {
                 if !intake.take_all().await? {
                     return Ok(None);
@@ -98,8 +102,8 @@ pub(super) async fn of(
     Ok(None)
 }
 
-/// The backend's own count of some texts, for the request that they are of. A tokenizer can die of a text as well as a
-/// computation can.
+/// Asks the backend to count the tokens of some texts, on behalf of their request. Like a computation,
+/// tokenizing a text may kill the process.
 async fn count(
     upstream: &Upstream,
     model: &ModelName,

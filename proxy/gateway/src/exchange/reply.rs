@@ -1,4 +1,4 @@
-//! How an exchange ends: with a backend's answer, with words of ours, or with a refusal.
+//! Ends an exchange: with a backend's answer, an answer of the gateway, or a refusal.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -29,18 +29,18 @@ use crate::protocol::{headers, wire};
 use crate::refusal::Refusal;
 use crate::route::Route;
 
-/// Gives the client the backend's answer: as it comes, or put together.
+/// Sends the backend's answer to the client, relayed or assembled.
 pub(super) async fn deliver(exchange: Exchange, answered: Answered, busy: Busy) -> Response<AnswerBody> {
     let is_events = assemble::is_events(answered.relayed.response.headers());
-    // What is no stream is a refusal.
+    // A backend that was asked for a stream and sends none has refused.
     let Some(kind) = answered.assemble.filter(|_| is_events) else {
         return relay(exchange, answered, is_events, busy);
     };
-    // Rare and large: not a part of every request's future.
+    // Rare and large, so boxed: it would enlarge every request's future.
     Box::pin(put_together(exchange, kind, answered, busy)).await
 }
 
-/// An answer that is put together from a stream.
+/// Sends an answer that is assembled from a stream.
 async fn put_together(
     mut exchange: Exchange,
     kind: Kind,
@@ -66,14 +66,14 @@ async fn put_together(
     }
 }
 
-/// What came of a stream that was asked for to be put together.
+/// Result of reading a stream in order to assemble it.
 enum Gathered {
     Whole(StatusCode, HeaderMap, Bytes),
-    /// What is no stream passes as it is.
+    /// The backend sent no stream: its answer is relayed.
     Passes(Box<Answered>),
 }
 
-/// Reads a stream to its end; if it breaks off, that of a second execution.
+/// Reads a stream to its end; if it breaks off, reads that of a second execution.
 async fn gathered(exchange: &mut Exchange, kind: Kind, answered: Answered) -> Result<Gathered, Refusal> {
     let Answered { mut relayed, rest, mut again, .. } = answered;
     loop {
@@ -97,7 +97,7 @@ async fn gathered(exchange: &mut Exchange, kind: Kind, answered: Answered) -> Re
     }
 }
 
-/// How a streamed answer of this route can go on by another server.
+/// Returns the terms under which another server can continue a streamed answer of this route.
 fn continues(route: Route, most: usize) -> Option<Continues> {
     let kind = route.shape.and_then(Kind::of)?;
     Some(Continues { kind, most, fills_in: route.name == "infill" })
@@ -112,7 +112,7 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
     let has_body = exchange.flight.record.method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
     headers::to_client(&mut parts.headers, &exchange.request_id, has_body);
     exchange.tell_conversation(parts.status, &mut parts.headers);
-    // Where we stand in its place and nothing is configured, llama-server's own word stands.
+    // In drop-in mode without CORS settings, llama-server's own headers stay.
     let cors = &exchange.live.cors;
     if !(exchange.drop_in && cors.is_plain()) {
         cors::strip(&mut parts.headers);
@@ -140,7 +140,8 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
             continues: continues(route, config.continue_bytes.in_memory()),
         }),
         dialect: route.dialect,
-        // llama-server closes after a stream and after an error, whatever its headers promise.
+        // llama-server closes the connection after a stream and after an error, even if its headers promise
+        // to keep it open.
         reusable: !is_events && parts.status.as_u16() < 400,
     };
     if !backend.sent.is_whole() {
@@ -149,7 +150,7 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
             parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
     }
-    // What needs no slot keeps nobody waiting.
+    // A request without a slot blocks no other one.
     let unread = match () {
         () if route.kind != LeaseKind::Slot => 0,
         () if is_events => config.unread_bytes.0,
@@ -163,12 +164,12 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
     answer
 }
 
-/// The head of a stream whose model is not loaded yet; what comes of it is in its body.
+/// Sends the head of a stream whose model is not loaded yet; its body reports the progress.
 pub(super) fn begin(mut exchange: Exchange, waits: Waits, busy: Busy) -> Response<AnswerBody> {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // As the head of the model's own answer has them: a proxy that buffers would hold back the signs of life.
+    // Like the head of the model's own answer: a buffering proxy would hold the keep-alives back.
     headers.insert(headers::ACCEL_BUFFERING, HeaderValue::from_static("no"));
     wire::sign(&mut headers, Version::HTTP_11);
     headers.insert(headers::REQUEST_ID, exchange.request_id.clone());
@@ -202,7 +203,7 @@ pub(super) fn begin(mut exchange: Exchange, waits: Waits, busy: Busy) -> Respons
     answer
 }
 
-/// An answer of ours.
+/// Sends an answer of the gateway.
 pub(super) fn words(exchange: Exchange, (headers, body): Words, busy: Busy) -> Response<AnswerBody> {
     let status = if headers.contains_key(LOCATION) { StatusCode::PERMANENT_REDIRECT } else { StatusCode::OK };
     reply(exchange, status, headers, body, Outcome::Ok, busy)
@@ -221,7 +222,7 @@ pub(super) fn refuse(exchange: Exchange, refused: &Refused, busy: Busy) -> Respo
     reply(exchange, answer.status, headers, answer.body, refusal.outcome(), busy)
 }
 
-/// An answer of the page for operators. Web pages of other origins are told nothing of it, whoever may call the models.
+/// Sends an answer of the operators' page, without CORS headers, even if other origins may call the models.
 pub(super) fn page(
     exchange: Exchange,
     answer: Response<UnsyncBoxBody<Bytes, Infallible>>,
@@ -238,7 +239,7 @@ pub(super) fn page(
     flight.record.status = parts.status.as_u16();
     flight.record.stream = assemble::is_events(&parts.headers);
     if flight.record.stream {
-        // Who looks on for hours is no request in flight.
+        // A page that stays open for hours is not a request in flight.
         flight.finish(Outcome::Ok);
     }
     Response::from_parts(parts, AnswerBody::page(body, flight, busy))
@@ -257,7 +258,7 @@ fn reply(
     headers.insert(headers::REQUEST_ID, request_id);
     live.cors.mark(origin.as_ref(), &mut headers);
     flight.record.note_head(status.as_u16(), false);
-    // Our own words are few: who has not taken them by then does not read.
+    // The gateway's own answers are short: a client that has not read one by then does not read.
     conn.bound(Instant::now() + shared.config.server.send_timeout);
     let mut answer = Response::new(AnswerBody::fixed(body, flight, outcome, busy));
     *answer.status_mut() = status;

@@ -1,13 +1,14 @@
-//! What llama-server's router answers itself where it serves several models. No process is started to answer any of it.
+//! The routes that llama-server's router answers itself when it serves several models. No process is
+//! started to answer them.
 //!
 //! | route | answer |
 //! |---|---|
-//! | `POST /models/load` | the model is loaded, as its first request would do it; the answer does not wait for that |
-//! | `POST /models/unload` | its requests end, and then its processes; the answer does not wait for that |
-//! | `GET /props` | without a model where there are several: what there is (`role: router`) |
+//! | `POST /models/load` | the model is loaded as by its first request; the answer does not wait for that |
+//! | `POST /models/unload` | its requests end, then its processes; the answer does not wait for that |
+//! | `GET /props` | without a model name, if there are several: describes the router (`role: router`) |
 //! | `POST`, `DELETE /models`, `GET /models/sse` | refused |
 //!
-//! A client that may use a model may load and unload it. A pinned model is unloaded by operators only.
+//! A client that may use a model may load and unload it. Only operators may unload a pinned model.
 
 use std::future::Future as _;
 use std::sync::Arc;
@@ -28,7 +29,6 @@ use crate::protocol::query;
 use crate::refusal::Refusal;
 use crate::route;
 
-/// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RouterCall {
     Load,
@@ -39,7 +39,7 @@ pub(super) enum RouterCall {
 }
 
 impl RouterCall {
-    /// Whether the request is one of them; `None` goes to a model.
+    /// Returns the router call, or `None` for a request that goes to a model.
     pub(super) fn of(exchange: &mut Exchange, asked: &Asked) -> Option<Self> {
         let may_be = matches!(exchange.route.name, "router" | "props");
         if !may_be || exchange.drop_in || asked.named.is_some() {
@@ -61,12 +61,11 @@ impl RouterCall {
     }
 }
 
-/// The model that the query names.
+/// Returns the model named in the query.
 fn named(parts: &Parts) -> Option<String> {
     parts.uri.query().and_then(|query| query::parameter(query, "model"))
 }
 
-/// Answers it.
 pub(super) async fn answer(
     exchange: &mut Exchange,
     call: RouterCall,
@@ -81,7 +80,7 @@ pub(super) async fn answer(
     }
 }
 
-/// As llama-server's router tells its web page what it is.
+/// Builds the description that llama-server's router gives its web page.
 fn props() -> Words {
     words(&json!({
         "role": "router",
@@ -113,7 +112,7 @@ async fn change(exchange: &mut Exchange, call: RouterCall, asked: Asked) -> Resu
     Ok(words(&json!({ "success": true })))
 }
 
-/// The model that is meant, all of the body taken in.
+/// Reads the whole body and returns the model it names.
 async fn model(
     exchange: &mut Exchange,
     access: &Access,
@@ -134,12 +133,12 @@ async fn model(
     match view.models.iter().find(|model| model.name == name) {
         Some(model) if model.remote.is_some() => Err(Refusal::NotThere { model: name }),
         Some(model) => Ok(Arc::clone(model)),
-        // Removed in this moment.
+        // Removed just now.
         None => Err(access.hide(&*exchange.shared.upstream.backends, name.as_str())),
     }
 }
 
-/// As a request does it that needs no slot. Whether the model cannot be loaded at all is told at once.
+/// Loads a model like a request that needs no slot. Reports at once if the model cannot be loaded at all.
 fn load(exchange: &Exchange, model: &ModelView) -> Result<(), Refusal> {
     let name = model.name.clone();
     if matches!(model.state, ModelState::Loaded | ModelState::Loading) {
@@ -149,7 +148,7 @@ fn load(exchange: &Exchange, model: &ModelView) -> Result<(), Refusal> {
     let backends = upstream.backends.clone();
     let wanted = name.clone();
     let mut lease = Box::pin(async move { backends.lease(&wanted, LeaseKind::Aux, None).await.map(drop) });
-    // Asked once: who is turned away is turned away at once.
+    // Polled once: a refusal comes with the first poll.
     let mut context = Context::from_waker(Waker::noop());
     match lease.as_mut().poll(&mut context) {
         Poll::Ready(granted) => {

@@ -1,8 +1,9 @@
-//! Whether a request goes to the canary of its model: another build of llama-server that is tried beside the model's own.
+//! Decides whether a request goes to the canary of its model, another build of llama-server that is tried
+//! next to the model's own.
 //!
-//! Only what can be repeated goes there, so that whatever the canary does with it, the other build answers: its route only computes, all
-//! of its body is held, and the operator lets it be executed again. And it goes there only if a lease can be had at once: nobody
-//! waits for a canary.
+//! A canary gets only requests that can be repeated, so that the model's own build can answer after any
+//! failure: the route only computes, the whole body is held, and the operator allows a second execution. It
+//! gets one only if a lease is available at once: no client waits for a canary.
 
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ use crate::body::intake::Intake;
 use crate::observe::Tried;
 use crate::refusal::Refusal;
 
-/// A lease of the canary for this request, if it is one of its conversations. What it is in the trial is noted on the record.
+/// Takes a lease of the canary, if this request's conversation is one of its share. Notes the choice in the
+/// record.
 pub(super) async fn lease(
     exchange: &mut Exchange,
     canary: &CanaryRoute,
@@ -43,7 +45,7 @@ pub(super) async fn lease(
     let backends = &shared.upstream.backends;
     let is_suspect =
         intake.sent.print().is_some_and(|print| backends.standing(&canary.name, print) != Standing::Clear);
-    // One that is busy is no part of the trial: which of its conversations are left out says nothing of either build.
+    // A request that finds the canary busy is not part of the trial; leaving it out favours neither build.
     let lease = if is_suspect { None } else { backends.lease_now(&canary.name, exchange.route.kind, tokens) };
     if lease.is_some() {
         exchange.flight.record.tried = tried(Arm::Canary);

@@ -1,10 +1,10 @@
-//! How an operator's word reaches a request that runs on another thread: a flag that the task of its connection (of its
-//! stream, over HTTP/2) looks at whenever it is polled, and that task's waker. Nobody waits for it, so it costs a request one load
-//! of an atomic each time it is polled.
+//! Passes an operator's cancel request to a request on another thread: a flag that the task of its
+//! connection (of its stream, over HTTP/2) checks whenever it is polled, and that task's waker. No thread
+//! waits, so the cost is one atomic load per poll.
 //!
 //! ```text
-//!   Nothing ── ask ──> Asked ── take: its exchange, or the body of its answer, sees it ──> Taken: the client is told
-//!      ^                 └──── polled, and still there ──> nobody can be told: the client takes nothing, so it is cut
+//!   Nothing ── ask ──> Asked ── take, by its exchange or answer body ──> Taken: the client is informed
+//!      ^                 └── still there after a poll ──> the client reads nothing: the connection is cut
 //!      └── the next request of the connection begins
 //! ```
 
@@ -17,7 +17,7 @@ const NOTHING: u8 = 0;
 const ASKED: u8 = 1;
 const TAKEN: u8 = 2;
 
-/// Whether the running request is to end.
+/// Cancellation state of the running request.
 #[derive(Debug, Default)]
 pub(crate) struct Cancelling {
     state: AtomicU8,
@@ -25,7 +25,8 @@ pub(crate) struct Cancelling {
 }
 
 impl Cancelling {
-    /// The task that calls this serves the requests. It keeps its waker, so once is enough.
+    /// Registers the calling task as the server of the requests. Its waker stays the same, so one call is
+    /// enough.
     pub(crate) async fn serve(&self) {
         poll_fn(|context| {
             self.served_by(context.waker());
@@ -34,17 +35,17 @@ impl Cancelling {
         .await;
     }
 
-    /// Who serves the request: woken when it is cancelled.
+    /// Sets the task that is woken when the request is cancelled.
     fn served_by(&self, task: &Waker) {
         *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.clone());
     }
 
-    /// Another request begins.
+    /// Resets the state for another request.
     pub(crate) fn begin(&self) {
         self.state.store(NOTHING, Ordering::Relaxed);
     }
 
-    /// The running request is to end. Harmless a second time.
+    /// Asks the running request to end. A second call has no effect.
     pub(crate) fn ask(&self) {
         if self.state.compare_exchange(NOTHING, ASKED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -54,7 +55,7 @@ impl Cancelling {
         }
     }
 
-    /// Whether it is to end, and nobody has seen that yet. Who calls this sees to it.
+    /// Takes a pending cancel request. If this returns true, the caller must end the request.
     pub(crate) fn take(&self) -> bool {
         self.is_asked()
             && self.state.compare_exchange(ASKED, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -64,8 +65,8 @@ impl Cancelling {
         self.state.load(Ordering::Acquire) == ASKED
     }
 
-    /// Polls what serves the request. `None`: it was to end before that, and nobody has seen to it, because its client takes
-    /// nothing of what waits for it.
+    /// Polls the task that serves the request. `None` if a cancel request was pending before and still is,
+    /// because its client does not read.
     pub(crate) fn unless_stuck<T>(&self, poll: impl FnOnce() -> Poll<T>) -> Poll<Option<T>> {
         let was_asked = self.is_asked();
         match poll() {

@@ -1,5 +1,5 @@
-//! Where a client's connection is, as its task, its requests and its socket report it to each other: since when it is idle or
-//! in a request head, until when an answer must be over, and how it is to be closed.
+//! Shared state of a client connection: its task, its requests and its socket report to each other how long
+//! it has been idle or in a request head, when an answer must be complete, and how to close it.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,44 +11,44 @@ use tokio::time::Instant;
 use crate::protocol::cancelling::Cancelling;
 use crate::protocol::raw_head::{Heads, Seen};
 
-/// Where a connection is.
+/// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Between requests, since then.
+    /// Between requests since this time.
     Idle(Instant),
-    /// In a request head, whose first byte came then.
+    /// In a request head, whose first byte came at this time.
     Head(Instant),
-    /// A request is being answered; it must be over by then, if there is a bound.
+    /// A request is being answered, with its deadline, if any.
     Busy(Option<Instant>),
 }
 
 /// An answer that can be read ahead of its client.
 pub(crate) trait ReadAhead: Send + Sync {
-    /// Reads what its backend has sent, as far as there is room. Called by the task that serves the client.
+    /// Reads data from its backend, as far as there is room. Called by the task that serves the client.
     fn read_ahead(&self, context: &mut Context<'_>);
 }
 
-/// What the task of a connection, its requests and its socket report to each other.
+/// State shared by the task of a connection, its requests and its socket.
 #[derive(Debug)]
 pub(crate) struct ConnState {
     inner: Mutex<Inner>,
-    /// The answer's last poll gave a piece. The next poll comes when that piece has gone out to the client.
+    /// The answer's last poll returned a piece. The next poll comes once that piece was sent to the client.
     is_ahead: AtomicBool,
-    /// Whether the running request is to end.
+    /// Cancellation state of the running request.
     pub(crate) cancelling: Cancelling,
 }
 
 struct Inner {
     phase: Phase,
-    /// The answer of the running request, if its slot may wait for its client.
+    /// Answer of the running request, if its slot may wait for the client.
     answer: Option<Weak<dyn ReadAhead>>,
     linger: bool,
     ended: bool,
-    /// Since when the client takes nothing of what waits for it.
+    /// Time since which the client reads nothing.
     blocked: Option<Instant>,
-    /// The connection ends without regard to what is unsent.
+    /// The connection is closed without sending the remaining bytes.
     abort: bool,
-    /// Reads beside hyper, where hyper reads HTTP/1.
+    /// Second reader of the heads, if hyper reads HTTP/1.
     heads: Option<Heads>,
 }
 
@@ -75,24 +75,25 @@ impl ConnState {
         self.with(|inner| inner.phase)
     }
 
-    /// A request head is complete.
+    /// Marks the connection busy, once a request head is complete.
     pub(crate) fn begin(self: &Arc<Self>) -> Busy {
         self.with(|inner| inner.phase = Phase::Busy(None));
         self.cancelling.begin();
         Busy(self.clone())
     }
 
-    /// The running request must be over by `until`.
+    /// Sets the deadline of the running request.
     pub(crate) fn bound(&self, until: Instant) {
         self.with(|inner| inner.phase = Phase::Busy(Some(until)));
     }
 
-    /// The client may still be sending when we close: its bytes must be read, or it never sees its answer.
+    /// Requests lingering: the client may still be sending when we close, and sees its answer only if its
+    /// bytes are read.
     pub(crate) fn must_linger(&self) {
         self.with(|inner| inner.linger = true);
     }
 
-    /// The client does, or does not, keep waiting what is to be sent.
+    /// Records whether the client lets bytes wait.
     pub(crate) fn blocked(&self, blocked: bool) {
         self.with(|inner| {
             if blocked != inner.blocked.is_some() {
@@ -101,18 +102,19 @@ impl ConnState {
         });
     }
 
-    /// Since when the client takes nothing.
+    /// Returns the time since which the client reads nothing.
     pub(crate) fn blocked_since(&self) -> Option<Instant> {
         self.with(|inner| inner.blocked)
     }
 
-    /// The connection is over: what is unsent goes nowhere, and the kernel must not try for minutes.
+    /// Marks the connection for an abortive close: the kernel must not try for minutes to send the
+    /// remaining bytes.
     pub(crate) fn abort(&self) {
         self.with(|inner| inner.abort = true);
     }
 
-    /// Called with each poll of the task that serves the client. If the client takes nothing, hyper does not poll the
-    /// answer: it is read ahead from here.
+    /// Called with each poll of the task that serves the client. hyper does not poll the answer while the
+    /// client does not read, so the answer is read ahead from here.
     pub(crate) fn served<T>(&self, polled: Poll<T>, context: &mut Context<'_>) -> Poll<T> {
         if polled.is_pending() && self.is_ahead.load(Ordering::Relaxed) {
             let answer = self.with(|inner| inner.answer.as_ref().and_then(Weak::upgrade));
@@ -123,37 +125,38 @@ impl ConnState {
         polled
     }
 
-    /// This is the answer, which may be read ahead.
+    /// Sets the answer that may be read ahead.
     pub(crate) fn answers(&self, answer: Weak<dyn ReadAhead>) {
         self.with(|inner| inner.answer = Some(answer));
     }
 
-    /// The answer was polled, and had a piece or not.
+    /// Records whether a poll of the answer returned a piece.
     pub(crate) fn passed(&self, has_piece: bool) {
         self.is_ahead.store(has_piece, Ordering::Relaxed);
     }
 
-    /// What the raw head of the request that begins was found to be, if anybody read it.
+    /// Returns the second reader's result for the head of the request that begins, if there is such a reader.
     pub(crate) fn next_head(&self) -> Option<Seen> {
         self.with(|inner| inner.heads.as_mut().map(Heads::next))
     }
 
-    /// Reads the connection's heads beside hyper, of at most so many bytes.
+    /// Starts the second reader of the connection's heads, which may have at most `limit` bytes.
     pub(crate) fn read_heads(&self, limit: usize) {
         self.with(|inner| inner.heads = Some(Heads::new(limit)));
     }
 
-    /// Whether the client may still be sending what must be read before the connection is closed.
+    /// Returns whether the client may still be sending bytes that must be read before the connection is
+    /// closed.
     pub(crate) fn lingers(&self) -> bool {
         self.with(|inner| inner.linger && !inner.ended)
     }
 
-    /// Whether what is unsent goes nowhere.
+    /// Returns whether unsent bytes are to be dropped.
     pub(crate) fn is_aborted(&self) -> bool {
         self.with(|inner| inner.abort)
     }
 
-    /// These bytes came; none is the end.
+    /// Records received bytes; an empty slice is the end.
     pub(crate) fn came(&self, bytes: &[u8]) {
         self.with(|inner| {
             match inner.phase {
@@ -168,22 +171,21 @@ impl ConnState {
     }
 }
 
-/// A request is being answered. Lives in the answer's body.
+/// Marks a request as being answered. Lives in the answer's body.
 #[derive(Debug)]
 pub(crate) struct Busy(Arc<ConnState>);
 
 impl Busy {
-    /// Whether the request is to end, and nobody has seen to that yet: who calls this does.
+    /// Takes a pending cancel request. If this returns true, the caller must end the request.
     pub(crate) fn takes_cancel(&self) -> bool {
         self.0.cancelling.take()
     }
 
-    /// The connection that is busy.
     pub(crate) fn conn(&self) -> &ConnState {
         &self.0
     }
 
-    /// Polls what is done for the request. `None`: it is to end.
+    /// Polls the work for the request. `None` if the request was cancelled.
     pub(crate) fn unless_cancelled<F: Future>(
         &self,
         future: Pin<&mut F>,
@@ -195,7 +197,7 @@ impl Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        // Its request is over: a word that came in its last moment is not for the connection.
+        // Its request is over: a cancel request in its last moment must not hit the next one.
         self.0.cancelling.begin();
         self.0.passed(false);
         self.0.with(|inner| (inner.phase, inner.answer) = (Phase::Idle(Instant::now()), None));

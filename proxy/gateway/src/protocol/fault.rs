@@ -1,8 +1,8 @@
-//! What of a request's head two readers could understand differently.
+//! Faults of a request head that two readers could understand differently.
 
 use http::StatusCode;
 
-/// Why a request is refused before anybody looks at what it asks for.
+/// Reasons to refuse a request before its contents are examined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WireFault {
     #[error("the request has both Content-Length and Transfer-Encoding; send one of them")]
@@ -42,7 +42,7 @@ pub(crate) enum WireFault {
 }
 
 impl WireFault {
-    /// The status that says so.
+    /// Returns the response status.
     pub(crate) fn status(self) -> StatusCode {
         match self {
             Self::Expectation => StatusCode::EXPECTATION_FAILED,
@@ -52,7 +52,7 @@ impl WireFault {
         }
     }
 
-    /// The reason under which it is counted.
+    /// Returns the reason in metrics.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::LengthAndCoding | Self::TwoLengths | Self::Length | Self::Coding | Self::Unseen => {

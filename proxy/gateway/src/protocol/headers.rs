@@ -1,21 +1,22 @@
-//! What of a message head goes on to the other side, and what ends with the connection it came on.
+//! Filters message heads: fields that pass to the other side, and fields that belong to one connection.
 //!
-//! Framing (`Content-Length`, `Transfer-Encoding`) is never copied: hyper writes it anew from the parsed message, so that
-//! no two parties can read one message differently.
+//! Framing (`Content-Length`, `Transfer-Encoding`) is never copied. hyper writes it from the parsed
+//! message, so that no two parties can read one message differently.
 
 use http::header::{self, CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue};
 
-/// Makes llama-server go on generating after its client has left, which would defeat cancellation.
+/// Makes llama-server continue to generate after its client has left, which would defeat cancellation.
 pub(crate) const CONVERSATION_ID: HeaderName = HeaderName::from_static("x-conversation-id");
 
-/// Whether a field is of one connection whether `Connection` names it or not; those of a proxy's own login with them. As
-/// a list of names that was asked for each field of each head it took 1.5 % of a request's time in our own code.
+/// Returns whether a field belongs to one connection, even if `Connection` does not name it; proxy
+/// authentication included. A `match`, because looking up a list of names for each field of each head took
+/// 1.5 % of a request's time in our own code.
 fn is_of_one_connection(name: &str) -> bool {
     matches!(
         name,
         "connection"
             | "keep-alive"
-            // A relic that some clients still send.
+            // Obsolete, but still sent by some clients.
             | "proxy-connection"
             | "proxy-authenticate"
             | "proxy-authorization"
@@ -26,30 +27,31 @@ fn is_of_one_connection(name: &str) -> bool {
     )
 }
 
-/// What of a client's head is not the backend's, either.
+/// Returns whether a field of a client's head must not reach the backend.
 fn is_of_the_client(name: &str) -> bool {
     matches!(name, "content-length" | "expect" | "x-conversation-id")
 }
 
-/// Removes fields by their names. Looking at each name there is costs less than asking for each that might be there.
+/// Removes fields by name. Checking each present name is cheaper than looking up each name that might be
+/// present.
 pub(crate) fn sweep(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
-    // Most heads have none or one of them.
+    // Most heads have at most one of them.
     while let Some(name) = headers.keys().find(|name| goes(name)).cloned() {
         headers.remove(name);
     }
 }
-/// What a conversation is known by.
+/// Identifier of a conversation.
 pub(crate) const CONVERSATION: HeaderName = HeaderName::from_static("x-warden-conversation");
 
-/// `no`: a proxy passes each event on as it comes.
+/// With `no`, a proxy passes each event on without buffering.
 pub(crate) const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// Names one request through client, gateway, log and backend.
+/// Identifies one request in client, gateway, log and backend.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// `no`: nothing was executed, the client may send again. `maybe`: that is not known.
+/// `no`: nothing was executed, and the client may send the request again. `maybe`: unknown.
 pub(crate) const EXECUTED: HeaderName = HeaderName::from_static("x-warden-executed");
 
-/// Says that the server which answers is not the first one that executed the request.
+/// Set if the answer comes from another server than the first to execute the request.
 const CONTINUED: HeaderName = HeaderName::from_static("x-warden-continued");
 
 /// Marks an answer whose request was executed again because its server had died.
@@ -59,7 +61,7 @@ pub(crate) fn mark_continued(headers: &mut HeaderMap, continued: bool) {
     }
 }
 
-/// Removes what another host says of itself to browsers: to them it would be said of us.
+/// Removes fields by which another host instructs browsers: from us they would apply to our host.
 pub(crate) fn strip_of_another_host(headers: &mut HeaderMap) {
     let of_its_host = |name: &HeaderName| {
         matches!(
@@ -80,8 +82,8 @@ pub(crate) fn strip_of_another_host(headers: &mut HeaderMap) {
     sweep(headers, of_its_host);
 }
 
-/// Removes what belongs to one connection only (RFC 9110 section 7.6.1): every field named in `Connection`, and those
-/// that are of a connection by definition. For both directions.
+/// Removes fields of one connection (RFC 9110 section 7.6.1): every field named in `Connection`, and those
+/// that belong to a connection by definition. For both directions.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     strip_named(headers);
     sweep(headers, |name| is_of_one_connection(name.as_str()));
@@ -102,34 +104,34 @@ fn strip_named(headers: &mut HeaderMap) {
     }
 }
 
-/// Makes a client's head ready for the backend. A field whose name has an underscore goes, too: some servers take it for
-/// a dash, and `Content_Length` must be nobody's length. llama-server reads no such field.
+/// Prepares a client's head for the backend. Also removes fields whose name has an underscore: some servers
+/// read it as a dash, and a `Content_Length` must not count as a length. llama-server reads no such field.
 pub(crate) fn to_backend(headers: &mut HeaderMap, request_id: &HeaderValue) {
     strip_named(headers);
     sweep(headers, |name| {
         let name = name.as_str();
         is_of_one_connection(name) || is_of_the_client(name) || name.contains('_')
     });
-    // The backend listens for us alone; the name under which clients know us means nothing to it.
+    // The backend listens for us alone; the host name that clients use means nothing to it.
     headers.insert(header::HOST, HeaderValue::from_static("localhost"));
     headers.insert(REQUEST_ID, request_id.clone());
 }
 
-/// The name under which llama-server keeps a stream to be read again, which goes on without its client. It is forgotten
-/// unless we stand in the place of that one llama-server.
+/// Returns the id under which llama-server keeps a stream for later reading and continues it without its
+/// client. The id is passed on only in drop-in mode.
 pub(crate) fn conversation(headers: &HeaderMap) -> Option<HeaderValue> {
     headers.get(CONVERSATION_ID).cloned()
 }
 
-/// Sets what [`conversation`] found, after [`to_backend`].
+/// Sets the id found by [`conversation`], after [`to_backend`].
 pub(crate) fn set_conversation(headers: &mut HeaderMap, conversation: Option<HeaderValue>) {
     if let Some(value) = conversation {
         headers.insert(CONVERSATION_ID, value);
     }
 }
 
-/// Makes a backend's head ready for the client. The length of an answer without a body (to `HEAD`, or 304) is a fact
-/// about the resource and stays.
+/// Prepares a backend's head for the client. The length of an answer without a body (to `HEAD`, or 304)
+/// describes the resource and stays.
 pub(crate) fn to_client(headers: &mut HeaderMap, request_id: &HeaderValue, has_body: bool) {
     strip_hop_by_hop(headers);
     if has_body {
@@ -138,34 +140,34 @@ pub(crate) fn to_client(headers: &mut HeaderMap, request_id: &HeaderValue, has_b
     headers.insert(REQUEST_ID, request_id.clone());
 }
 
-/// The client's own request id if it is fit to be logged and sent on: 1 to 128 visible ASCII characters.
+/// Returns the client's request id, if it is fit for logs and backends: 1 to 128 visible ASCII characters.
 pub(crate) fn given_request_id(headers: &HeaderMap) -> Option<HeaderValue> {
     let value = headers.get(REQUEST_ID)?;
     let bytes = value.as_bytes();
     ((1..=128).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic)).then(|| value.clone())
 }
 
-/// Characters of a client's name for itself that are kept.
+/// Characters of a `User-Agent` that are kept.
 const USER_AGENT_CHARS: usize = 200;
 
-/// What a client calls itself, fit to be logged: as text, without control characters, of bounded length.
+/// Returns the `User-Agent` as text for logs, without control characters and of limited length.
 pub(crate) fn user_agent(headers: &HeaderMap) -> Option<Box<str>> {
     let value = headers.get(header::USER_AGENT)?.as_bytes();
-    // A character has four bytes at most.
+    // A character has at most four bytes.
     let text = String::from_utf8_lossy(&value[..value.len().min(4 * USER_AGENT_CHARS)]);
     let plain = |char: char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char };
     Some(text.chars().take(USER_AGENT_CHARS).map(plain).collect::<String>().into_boxed_str())
 }
 
-/// A fresh request id: 32 hexadecimal digits.
+/// Generates a request id: 32 hexadecimal digits.
 pub(crate) fn fresh_request_id() -> HeaderValue {
     let mut digits = [0; 32];
-    // 16 bytes always have 32 digits, and digits are always a value.
+    // 16 bytes always have 32 digits, and digits are always a valid value.
     let _fits = hex::encode_to_slice(rand::random::<u128>().to_be_bytes(), &mut digits);
     HeaderValue::from_bytes(&digits).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
 }
 
-/// Whether the answer is a stream.
+/// Returns whether the answer is an event stream.
 pub(crate) fn is_events(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.as_bytes().first_chunk::<17>());
     kind.is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
@@ -256,7 +258,7 @@ mod tests {
         };
         assert_eq!(user_agent(&HeaderMap::new()), None);
         assert_eq!(kept(b"openai-python/1.0 \"x\""), "openai-python/1.0 \"x\"");
-        // A tab, a control character of C1 (it begins sequences as ESC [ does), a byte that is no text.
+        // A tab, a C1 control character (it begins sequences like ESC [), and a byte that is not UTF-8.
         assert_eq!(kept(b"a\tb\xc2\x9b31m\xff"), "a\u{fffd}b\u{fffd}31m\u{fffd}");
         assert_eq!(kept(&[b'a'; 5000]).len(), 200);
         assert_eq!(kept("\u{1f600}".repeat(300).as_bytes()).chars().count(), 200);

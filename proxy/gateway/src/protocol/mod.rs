@@ -1,5 +1,5 @@
-//! What HTTP demands of somebody between a client and a server, and what is read and written for it: heads, fields, targets,
-//! events. It knows nothing of models.
+//! Duties of an HTTP intermediary, and the code to read and write heads, fields, targets and events. It
+//! knows nothing about models.
 
 pub(crate) mod cancelling;
 pub(crate) mod conn_state;
@@ -11,5 +11,5 @@ pub(crate) mod raw_head;
 pub(crate) mod sse;
 pub(crate) mod wire;
 
-/// hyper works with no smaller buffer.
+/// Smallest buffer that hyper accepts, in bytes.
 pub(crate) const LEAST_BUFFER: usize = 8192;

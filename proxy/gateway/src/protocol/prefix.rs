@@ -1,10 +1,10 @@
-//! The path under which all routes are, as with llama-server's `--api-prefix`: taken off before anything else looks at a
-//! request, so that everything behind it works as without.
+//! The path prefix of all routes, like llama-server's `--api-prefix`. The prefix is removed before anything
+//! else reads a request, so that all other code works without it.
 
 use http::Uri;
 use http::uri::PathAndQuery;
 
-/// A target without the prefix; `None` if it is not under it.
+/// Returns a target without the prefix; `None` if it lacks the prefix.
 pub(crate) fn strip(uri: &Uri, prefix: &str) -> Option<Uri> {
     if prefix.is_empty() {
         return Some(uri.clone());

@@ -4,11 +4,12 @@ use std::borrow::Cow;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-/// What is encoded in the value of a query.
+/// Characters that are encoded in the value of a query.
 const IN_A_VALUE: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
-/// The first value of `name` in a query, decoded as a form is: `+` is a space. `None` if it is absent or not UTF-8.
+/// Returns the first value of `name` in a query, decoded as a form: `+` is a space. `None` if it is absent
+/// or not UTF-8.
 pub(crate) fn parameter(query: &str, name: &str) -> Option<String> {
     query.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -16,22 +17,23 @@ pub(crate) fn parameter(query: &str, name: &str) -> Option<String> {
     })
 }
 
-/// A path segment or several, decoded; slashes may be spelled either way. `None` if a `%` begins no byte, or it is not UTF-8.
+/// Decodes one or several path segments; slashes may be encoded or not. `None` if a `%` begins no byte, or
+/// if the result is not UTF-8.
 pub fn percent_decoded(text: &str) -> Option<String> {
     decode(text, false)
 }
 
-/// The key of a pair, decoded as a form is.
+/// Decodes the key of a form pair.
 pub(crate) fn decoded_key(text: &str) -> Option<String> {
     decode(text, true)
 }
 
-/// A text as the value of a query: everything but letters, digits and `-._~/` becomes `%XX`.
+/// Encodes a text as the value of a query: everything but letters, digits and `-._~/` becomes `%XX`.
 pub(crate) fn encode(text: &str) -> String {
     utf8_percent_encode(text, IN_A_VALUE).to_string()
 }
 
-/// Whether each `%` begins a byte. The library leaves one that does not as it is.
+/// Returns whether each `%` begins a byte. The library leaves invalid ones unchanged.
 pub(crate) fn is_encoded(text: &[u8]) -> bool {
     memchr::memchr_iter(b'%', text)
         .all(|at| text.get(at + 1..at + 3).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)))

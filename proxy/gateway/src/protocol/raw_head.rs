@@ -1,10 +1,11 @@
-//! Reads the raw bytes of an HTTP/1 connection beside hyper, for what hyper's parsed heads no longer show: that a request
-//! had both a length and a coding, two lengths, a bare LF, a fragment. It never changes or delays a byte and serves
-//! nothing: hyper alone reads messages, this reader only says which of them must be refused.
+//! Second reader of the raw bytes of an HTTP/1 connection, next to hyper. The reader detects faults that
+//! hyper's parsed heads no longer show: both a length and a coding, two lengths, a bare LF, a fragment. No
+//! byte is changed or delayed. hyper alone reads the messages; this reader only decides which of them must
+//! be refused.
 //!
 //! ```text
-//!   Head --complete--> [ sound? ] --no--> Lost: whatever hyper makes of the rest is refused
-//!    ^                     | yes: noted, in order; how long is its body?
+//!   Head --complete--> [ valid? ] --no--> Lost: whatever hyper makes of the rest is refused
+//!    ^                     | yes: recorded, in order; how long is its body?
 //!    |     none            |
 //!    +---------------------+--- length -----> Skip(n) ----------------------------> Head
 //!    |                     +--- chunked ----> Size -> Extension -> Skip(n) -> Size
@@ -12,8 +13,8 @@
 //!    +---------- empty line -- Trailer <--------+
 //! ```
 //!
-//! Two readers that count differently are how requests are smuggled. So each request that hyper hands over must have its
-//! note here, and hyper must have seen the same framing; otherwise the connection ends with a 400.
+//! Request smuggling needs two readers that disagree about lengths. So each request from hyper must have
+//! its record here, and hyper must have seen the same framing; otherwise the connection ends with a 400.
 
 use std::collections::VecDeque;
 
@@ -22,16 +23,16 @@ use memchr::memmem;
 use crate::protocol::fault::WireFault;
 use crate::protocol::query;
 
-/// How long a request's body is, as its head says.
+/// Framing of a request's body, as its head declares it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
     None,
-    /// As many bytes.
+    /// Number of bytes.
     Length(u64),
     Chunked,
 }
 
-/// What one head was found to be.
+/// Result of reading one head.
 pub(crate) type Seen = Result<Framing, WireFault>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,30 +62,29 @@ enum At {
 #[derive(Debug)]
 pub(crate) struct Heads {
     at: At,
-    /// A head that is not complete.
+    /// Incomplete head.
     carry: Vec<u8>,
     limit: usize,
     seen: VecDeque<Seen>,
 }
 
 impl Heads {
-    /// Keeps at most `limit` bytes of an incomplete head; hyper refuses a longer one.
+    /// Creates a reader that holds at most `limit` bytes of an incomplete head; hyper refuses a longer one.
     pub(crate) fn new(limit: usize) -> Self {
         Self { at: At::Head, carry: Vec::new(), limit, seen: VecDeque::new() }
     }
 
-    /// Reads no further: the connection speaks something else.
+    /// Stops reading: the connection switches to another protocol.
     pub(crate) fn stop(&mut self) {
         self.at = At::Lost;
         self.carry = Vec::new();
     }
 
-    /// What the next request's head was; a fault if it was not seen.
+    /// Returns the result for the next request's head; an error if that was not seen.
     pub(crate) fn next(&mut self) -> Seen {
         self.seen.pop_front().unwrap_or(Err(WireFault::Unseen))
     }
 
-    /// Reads the next bytes.
     pub(crate) fn feed(&mut self, piece: &[u8]) {
         let mut rest = piece;
         while !rest.is_empty() {
@@ -156,7 +156,7 @@ impl Heads {
 }
 
 impl At {
-    /// After one byte of the framing of chunks, as hyper takes it.
+    /// Advances by one byte of chunked framing, by hyper's rules.
     fn after(self, byte: u8) -> Self {
         match self {
             Self::Size { value, digits } => match (byte as char).to_digit(16) {
@@ -191,7 +191,8 @@ impl At {
     }
 }
 
-/// Where the first empty line that begins behind `from` ends: there hyper ends a head, with or without CRs.
+/// Returns the offset after the first empty line that begins after `from`: there hyper ends a head, with or
+/// without CRs.
 fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
     memchr::memchr_iter(b'\n', &bytes[from..]).map(|at| from + at).find_map(|at| match &bytes[at + 1..] {
         [b'\n', ..] => Some(at + 2),
@@ -200,7 +201,7 @@ fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
     })
 }
 
-/// Judges a head up to and with its empty line.
+/// Checks a head, including its empty line.
 fn judge(head: &[u8]) -> Seen {
     let mut begin = 0;
     let mut lines = memchr::memchr_iter(b'\n', head).map(|at| {
@@ -216,7 +217,7 @@ fn judge(head: &[u8]) -> Seen {
             break;
         }
         let colon = memchr::memchr(b':', line).ok_or(WireFault::Field)?;
-        // A tab is valid white space too, but not to everybody, and nobody needs it.
+        // A tab is valid white space, too, but some readers disagree and no client needs it.
         let (name, value) = (&line[..colon], spaces_off(&line[colon + 1..]));
         if name.eq_ignore_ascii_case(b"content-length") {
             if length.is_some() {
@@ -238,7 +239,7 @@ fn judge(head: &[u8]) -> Seen {
     }
 }
 
-/// `METHOD SP target SP HTTP/1.x`, with nothing else in it.
+/// Checks for `METHOD SP target SP HTTP/1.x` and nothing else.
 fn request_line(line: &[u8]) -> Result<(), WireFault> {
     let mut words = line.split(|byte| *byte == b' ');
     let (Some(method), Some(target), Some(version), None) =
@@ -249,19 +250,19 @@ fn request_line(line: &[u8]) -> Result<(), WireFault> {
     if !version.starts_with(b"HTTP/1.") {
         return Err(WireFault::RequestLine);
     }
-    // Methods are case-sensitive (RFC 9110 section 9.1); nobody defines one with other characters.
+    // Methods are case-sensitive (RFC 9110 section 9.1); none is defined with other characters.
     if method.is_empty()
         || !method.iter().all(|byte| byte.is_ascii_uppercase() || matches!(byte, b'-' | b'_'))
     {
         return Err(WireFault::Method);
     }
-    // hyper cuts a fragment off without a word, and lets bytes beyond ASCII pass.
+    // hyper silently removes a fragment, and accepts bytes beyond ASCII.
     let is_plain = target.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'#');
     if is_plain && is_well_encoded(target) { Ok(()) } else { Err(WireFault::Target) }
 }
 
-/// Whether each `%` of the path begins a byte, and none is NUL, which ends a text for some readers and not for others. A
-/// query is for the application to read.
+/// Returns whether each `%` of the path begins a byte, and none is NUL, which ends a text for some readers
+/// only. The application reads the query.
 pub(crate) fn is_well_encoded(target: &[u8]) -> bool {
     let path = &target[..memchr::memchr(b'?', target).unwrap_or(target.len())];
     query::is_encoded(path) && memmem::find(path, b"%00").is_none()

@@ -1,9 +1,9 @@
-//! What the reader beside hyper makes of bytes, whole and in pieces.
+//! Results of the second head reader for bytes, whole and in pieces.
 
 use super::*;
 use proptest::prelude::*;
 
-/// The notes on `bytes` fed in pieces of `size`.
+/// Returns the results for `bytes`, fed in pieces of `size`.
 fn seen(bytes: &[u8], size: usize) -> Vec<Seen> {
     let mut heads = Heads::new(8192);
     for piece in bytes.chunks(size) {

@@ -1,5 +1,5 @@
-//! Lets an event stream pass in whole events, so that a backend which dies in the middle of one leaves no half event
-//! with the client, and an error event can follow that every client can read.
+//! Passes an event stream on in whole events. If a backend dies within an event, the client has no half
+//! event, and an error event can follow that every client can read.
 //!
 //! ```text
 //!   piece --> [ ends with an event? ] --yes--> passes as it is (the usual case: no copy)
@@ -11,28 +11,27 @@
 //!             passes in pieces until the next end of an event
 //! ```
 //!
-//! Holding the beginning of an event delays nobody: no client can use an event before its last byte.
+//! Holding the beginning of an event delays no client: an event is of no use before its last byte.
 
 use bytes::{Bytes, BytesMut};
 
-/// The splitter of one stream.
 #[derive(Debug)]
 pub(crate) struct Events {
     held: BytesMut,
     limit: usize,
     torn: bool,
     seen: u64,
-    /// Whole events and comments so far.
+    /// Complete events and comments so far.
     ends: u64,
 }
 
 impl Events {
-    /// Holds at most `limit` bytes of an incomplete event, and one piece more.
+    /// Creates a splitter that holds at most `limit` bytes of an incomplete event, plus one piece.
     pub(crate) fn new(limit: usize) -> Self {
         Self { held: BytesMut::new(), limit, torn: false, seen: 0, ends: 0 }
     }
 
-    /// Takes a piece of the stream, gives what may pass now; empty if nothing may.
+    /// Takes a piece of the stream and returns the part that may pass now, which may be empty.
     pub(crate) fn pass(&mut self, piece: Bytes) -> Bytes {
         if self.held.is_empty() {
             let Some(end) = last_end(&piece, 0) else {
@@ -47,7 +46,7 @@ impl Events {
             self.held.extend_from_slice(&piece[end..]);
             return piece.slice(..end);
         }
-        // An end may consist of bytes on both sides of the seam.
+        // The bytes of an end may lie on both sides of the seam.
         let from = self.held.len().saturating_sub(3);
         self.held.extend_from_slice(&piece);
         match last_end(&self.held, from) {
@@ -61,34 +60,34 @@ impl Events {
         }
     }
 
-    /// What is held at the end of a stream that ended properly: it passes, whatever it is.
+    /// Returns the held bytes of a stream that ended properly; they pass in any case.
     pub(crate) fn finish(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 
-    /// The stream was cut: what is held is dropped. Returns what must precede another event: nothing, or, after an
-    /// event too large to be held passed in part, the end of that event.
+    /// Drops the held bytes of a stream that was cut. Returns the text that must precede another event: the
+    /// end of an event that was too large and passed in part, or nothing.
     pub(crate) fn cut(&mut self) -> &'static str {
         self.held.clear();
         if self.torn { "\n\n" } else { "" }
     }
 
-    /// Whether a part of an event has passed, because it is too large to be held.
+    /// Returns whether a part of an event has passed, because it is too large to be held.
     pub(crate) fn is_torn(&self) -> bool {
         self.torn
     }
 
-    /// Whole events with data passed so far. Comments, which keep a stream open, are none.
+    /// Returns the number of complete events with data that passed so far. Comments do not count.
     pub(crate) fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// What came last is held back: so many have passed, as before it.
+    /// Resets the count to `seen`, because the last piece is held back after all.
     pub(crate) fn take_back(&mut self, seen: u64) {
         self.seen = seen;
     }
 
-    /// Whether an event or a comment has passed.
+    /// Returns whether an event or a comment has passed.
     pub(crate) fn has_spoken(&self) -> bool {
         self.ends > 0
     }
@@ -113,7 +112,8 @@ impl Events {
     }
 }
 
-/// Where the last blank line of `bytes` ends, if it ends behind `from`. Lines end with `\n`, `\r\n` or `\r`.
+/// Returns the offset after the last blank line of `bytes`, if that is beyond `from`. Lines end with `\n`,
+/// `\r\n` or `\r`.
 fn last_end(bytes: &[u8], from: usize) -> Option<usize> {
     let mut until = bytes.len();
     while let Some(at) = memchr::memrchr2(b'\n', b'\r', bytes.get(from..until)?) {
@@ -126,21 +126,21 @@ fn last_end(bytes: &[u8], from: usize) -> Option<usize> {
     None
 }
 
-/// Whether a blank line ends with the byte at `at`.
+/// Returns whether the byte at `at` ends a blank line.
 fn is_end(bytes: &[u8], at: usize) -> bool {
     let before = &bytes[..=at];
     before.ends_with(b"\n\n") || before.ends_with(b"\r\n\r\n") || before.ends_with(b"\r\r")
 }
 
-/// Where blank lines end.
+/// Returns the positions at which blank lines end.
 fn ends(bytes: &[u8]) -> impl Iterator<Item = usize> + '_ {
     memchr::memchr2_iter(b'\n', b'\r', bytes).filter(|at| is_end(bytes, *at))
 }
 
-/// Whether a block has a line that is neither empty nor a comment.
+/// Returns whether a block has a line that is neither empty nor a comment.
 fn has_data(block: &[u8]) -> bool {
     let is_data = |line: &[u8]| line.first().is_some_and(|first| *first != b':');
-    // Nearly always its first line.
+    // Nearly always the first line.
     is_data(block) && !block.starts_with(b"\n") && !block.starts_with(b"\r")
         || block.split(|byte| matches!(byte, b'\n' | b'\r')).any(is_data)
 }

@@ -1,6 +1,6 @@
-//! What HTTP demands of somebody between a client and a server (RFC 9110, RFC 9112), and hyper leaves to us: which
-//! messages must be refused because two readers could understand them differently, and how we sign what we pass on.
-//! It never reads a socket: `raw_head` does that.
+//! Duties of an HTTP intermediary (RFC 9110, RFC 9112) that hyper leaves to us: refusing messages that two
+//! readers could understand differently, and signing messages with `Via`. Raw bytes are read by `raw_head`
+//! only.
 //!
 //! | duty | where |
 //! |---|---|
@@ -23,10 +23,10 @@ use http_body::Body;
 use crate::protocol::fault::WireFault;
 use crate::protocol::raw_head::{Framing, Seen, is_well_encoded};
 
-/// Judges a request's head; `seen` is what the reader beside hyper made of the same bytes, where there are such.
+/// Checks a request's head. `seen` is the second reader's result for the same bytes, if there is one.
 pub(crate) fn check<B: Body>(parts: &Parts, body: &B, seen: Option<Seen>) -> Result<(), WireFault> {
     if let Some(seen) = seen {
-        // Two readers of one connection: what they do not agree on goes nowhere.
+        // If the two readers of one connection disagree, the request is refused.
         let agreed = match seen? {
             Framing::None => body.is_end_stream(),
             Framing::Length(length) => body.size_hint().exact() == Some(length),
@@ -65,7 +65,7 @@ fn check_target(parts: &Parts) -> Result<(), WireFault> {
         "*" => parts.method == Method::OPTIONS && uri.query().is_none(),
         path => path.starts_with('/'),
     };
-    // For HTTP/1 `raw_head` has said so; over HTTP/2 nobody has.
+    // `raw_head` has checked that for HTTP/1, but not for HTTP/2.
     if !is_form || !uri.path().is_ascii() || !is_well_encoded(uri.path().as_bytes()) {
         return Err(WireFault::Target);
     }
@@ -85,7 +85,7 @@ fn check_target(parts: &Parts) -> Result<(), WireFault> {
     if host.is_none_or(same) { Ok(()) } else { Err(WireFault::HostDiffers) }
 }
 
-/// Whether nothing but a `Host` could say whom the request is for.
+/// Returns whether only a `Host` field could name the target host.
 fn is_nameless(parts: &Parts) -> bool {
     match parts.version {
         Version::HTTP_11 => true,
@@ -94,7 +94,8 @@ fn is_nameless(parts: &Parts) -> bool {
     }
 }
 
-/// `host [":" port]`. A comma is valid there by the letter (RFC 3986), but is how two `Host` headers look when joined.
+/// Checks for `host [":" port]`. RFC 3986 permits a comma, but that is also how two joined `Host` fields
+/// look.
 fn is_host(bytes: &[u8]) -> bool {
     let (host, port) = match bytes.iter().rposition(|byte| *byte == b':') {
         Some(at) if !bytes[at..].contains(&b']') => (&bytes[..at], &bytes[at + 1..]),
@@ -110,11 +111,11 @@ fn is_host(bytes: &[u8]) -> bool {
     !host.is_empty() && is_name && port.iter().all(u8::is_ascii_digit)
 }
 
-/// Our name in `Via`: each process has its own, so that two of us may stand in a chain.
+/// Our name in `Via`. Each process has its own, so that two instances may be chained.
 static PSEUDONYM: LazyLock<String> =
     LazyLock::new(|| format!("llama-warden-{:012x}", rand::random::<u64>() >> 16));
 
-/// How we sign a message that came as HTTP/1.0, HTTP/1.1, HTTP/2.
+/// `Via` values for messages that came as HTTP/1.0, HTTP/1.1, HTTP/2.
 static SIGNATURES: LazyLock<[HeaderValue; 3]> = LazyLock::new(|| {
     ["1.0", "1.1", "2"].map(|version| {
         HeaderValue::from_str(&format!("{version} {}", *PSEUDONYM))
@@ -133,14 +134,15 @@ pub(crate) fn sign(headers: &mut HeaderMap, version: Version) {
     headers.append(VIA, signature.clone());
 }
 
-/// Whether the message was here before.
+/// Returns whether this process has already forwarded the message.
 fn is_loop(headers: &HeaderMap) -> bool {
     let name = PSEUDONYM.as_bytes();
     headers.get_all(VIA).iter().any(|via| memchr::memmem::find(via.as_bytes(), name).is_some())
 }
 
-/// Why a backend's answer cannot be passed on: its end could be seen in two places, or it switches to another protocol,
-/// which nobody asked for (RFC 9112 section 6.3). Then its connection is closed, too.
+/// Checks that a backend's answer can be passed on. The error says why not: its end is ambiguous, or it
+/// switches to another protocol, which was not requested (RFC 9112 section 6.3). Its connection is then
+/// closed, too.
 pub(crate) fn check_answer(status: StatusCode, headers: &HeaderMap) -> Result<(), &'static str> {
     if status.is_informational() {
         return Err("it switched protocols");

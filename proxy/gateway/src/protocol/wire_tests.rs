@@ -1,4 +1,4 @@
-//! Which heads are refused, and how ours are signed.
+//! Refused heads, and the `Via` of passed ones.
 
 use super::*;
 use bytes::Bytes;

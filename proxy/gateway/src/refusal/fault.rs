@@ -1,14 +1,14 @@
-//! What can be wrong with a request's body.
+//! Faults of a request's body.
 
 use crate::observe::Outcome;
 
-/// The codings of a body that are decoded, as `Accept-Encoding` lists them.
+/// Content codings that are decoded, as `Accept-Encoding` lists them.
 pub(crate) const ACCEPTED_CODINGS: &str = "gzip, zstd, identity";
 
-/// How many times as large as the sent bytes a decoded body may be. Conversations come to 10 or 20.
+/// Largest ratio of decoded to sent bytes. Conversations reach 10 or 20.
 pub(crate) const MAX_DECODED_RATIO: u64 = 200;
 
-/// Why a body ended early.
+/// Reasons why a body ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BodyFault {
     #[error("the request body is larger than allowed")]
@@ -30,7 +30,7 @@ pub(crate) enum BodyFault {
 }
 
 impl BodyFault {
-    /// How a request ends by it.
+    /// Returns the outcome of its request.
     pub(crate) const fn outcome(self) -> Outcome {
         match self {
             Self::TooLarge => Outcome::Rejected("body_too_large"),
@@ -45,11 +45,11 @@ impl BodyFault {
     }
 }
 
-/// Why a body cannot be changed.
+/// Reasons why a body cannot be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
-    /// It is no JSON object.
+    /// The body is no JSON object.
     NotObject,
-    /// It repeats what should stand once, many times.
+    /// The body repeats a member, or has too many system messages.
     Repeats,
 }

@@ -1,9 +1,11 @@
-//! Every error that a client can get from us, and how it is spelled: the only place that maps errors to HTTP.
+//! Every error that a client can get from the gateway, and its format: the only place that maps errors to
+//! HTTP.
 //!
-//! The shape is llama-server's, `{"error":{"code":503,"message":"...","type":"unavailable_error"}}`, with `param` where one
-//! is at fault, `details` where there is more to see, and `source` so that nobody mistakes us for the model. On
-//! Anthropic's routes it is Anthropic's. `x-warden-executed` says whether a client may safely send again. A stream that
-//! cannot go on ends with an event in the shape that its clients look for.
+//! The format is llama-server's: `{"error":{"code":503,"message":"...","type":"unavailable_error"}}`.
+//! `param` names a faulty parameter, `details` has further data, and `source` distinguishes the gateway
+//! from the model. Anthropic's routes get Anthropic's format. `x-warden-executed` says whether a client may
+//! safely send the request again. A stream that cannot continue ends with an event in the format of its
+//! route.
 
 mod fault;
 mod spelling;
@@ -31,27 +33,27 @@ pub(crate) use self::spelling::{
 };
 use self::spelling::{anthropic_error, anthropic_kind, openai_error};
 
-/// The wait in milliseconds: the openai clients prefer it to the whole seconds of `Retry-After`.
+/// Wait in milliseconds: OpenAI's clients prefer it to the whole seconds of `Retry-After`.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
-/// Clients of `OpenAI` and Anthropic look for it before they send a request again.
+/// Clients of `OpenAI` and Anthropic check it before they send a request again.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// What a client is told whose request an operator has ended.
+/// Error message for a request that an operator has cancelled.
 pub(crate) const CANCELLED: &str =
     "the operator of this server has cancelled this request; ask before you send it again";
 
-/// The type of that error, and its word for programs.
+/// Type of that error, and its code for programs.
 const CANCELLED_KIND: &str = "cancelled_error";
 const CANCELLED_CODE: &str = "request_cancelled";
 
-/// Its status: what HTTP makes of a call that was cancelled. No client sends a request again for it, as all do for a 503, which
-/// would undo the cancelling within a second.
+/// Status of a cancelled request: 499, the HTTP status for a cancelled call. Clients do not send a request
+/// again for it. They do for a 503, which would undo the cancellation within a second.
 fn cancelled() -> StatusCode {
     StatusCode::from_u16(499).unwrap_or(StatusCode::GONE)
 }
 
-/// Why a request gets no answer from a backend.
+/// Reasons why a request gets no answer from a backend.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("the request needs exactly one Host header")]
@@ -135,7 +137,7 @@ pub(crate) enum Refusal {
          that has it"
     )]
     NoPage,
-    /// As llama-server says it.
+    /// llama-server's own words.
     #[error("This server does not support slots action. Start it with `--slot-save-path`")]
     SlotFiles,
     #[error("File Not Found: all routes are under `{0}` (`server.api_prefix`)")]
@@ -148,10 +150,10 @@ pub(crate) enum Refusal {
         "model `{model}` is not loaded, and this request does not load it: send one that computes, or `POST /models/load`"
     )]
     NotLoaded { model: ModelName },
-    /// As llama-server's router says it.
+    /// llama-server's router's own words.
     #[error("model is already running")]
     AlreadyLoaded { model: ModelName },
-    /// As llama-server's router says it.
+    /// llama-server's router's own words.
     #[error("model is not running")]
     NotRunning { model: ModelName },
     #[error("model `{model}` is pinned: only an operator unloads it (`llama-warden drain {model}`)")]
@@ -182,20 +184,20 @@ pub(crate) enum Refusal {
         "model `{model}`: no whole answer in the time that one may take (`upstream.exchange_timeout`, or an endpoint's own `timeout`)"
     )]
     TimedOut { model: ModelName },
-    /// An operator has ended it.
+    /// An operator has cancelled it.
     #[error("{CANCELLED}")]
     Cancelled { executed: bool },
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// As llama-server says it.
+    /// llama-server's own words.
     #[error("Loading model")]
     Loading,
-    /// No model takes requests: what `/health` says then, to anybody, so without the reason.
+    /// No model takes requests. `/health` gives this answer to anyone, so it has no reason.
     #[error("no process of any model can be started at the moment; `llama-warden status` says why")]
     Down { after: Duration },
     #[error("Invalid API Key: none was sent; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     NoKey,
-    /// As llama-server says it.
+    /// llama-server's own words.
     #[error("Invalid API Key")]
     WrongKey,
     #[error("the key `{key}` has used up its {rate} {what}; send again in {} s", seconds(*.wait))]
@@ -204,12 +206,12 @@ pub(crate) enum Refusal {
         "the key `{key}` has {most} requests under way, as many as it may; send again when one has ended"
     )]
     KeyBusy { key: Arc<str>, most: usize },
-    /// A model that exists, but not for this client, who gets the answer for a model that does not exist.
+    /// The model exists, but not for this client, who gets the answer for an unknown model.
     #[error(transparent)]
     Hidden(Box<Refusal>),
 }
 
-/// Whole seconds, rounded up.
+/// Converts to whole seconds, rounded up, at least 1.
 fn seconds(time: Duration) -> u64 {
     (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
 }
@@ -225,7 +227,7 @@ fn unreadable(why: Unreadable) -> &'static str {
     }
 }
 
-/// An error, ready to be sent.
+/// An error response.
 pub(crate) struct ErrorAnswer {
     pub(crate) status: StatusCode,
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
@@ -233,7 +235,7 @@ pub(crate) struct ErrorAnswer {
 }
 
 impl Refusal {
-    /// Status and type, as llama-server pairs them.
+    /// Returns status and type, paired as in llama-server.
     fn class(&self) -> (StatusCode, &'static str) {
         const INVALID: &str = "invalid_request_error";
         const UNAVAILABLE: &str = "unavailable_error";
@@ -292,7 +294,7 @@ impl Refusal {
         }
     }
 
-    /// Which parameter is at fault.
+    /// Returns the faulty parameter.
     fn param(&self) -> Option<&'static str> {
         match self {
             Self::TwoModels
@@ -305,7 +307,7 @@ impl Refusal {
         }
     }
 
-    /// A word for programs, where the status does not say it all.
+    /// Returns a code for programs, if the status is ambiguous.
     fn code(&self) -> Option<&'static str> {
         match self {
             Self::Quarantined { .. } => Some("request_quarantined"),
@@ -315,8 +317,8 @@ impl Refusal {
         }
     }
 
-    /// What a client gets whose request this server death left without an answer, and that then met `next`, before which
-    /// nothing was executed.
+    /// Chooses the error for a request whose server died without an answer (`self`), and whose second
+    /// attempt then failed with `next` before anything was executed.
     pub(crate) fn instead_of(self, next: Self) -> Self {
         match next {
             Self::Quarantined { model, print, left, .. } => {
@@ -326,7 +328,7 @@ impl Refusal {
         }
     }
 
-    /// Whether a backend may have executed the request.
+    /// Returns whether a backend may have executed the request.
     pub(crate) fn may_have_executed(&self) -> bool {
         matches!(
             self,
@@ -339,7 +341,7 @@ impl Refusal {
         )
     }
 
-    /// When to send again, for errors that pass by themselves.
+    /// Returns when to send the request again, for temporary errors.
     fn retry_after(&self, soon: Duration) -> Option<Duration> {
         match self {
             Self::Denied { denied: Denied::StartFailed(_, after), .. } => Some(after.unwrap_or(soon)),
@@ -359,7 +361,7 @@ impl Refusal {
         }
     }
 
-    /// More to see than fits a sentence.
+    /// Returns data beyond the message.
     fn details(&self) -> Option<Value> {
         match self {
             Self::Denied {
@@ -387,7 +389,7 @@ impl Refusal {
         }
     }
 
-    /// How the request ended, for the record.
+    /// Returns the outcome for the record.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Self::Host => Outcome::Rejected("host"),
@@ -456,7 +458,7 @@ impl Refusal {
         }
     }
 
-    /// The answer. `soon`: when to send again where no better time is known.
+    /// Builds the response. `soon`: the retry time if no better one is known.
     pub(crate) fn answer(&self, dialect: Dialect, soon: Duration) -> ErrorAnswer {
         let (status, kind) = self.class();
         let message = self.to_string();
@@ -492,7 +494,7 @@ impl Refusal {
             headers.push((SHOULD_RETRY, HeaderValue::from_static("false")));
         }
         if status == StatusCode::UNAUTHORIZED {
-            // RFC 9110 section 11.6.1: a 401 says how to do it right.
+            // A 401 must name the authentication scheme (RFC 9110 section 11.6.1).
             headers.push((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"llama-warden\"")));
         }
         ErrorAnswer { status, headers, body: Bytes::from(body.to_string()) }

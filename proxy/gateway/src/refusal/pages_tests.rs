@@ -1,4 +1,4 @@
-//! Every refusal as a client reads it: status, what is promised in headers, and the body.
+//! Every refusal as a client gets it: status, headers and body.
 
 use warden_supervisor::{FailureKind, NoRoom};
 
@@ -158,7 +158,7 @@ fn a_stream_that_breaks_and_a_head_that_is_no_request_get_words_too() {
     let cancelled = |dialect| stream_error(StreamEnd::Cancelled, CANCELLED, dialect, 3);
     let events = dialects.map(fault).concat() + &dialects.map(cancelled).concat();
     let heads = [400, 408, 414, 431, 503].into_iter().filter_map(|status| unreadable_head(status, &limits));
-    // Each answer has a number of its own.
+    // Each answer has its own id.
     let number = |line: &&str| !line.starts_with("x-request-id: ");
     let raw = heads.chain([not_tls()]).map(|head| {
         head.lines().filter(number).map(|line| line.to_owned() + "\n").collect::<String>() + "\n"

@@ -1,5 +1,5 @@
-//! How an error is spelled: as llama-server and `OpenAI` do, or as Anthropic does; as an answer, as the last event of a stream, or
-//! as raw bytes where there is no request to answer.
+//! Formats errors as llama-server and `OpenAI` do, or as Anthropic does: as a response, as the last event
+//! of a stream, or as raw bytes if there is no request to answer.
 
 use std::time::Duration;
 
@@ -9,41 +9,41 @@ use serde_json::{Value, json};
 use super::seconds;
 use crate::protocol::headers::fresh_request_id;
 
-/// What answers name that are given without a request.
+/// Limits that are named in answers without a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadLimits {
     /// Bytes of a head.
     pub(crate) bytes: usize,
     /// Fields of a head.
     pub(crate) count: usize,
-    /// When to send again.
+    /// Time after which to send again.
     pub(crate) retry_after: Duration,
 }
 
-/// How errors are spelled on a route.
+/// Format of errors on a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
-    /// As llama-server does, which is `OpenAI`'s way with a number for `code`.
+    /// llama-server's, which is `OpenAI`'s with a number for `code`.
     OpenAi,
-    /// The same, but events of a stream have types (`OpenAI`'s Responses API).
+    /// Like `OpenAi`, but events of a stream have types (`OpenAI`'s Responses API).
     Responses,
     Anthropic,
 }
 
-/// Who speaks.
+/// Value of `source` in the gateway's errors.
 const SOURCE: &str = "llama-warden";
 
-/// Why a stream ends before its answer does.
+/// Reasons why a stream ends before its answer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamEnd {
-    /// Its backend is gone, or no use.
+    /// Its backend is gone or unusable.
     Fault,
-    /// An operator has ended it.
+    /// An operator has cancelled it.
     Cancelled,
 }
 
-/// The event that ends a stream which cannot go on, after `seen` whole events. No `[DONE]` follows, so that nobody takes
-/// the answer for complete.
+/// Builds the event that ends a stream which cannot continue, after `seen` whole events. No `[DONE]`
+/// follows, so that clients do not take the answer for complete.
 pub(crate) fn stream_error(end: StreamEnd, message: &str, dialect: Dialect, seen: u64) -> String {
     let (status, kind, code) = match end {
         StreamEnd::Fault => (502, "server_error", None),
@@ -66,8 +66,8 @@ pub(crate) fn stream_error(end: StreamEnd, message: &str, dialect: Dialect, seen
     }
 }
 
-/// The event that ends a stream in the place of an answer that is no stream, of which this was read: an error, in a shape of its
-/// own or of llama-server's.
+/// Builds the event that ends a stream in place of a non-streaming answer with this body: an error in the
+/// stream's dialect, with the answer's own message, if it has one.
 pub(crate) fn error_event(status: u16, body: &[u8], dialect: Dialect) -> String {
     let read = serde_json::from_slice::<Value>(body).ok().filter(|value| value["error"].is_object());
     let message = read.as_ref().and_then(|value| value["error"]["message"].as_str());
@@ -98,8 +98,8 @@ pub(crate) fn error_event(status: u16, body: &[u8], dialect: Dialect) -> String 
     }
 }
 
-/// Who speaks in an error of ours that stands for this one: we, only if we do in that, or if the answer has said
-/// nothing.
+/// Keeps the `source` of an answer that an error replaces: the gateway is the source only if it was before,
+/// or if the answer had no message.
 fn keep_source(error: &mut Value, read: Option<&Value>) {
     if let (Some(read), Some(fields)) = (read, error.as_object_mut())
         && read["error"]["source"].is_null()
@@ -108,7 +108,7 @@ fn keep_source(error: &mut Value, read: Option<&Value>) {
     }
 }
 
-/// The `error` event of the Responses API: flat, with its place in the stream.
+/// Builds the flat `error` event of the Responses API, with its sequence number.
 fn responses_error(code: &str, message: &str, seen: u64) -> Value {
     json!({
         "type": "error", "code": code, "message": message, "param": null, "sequence_number": seen,
@@ -116,8 +116,8 @@ fn responses_error(code: &str, message: &str, seen: u64) -> Value {
     })
 }
 
-/// An answer to a head that hyper does not let through to us, with a body that says what to do. `None` for a status
-/// that needs no words of ours.
+/// Builds an answer to a head that hyper rejects itself, with a body that says what to do. `None` for a
+/// status that needs no text.
 pub(crate) fn unreadable_head(status: u16, limits: &HeadLimits) -> Option<String> {
     let HeadLimits { bytes, count, retry_after } = *limits;
     let message = match status {
@@ -134,19 +134,19 @@ pub(crate) fn unreadable_head(status: u16, limits: &HeadLimits) -> Option<String
     raw_answer(status, &message, retry_after)
 }
 
-/// An answer without TLS to a client that began without it where TLS is spoken.
+/// Builds a plain-text answer for a client that does not use TLS on a TLS port.
 pub(crate) fn not_tls() -> String {
     raw_answer(400, "this port speaks TLS: use https:// in the address", Duration::ZERO).unwrap_or_default()
 }
 
-/// A whole answer as it goes over the wire; the connection is closed behind it.
+/// Builds a whole response as raw bytes; the connection is closed after it.
 fn raw_answer(status: u16, message: &str, retry_after: Duration) -> Option<String> {
     let kind = if status == 503 { "unavailable_error" } else { "invalid_request_error" };
     let reason = StatusCode::from_u16(status).ok()?.canonical_reason()?;
     let retry =
         if status == 503 { format!("retry-after: {}\r\n", seconds(retry_after)) } else { String::new() };
     let body = openai_error(status, kind, message, None, None).to_string();
-    // There is no request to take one from; the client can still quote it, and the log has it.
+    // There is no request with an id. The client can still quote this one, and the log has it.
     let id = fresh_request_id();
     let id = id.to_str().unwrap_or_default();
     tracing::debug!(request_id = id, status, message, "refused without a request");
@@ -177,7 +177,7 @@ pub(super) fn anthropic_error(kind: &str, message: &str) -> Value {
     json!({ "type": "error", "error": { "type": kind, "message": message, "source": SOURCE } })
 }
 
-/// Anthropic's own names for what a status means.
+/// Returns Anthropic's error type for a status.
 pub(super) fn anthropic_kind(status: StatusCode) -> &'static str {
     match status.as_u16() {
         401 => "authentication_error",

@@ -1,4 +1,4 @@
-//! What clients read.
+//! Errors as clients get them.
 
 use super::*;
 

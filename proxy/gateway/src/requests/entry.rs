@@ -1,4 +1,5 @@
-//! One request as it is seen from outside, and what writes it: all by atomics, so that nobody waits.
+//! The entry of one request for operators, and the handle that updates it. All fields are atomics, so no
+//! thread waits.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -9,38 +10,37 @@ use http::{Method, Version};
 use tokio::time::Instant;
 use warden_policies::{GenerationId, ModelName};
 
-/// What is known of a request by its head.
+/// Data of a request that comes from its head.
 pub(crate) struct Begun<'a> {
     pub(crate) request_id: &'a str,
     pub(crate) peer: IpAddr,
     pub(crate) method: &'a Method,
     pub(crate) protocol: Version,
     pub(crate) route: &'static str,
-    /// Its answer is text that is generated.
+    /// The answer is generated text.
     pub(crate) generates: bool,
     pub(crate) at: Instant,
 }
 
-/// How far it has come. In this order, but for `Continues`, which may go back to `Sent` once more.
+/// Progress of a request, in this order. Only `Continues` may return to `Sent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Stage {
-    /// Its body comes.
+    /// Its body is being received.
     Receives,
-    /// It waits for a lease.
+    /// Waiting for a lease.
     Waits,
-    /// A backend has it, or is being given it.
+    /// Sent to a backend, or being sent.
     Sent,
-    /// Something of its answer is there.
+    /// Part of its answer has come.
     Answers,
-    /// Its backend is gone, and another one is to go on.
+    /// Its backend is gone, and another one is to continue.
     Continues,
 }
 
-/// No time, no generation.
+/// Marks a missing number.
 const NONE: u64 = u64::MAX;
 
-/// One request.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) number: u64,
@@ -56,35 +56,35 @@ pub(super) struct Entry {
     course: Course,
 }
 
-/// What changes while it runs.
+/// Fields that change while the request runs.
 #[derive(Debug, Default)]
 struct Course {
     stage: AtomicU8,
     streams: AtomicBool,
     cancelled: AtomicBool,
-    /// The generation that has it, or had it last.
+    /// Generation that has the request, or had it last.
     generation: Maybe,
     attempts: AtomicU32,
-    /// Time in queues that are behind it.
+    /// Time spent in queues so far, without the current wait.
     queued: Micros,
-    /// Since when it waits for a lease.
+    /// Start of the current wait for a lease.
     waits: Micros,
-    /// When a backend was given it.
+    /// Time at which it was first sent to a backend.
     sent: Micros,
-    /// When the first of its answer came.
+    /// Time of the first part of its answer.
     answers: Micros,
-    /// What the backend says that evaluating the prompt took, and generating.
+    /// Times for evaluating the prompt and for generating, as the backend reports them.
     evaluated: Micros,
     generated: Micros,
     prompt: AtomicU64,
-    /// Tokens of the prompt by its length, while nobody has counted.
+    /// Prompt tokens estimated from its length, until they are counted.
     guess: AtomicU64,
     output: AtomicU64,
-    /// As which of those of its shard it ended.
+    /// Number of requests of its shard that had ended when it ended, itself included.
     ended: Maybe,
 }
 
-/// A number that may not be there yet.
+/// An atomic number that may be missing.
 #[derive(Debug)]
 struct Maybe(AtomicU64);
 
@@ -105,7 +105,7 @@ impl Maybe {
     }
 }
 
-/// A time that may not be there yet, in whole microseconds.
+/// An atomic time that may be missing, in whole microseconds.
 #[derive(Debug, Default)]
 struct Micros(Maybe);
 
@@ -136,7 +136,7 @@ impl Entry {
         }
     }
 
-    /// Another request in the same place, by whoever has it alone. Its text goes where the last one's was, and nothing is moved.
+    /// Reuses the entry for another request. The caller owns it alone. Its text buffers are reused as well.
     pub(super) fn anew(&mut self, number: u64, begun: &Begun<'_>) {
         let Self { number: its, id, peer, method, protocol, route, generates, began, key, model, course } =
             self;
@@ -171,7 +171,7 @@ impl Entry {
         self.course.cancelled.load(Ordering::Relaxed)
     }
 
-    /// It is told to end; whether it had been told before.
+    /// Asks the request to end. Returns whether that had been asked before.
     pub(super) fn cancel(&self) -> bool {
         self.course.cancelled.swap(true, Ordering::Relaxed)
     }
@@ -184,7 +184,7 @@ impl Entry {
         self.course.attempts.load(Ordering::Relaxed)
     }
 
-    /// Time in queues so far, `age` after it began.
+    /// Returns the time spent in queues, `age` after it began.
     pub(super) fn queued(&self, age: Duration) -> Duration {
         let before = self.course.queued.get().unwrap_or_default();
         let now = self.course.waits.get().filter(|_| self.stage() == Stage::Waits);
@@ -199,60 +199,60 @@ impl Entry {
         self.course.answers.get()
     }
 
-    /// How long its backend says that the prompt took, and the answer.
+    /// Returns the times for prompt and answer that its backend reports.
     pub(super) fn told(&self) -> (Option<Duration>, Option<Duration>) {
         (self.course.evaluated.get(), self.course.generated.get())
     }
 
-    /// It is over, as the `nth` of its shard.
+    /// Marks it as the `nth` request of its shard that has ended.
     pub(super) fn ends(&self, nth: u64) {
         self.course.ended.set(nth);
     }
 
-    /// Whether it was in flight when so many of its shard had ended.
+    /// Returns whether it was in flight when `ended` requests of its shard had ended.
     pub(super) fn was_in_flight(&self, ended: u64) -> bool {
         self.course.ended.get().is_none_or(|nth| nth > ended)
     }
 
-    /// Whether a backend has it.
+    /// Returns whether a backend has it.
     pub(super) fn is_on_a_backend(&self) -> bool {
         matches!(self.stage(), Stage::Sent | Stage::Answers | Stage::Continues)
     }
 
-    /// Tokens that it holds in its backend, as far as they are known.
+    /// Returns the tokens that it holds in its backend, as far as known.
     pub(super) fn held(&self) -> u64 {
         let (prompt, output) = self.tokens();
         let prompt = if prompt == 0 { self.course.guess.load(Ordering::Relaxed) } else { prompt };
         prompt.saturating_add(output)
     }
 
-    /// Tokens of the prompt, and generated, as far as they are known.
+    /// Returns prompt and generated tokens, as far as known.
     pub(super) fn tokens(&self) -> (u64, u64) {
         (self.course.prompt.load(Ordering::Relaxed), self.course.output.load(Ordering::Relaxed))
     }
 }
 
-/// How a request on its way is shown; nothing for what we answer ourselves.
+/// Handle that updates the entry of a request in flight; empty for the gateway's own answers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress(pub(super) Option<Arc<Entry>>);
 
 impl Progress {
-    /// Whose key it came with.
+    /// Records the client's key.
     pub(crate) fn key(&self, key: Option<&Arc<str>>) {
         if let (Some(entry), Some(key)) = (&self.0, key) {
-            // It is told once.
+            // Only the first call counts.
             let _once = entry.key.set(key.clone());
         }
     }
 
-    /// Which model it is for.
+    /// Records the model.
     pub(crate) fn model(&self, model: &ModelName) {
         if let Some(entry) = &self.0 {
             let _once = entry.model.set(model.clone());
         }
     }
 
-    /// Its body is here, as far as it has to be, and it waits for a lease.
+    /// Records that its body is here, as far as needed, and that it waits for a lease.
     pub(crate) fn waits(&self) {
         if let Some(entry) = &self.0 {
             entry.course.waits.set(entry.began.elapsed());
@@ -260,7 +260,7 @@ impl Progress {
         }
     }
 
-    /// It waits for another lease: that of a dead backend is gone.
+    /// Records that it waits for another lease, because its backend has died.
     pub(crate) fn waits_again(&self, continues: bool) {
         if let Some(entry) = &self.0 {
             entry.course.waits.set(entry.began.elapsed());
@@ -268,17 +268,17 @@ impl Progress {
         }
     }
 
-    /// A lease was granted, after so long in queues in all, and the request goes there.
+    /// Records that a lease was granted and the request is sent. `queued`: total time in queues.
     pub(crate) fn leased(&self, generation: GenerationId, queued: Duration) {
         if let Some(entry) = &self.0 {
             let course = &entry.course;
             course.generation.set(generation.0);
-            // One writer: no locked operation.
+            // There is one writer, so no atomic read-modify-write is needed.
             let attempts = course.attempts.load(Ordering::Relaxed);
             course.attempts.store(attempts.saturating_add(1), Ordering::Relaxed);
             course.queued.set(queued);
             if attempts == 0 {
-                // Its wait began then and took so long: no look at the clock.
+                // Start of the wait plus its duration saves reading the clock.
                 course.sent.set(course.waits.get().unwrap_or_default() + queued);
             }
             if entry.stage() != Stage::Continues {
@@ -287,8 +287,8 @@ impl Progress {
         }
     }
 
-    /// What its backend is asked for: a stream or not, with a prompt of so many tokens where somebody has counted.
-    /// `guess`: by its length.
+    /// Records whether a stream is requested, and the prompt tokens, if they were counted. `guess`:
+    /// estimated tokens.
     pub(crate) fn asks(&self, streams: bool, tokens: Option<u64>, guess: u64) {
         if let Some(entry) = &self.0 {
             entry.course.guess.store(guess, Ordering::Relaxed);
@@ -299,7 +299,7 @@ impl Progress {
         }
     }
 
-    /// Something of the answer is here, or of what goes on with it.
+    /// Records that a part of the answer, or of its continuation, has come.
     pub(crate) fn answers(&self, now: Instant) {
         if let Some(entry) = &self.0 {
             if entry.course.answers.get().is_none() {
@@ -309,21 +309,21 @@ impl Progress {
         }
     }
 
-    /// Its backend is gone in the middle of the answer.
+    /// Records that its backend is gone in the middle of the answer.
     pub(crate) fn continues(&self) {
         if let Some(entry) = &self.0 {
             entry.is(Stage::Continues);
         }
     }
 
-    /// Tokens that were generated for it so far. What its prompt cost is told at the end.
+    /// Records the tokens generated so far. The prompt's tokens are recorded at the end.
     pub(crate) fn generated(&self, tokens: u64) {
         if let Some(entry) = &self.0 {
             entry.course.output.store(tokens, Ordering::Relaxed);
         }
     }
 
-    /// Milliseconds that its backend says it took for the prompt, and for the answer.
+    /// Records the milliseconds for prompt and answer that its backend reports.
     pub(crate) fn took(&self, prompt_ms: Option<f64>, answer_ms: Option<f64>) {
         let Some(entry) = &self.0 else { return };
         for (of, ms) in [(&entry.course.evaluated, prompt_ms), (&entry.course.generated, answer_ms)] {
@@ -333,12 +333,12 @@ impl Progress {
         }
     }
 
-    /// Whether a backend may have it.
+    /// Returns whether a backend may have it.
     pub(crate) fn is_sent(&self) -> bool {
         self.0.as_ref().is_some_and(|entry| entry.sent().is_some())
     }
 
-    /// Whether an operator has told it to end.
+    /// Returns whether an operator has cancelled it.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.0.as_ref().is_some_and(|entry| entry.is_cancelled())
     }

@@ -1,15 +1,15 @@
-//! The requests that are in flight, and those that ended last: what an operator sees of them, and how one is cancelled. Never what
-//! they say.
+//! The requests in flight and the last ended ones, for operators to list and cancel. Their contents are
+//! never shown.
 //!
 //! ```text
-//!   a thread ── its shard: [ in flight ] ── ends ──> [ let in | turned away ], the last so many of each
+//!   a thread ── its shard: [ in flight ] ── ends ──> [ admitted | refused ], the last ones of each
 //!      │                        │ Arc<Entry>
-//!      └ Progress: stores ──────┘ <── loads: whoever lists; it clones a portion at a time and holds up nobody
+//!      └ Progress: stores ──────┘ <── loads: a lister, which clones a portion at a time and blocks no thread
 //! ```
 //!
-//! Each thread that serves clients has a shard of its own, so its lock is taken by nobody else but who lists or cancels. What changes
-//! while a request runs is an atomic, stored without any order: a picture of something that moves. Entries are used again once nobody
-//! looks at them, so that a request costs no allocation.
+//! Each thread that serves clients has its own shard; only listing and cancelling take its lock, too.
+//! Values that change while a request runs are atomics with relaxed order: a snapshot need not be
+//! consistent. Entries are reused once no lister holds them, so a request costs no allocation.
 
 mod entry;
 mod shard;
@@ -28,61 +28,61 @@ pub use self::view::{RequestState, RequestView};
 use crate::protocol::conn_state::ConnState;
 use crate::{clock, workers};
 
-/// The requests in flight and those that ended last. Cheap to clone.
+/// The requests in flight and the last ended ones. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Requests(Arc<[Arc<Shard>]>);
 
-/// Those of a gateway of one thread, of which there is none yet.
+/// The empty list of a gateway with one thread.
 impl Default for Requests {
     fn default() -> Self {
         Self::new(1)
     }
 }
 
-/// What the requests of one model hold of its context.
+/// Context use by the requests of one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holds {
-    /// How many generate.
+    /// Number of generating requests.
     pub requests: u64,
-    /// Tokens of their prompts and answers so far, as far as they are known. A prompt that nobody has counted is taken for a token for
-    /// each four bytes of its request.
+    /// Tokens of their prompts and answers so far, as far as known. An uncounted prompt is estimated as one
+    /// token for each four bytes of its request.
     pub tokens: u64,
 }
 
-/// A request was told to end.
+/// A cancelled request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Told {
-    /// As it was then.
+    /// The request before it was cancelled.
     pub request: RequestView,
-    /// It had been told before.
+    /// The request had been cancelled before.
     pub again: bool,
 }
 
-/// Why no request was cancelled.
+/// Reasons why no request was cancelled.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NotCancelled {
-    /// None has that id, or not any more.
+    /// No request has that id, or it is no longer listed.
     #[error(
         "there is no request `{id}` in flight or among those that ended last; `llama-warden requests` lists them"
     )]
     Unknown {
-        /// As it was asked for.
+        /// The requested id.
         id: String,
     },
-    /// It is over.
+    /// The request has ended.
     #[error("the request `{id}` has ended already ({outcome})")]
     Ended {
         /// Its id.
         id: String,
-        /// How it ended.
+        /// Its outcome.
         outcome: String,
     },
-    /// Clients may give several the same id.
+    /// Several requests have the id, which clients may choose.
     #[error("{} requests in flight have the id `{id}`: say which by its number ({})", .numbers.len(), listed(.numbers))]
     Several {
         /// Their id.
         id: String,
-        /// Their numbers, which nobody else has.
+        /// Their unique numbers.
         numbers: Vec<u64>,
     },
 }
@@ -107,14 +107,14 @@ impl Requests {
         Self((0..threads).map(|number| Arc::new(Shard::new(number, threads, sizes))).collect())
     }
 
-    /// A request begins on this thread.
+    /// Adds a request on the current thread.
     pub(crate) fn begin(&self, begun: &Begun<'_>, conn: &Arc<ConnState>) -> (Ticket, Progress) {
         let shard = self.0.get(workers::number()).unwrap_or(&self.0[0]);
         Shard::begin(shard, begun, conn)
     }
 
-    /// Those in flight, the oldest first, and then those that ended, the last one first. A request that runs all the time is in
-    /// it once, and one that ends meanwhile at most once.
+    /// Lists the requests in flight, oldest first, then the ended ones, latest first. A request that runs
+    /// all the time is listed once; a request that ends meanwhile at most once.
     pub fn list(&self) -> Vec<RequestView> {
         let mut all: Vec<Seen> = self.0.iter().flat_map(|shard| shard.list()).collect();
         all.sort_by(Seen::order);
@@ -122,7 +122,7 @@ impl Requests {
         all.iter().map(|seen| seen.view(now, wall)).collect()
     }
 
-    /// What those that a backend has hold of its context, by model.
+    /// Returns the context use of the requests that a backend has, by model.
     pub fn held(&self) -> BTreeMap<ModelName, Holds> {
         let mut all: BTreeMap<ModelName, Holds> = BTreeMap::new();
         for entry in self.0.iter().flat_map(|shard| shard.live()).map(|seen| seen.entry) {
@@ -135,17 +135,17 @@ impl Requests {
         all
     }
 
-    /// How many are in flight.
+    /// Returns the number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.0.iter().map(|shard| shard.in_flight()).sum()
     }
 
-    /// Tells a request to end: its client gets an error, and its slot is given back as if the client had left. Where clients
-    /// gave several the same id, `number` says which.
+    /// Cancels a request: its client gets an error, and its slot is freed as if the client had left. If
+    /// several requests have the same id, `number` selects one.
     ///
     /// # Errors
     ///
-    /// There is no such request, it has ended, or there are several.
+    /// There is no such request, it has ended, or several have the id.
     pub fn cancel(&self, id: &str, number: Option<u64>) -> Result<Told, NotCancelled> {
         let is_meant = |of: &str, its: u64| of == id && number.is_none_or(|number| number == its);
         let mut found = Vec::new();

@@ -1,4 +1,5 @@
-//! The requests of one thread. Its lock is held for a moment when a request begins and ends, and for one portion by who lists.
+//! The requests of one thread. Its lock is held briefly when a request begins or ends, and for one portion
+//! by a lister.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -14,26 +15,26 @@ use crate::clock;
 use crate::observe::Record;
 use crate::protocol::conn_state::ConnState;
 
-/// Requests that are looked at while the lock is held: some microseconds.
+/// Requests that are read while the lock is held, which takes some microseconds.
 const PORTION: usize = 256;
 
-/// Places for requests in flight that are kept when none is.
+/// Entries for requests in flight that are kept while none is.
 const KEPT: usize = 1024;
 
-/// How many that ended are kept.
+/// Numbers of ended requests that are kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
-    /// Of those that were let in.
+    /// Requests that were admitted.
     pub(super) ended: usize,
-    /// Of those that were turned away before a model was known: they are anybody's, and must not drive out the others.
+    /// Requests refused before a model was known. Anyone can cause them, so they must not displace the
+    /// others.
     pub(super) turned_away: usize,
 }
 
-/// The requests of one thread.
 #[derive(Debug)]
 pub(super) struct Shard {
     sizes: Sizes,
-    /// From one number to the next, so that no two shards give the same.
+    /// Increment from one number to the next, so that all shards assign different ones.
     step: u64,
     inner: Mutex<Inner>,
 }
@@ -45,9 +46,9 @@ struct Inner {
     free: Vec<usize>,
     ended: VecDeque<Ended>,
     turned_away: VecDeque<Ended>,
-    /// Nobody else has them.
+    /// Entries for reuse, owned by the shard alone.
     spare: Vec<Arc<Entry>>,
-    /// How many have ended.
+    /// Number of requests that have ended.
     ends: u64,
     wall: Wall,
 }
@@ -58,14 +59,14 @@ struct Live {
     conn: Arc<ConnState>,
 }
 
-/// One that is over.
+/// An ended request.
 #[derive(Clone, Debug)]
 struct Ended {
     entry: Arc<Entry>,
     end: End,
 }
 
-/// How it ended.
+/// The end of a request.
 #[derive(Clone, Debug)]
 pub(super) struct End {
     pub(super) status: u16,
@@ -77,11 +78,11 @@ pub(super) struct End {
     pub(super) attempts: u32,
     pub(super) continued: bool,
     pub(super) generation: Option<GenerationId>,
-    /// When, by the clock of then.
+    /// Wall-clock time of the end.
     pub(super) unix_ms: u64,
 }
 
-/// What the clock on the wall says, without a look at it for each request.
+/// Cached wall-clock time, which saves reading the clock for each request.
 #[derive(Debug)]
 pub(super) struct Wall {
     pub(super) at: Instant,
@@ -89,10 +90,10 @@ pub(super) struct Wall {
 }
 
 impl Wall {
-    /// For how long it is believed: who sets the clock is followed as soon as that.
+    /// Time for which a reading is used. A clock that was set takes effect after that.
     const LASTS: Duration = Duration::from_secs(1);
 
-    /// Milliseconds since 1970 at this moment, by a look of `look` if the last one is too old.
+    /// Returns the milliseconds since 1970. Calls `look` if the last reading is too old.
     pub(super) fn at(&mut self, now: Instant, look: impl FnOnce() -> u64) -> u64 {
         let since = now.saturating_duration_since(self.at);
         if since < Self::LASTS {
@@ -103,14 +104,14 @@ impl Wall {
     }
 }
 
-/// One that was looked at.
+/// A request as found by a lister.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     pub(super) entry: Arc<Entry>,
     pub(super) end: Option<End>,
 }
 
-/// Where a request in flight is; another one may be there later.
+/// Position of a request in flight; another request may be there later.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     index: usize,
@@ -118,7 +119,7 @@ pub(super) struct Place {
 }
 
 impl Seen {
-    /// Those in flight before those that ended; of the first the oldest before others, of the second the last one.
+    /// Orders requests in flight before ended ones; the former oldest first, the latter latest first.
     pub(super) fn order(&self, other: &Self) -> Ordering {
         let by_time = match (self.ended(), other.ended()) {
             (None, None) => self.entry.began.cmp(&other.entry.began),
@@ -133,7 +134,7 @@ impl Seen {
     }
 }
 
-/// The place of a request in flight. It is given back by [`Ticket::end`].
+/// The position of a request in flight. [`Ticket::end`] frees it.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     shard: Arc<Shard>,
@@ -141,7 +142,7 @@ pub(crate) struct Ticket {
 }
 
 impl Shard {
-    /// The shard of this thread of so many.
+    /// Creates the shard of thread number `thread`.
     pub(super) fn new(thread: usize, threads: usize, sizes: Sizes) -> Self {
         let inner = Inner {
             next: thread as u64 + 1,
@@ -186,18 +187,18 @@ impl Shard {
         (Ticket { shard: shard.clone(), place }, Progress(Some(entry)))
     }
 
-    /// How many are in flight.
     pub(super) fn in_flight(&self) -> usize {
         let inner = self.inner();
         inner.live.len() - inner.free.len()
     }
 
-    /// Those in flight, a portion at a time, and then those that ended: who ends meanwhile is in it by its end.
+    /// Lists the requests in flight, a portion at a time, then the ended ones. A request that ends
+    /// meanwhile is listed as ended.
     pub(super) fn list(&self) -> Vec<Seen> {
         self.with_ended(self.live())
     }
 
-    /// Those in flight, each in the moment in which it was looked at.
+    /// Lists the requests in flight, each at the moment it was read.
     pub(super) fn live(&self) -> Vec<Seen> {
         let mut seen: Vec<Seen> = Vec::new();
         let mut from = 0;
@@ -213,19 +214,19 @@ impl Shard {
         }
     }
 
-    /// Those of them that still are, and those that ended.
+    /// Keeps those still in flight, and adds the ended ones.
     pub(super) fn with_ended(&self, mut seen: Vec<Seen>) -> Vec<Seen> {
         let (ended, ends): (Vec<Ended>, u64) = {
             let inner = self.inner();
             (inner.ended.iter().chain(&inner.turned_away).cloned().collect(), inner.ends)
         };
-        // Who has ended until then is among those that ended, or was driven out there already.
+        // A request that has ended by now is among the ended ones, or was already displaced there.
         seen.retain(|one| one.entry.was_in_flight(ends));
         seen.extend(ended.into_iter().map(|Ended { entry, end }| Seen { entry, end: Some(end) }));
         seen
     }
 
-    /// Where those in flight are that are meant.
+    /// Returns the positions of matching requests in flight.
     pub(super) fn places(&self, is_meant: impl Fn(&str, u64) -> bool) -> Vec<Place> {
         let mut places = Vec::new();
         let mut from = 0;
@@ -245,20 +246,20 @@ impl Shard {
         }
     }
 
-    /// How the last one ended that is meant.
+    /// Returns the outcome of the last matching request that has ended.
     pub(super) fn outcome(&self, is_meant: impl Fn(&str, u64) -> bool) -> Option<&'static str> {
         let inner = self.inner();
         let ended = inner.ended.iter().rev().chain(inner.turned_away.iter().rev());
         ended.into_iter().find(|one| is_meant(&one.entry.id, one.entry.number)).map(|one| one.end.outcome)
     }
 
-    /// Tells a request to end; `None` if it is not in flight any more. Under the lock, without which it cannot end: its connection
-    /// may have another request a moment later.
+    /// Cancels a request; `None` if it is no longer in flight. Holds the lock, without which the request
+    /// cannot end: a moment later its connection may have another request.
     pub(super) fn cancel(&self, place: Place) -> Option<Told> {
         let (now, wall) = (Instant::now(), clock::unix_ms());
         let inner = self.inner();
         let live = inner.live.get(place.index)?.as_ref().filter(|live| live.entry.number == place.number)?;
-        // As it was before it was told.
+        // Its state before it is cancelled.
         let mut request = Seen { entry: live.entry.clone(), end: None }.view(now, wall);
         let again = live.entry.cancel();
         live.conn.cancelling.ask();
@@ -271,7 +272,7 @@ impl Shard {
         let Some(Live { entry, conn }) = inner.live.get_mut(place).and_then(Option::take) else { return };
         inner.free.push(place);
         if inner.free.len() == inner.live.len() && inner.live.len() > KEPT {
-            // A storm is over.
+            // A burst of requests is over: free the memory.
             (inner.live, inner.free) = (Vec::new(), Vec::new());
         }
         let inner = &mut *inner;
@@ -295,7 +296,7 @@ impl Shard {
 }
 
 impl Ticket {
-    /// The request is over: from now on nobody finds it among those in flight.
+    /// Ends the request and removes it from those in flight.
     pub(crate) fn end(self, record: &Record) {
         self.shard.end(
             self.place,

@@ -1,4 +1,4 @@
-//! The books of requests: nobody is missing, nobody stays, and a cancel never meets another request.
+//! The list of requests: none is missing, none remains, and a cancellation never hits another request.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -57,7 +57,7 @@ fn begun(record: &Record) -> Begun<'_> {
     }
 }
 
-/// A request that was let in, on the shard with this number.
+/// Begins an admitted request on the shard with this number.
 fn begin(requests: &Requests, shard: usize, id: &str, conn: &Arc<ConnState>) -> (Ticket, Progress) {
     let record = record(id);
     let (ticket, progress) = Shard::begin(&requests.0[shard], &begun(&record), conn);
@@ -158,7 +158,7 @@ fn who_ends_while_others_are_looked_at_is_not_shown_as_in_flight_though_it_is_no
     let shown: Vec<_> = all.iter().filter(|one| one.end.is_none()).map(|one| one.entry.id.as_str()).collect();
     assert_eq!(shown, ["stays"]);
     assert_eq!(all.len(), 1 + SIZES.ended);
-    // Who ends behind that was in flight when the list was made.
+    // A request that ends afterwards was in flight when the list was made.
     let (late, _) = begin(&requests, 0, "late", &ConnState::new());
     let entry = shard.live().into_iter().find(|one| one.entry.id == "late").unwrap().entry;
     let before = SIZES.ended as u64 + 1;
@@ -220,7 +220,7 @@ fn in_flight_is_the_oldest_first_and_then_the_last_that_ended() {
 }
 
 proptest! {
-    /// Whatever begins and ends in whatever order: those in flight are those that began and have not ended.
+    /// Requests begin and end in any order: those in flight are those that began and have not ended.
     #[test]
     fn the_books_say_what_happened(steps in proptest::collection::vec((0..3_usize, 0..8_usize, any::<bool>()), 1..200)) {
         let requests = Requests::of(3, SIZES);
@@ -255,13 +255,14 @@ proptest! {
     }
 }
 
-/// Threads that begin and end as fast as they can, one connection each, beside one that lists and one that cancels at random.
+/// Threads begin and end requests as fast as they can, one connection each. One thread lists, another
+/// cancels at random.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn in_a_storm_nobody_is_missing_nobody_stays_and_a_cancel_meets_nobody_else() {
     const THREADS: usize = 4;
     const AT_LEAST: u64 = 2000;
-    // A thread that starts late must find the storm: it goes on until both watchers saw it.
+    // A watcher that starts late must find requests: the threads continue until both watchers saw some.
     const AT_MOST: u64 = 2_000_000;
     let requests = Requests::of(2, SIZES);
     let over = AtomicBool::new(false);
@@ -280,7 +281,7 @@ fn in_a_storm_nobody_is_missing_nobody_stays_and_a_cancel_meets_nobody_else() {
                     }
                     let busy = conn.begin();
                     let id = format!("{thread}-{n}");
-                    // Two threads share a shard, so that its lock is fought for.
+                    // Two threads share a shard, so that they contend for its lock.
                     let (ticket, progress) = begin(requests, thread % 2, &id, &conn);
                     if n % 16 == 0 {
                         let list = requests.list();
@@ -293,7 +294,7 @@ fn in_a_storm_nobody_is_missing_nobody_stays_and_a_cancel_meets_nobody_else() {
                     }
                     drop(progress);
                     ticket.end(&record(""));
-                    // What comes between its end and the next one's beginning is for nobody.
+                    // A cancellation between its end and the next beginning has no effect.
                     if n % 16 == 0 {
                         let list = requests.list();
                         assert!(list.iter().all(|one| one.id != id || !one.is_in_flight()));

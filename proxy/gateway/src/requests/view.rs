@@ -1,4 +1,4 @@
-//! A request as it is shown: plain values, for programs and for people. Never what it says.
+//! A request as plain values, for display and for programs. Its contents are never shown.
 
 use std::time::Duration;
 
@@ -10,33 +10,33 @@ use warden_policies::{GenerationId, ModelName};
 use super::entry::Stage;
 use super::shard::Seen;
 
-/// How far a request has come.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestState {
-    /// Its body comes.
+    /// Receiving its body.
     Receiving,
-    /// It waits for a slot of a model that serves.
+    /// Waiting for a slot of a model that is serving.
     Queued,
-    /// It waits for a model that no process serves now.
+    /// Waiting for a model that no process serves at the moment.
     Loading,
-    /// A backend has it, and nothing of the answer is here. Of an answer that is no stream it cannot be seen from outside
-    /// whether the prompt is still evaluated.
+    /// A backend has it, and no part of the answer has come. Without a stream, the end of prompt evaluation
+    /// cannot be seen.
     Sent,
-    /// A backend has it, and has not sent the first event of its stream: the prompt is evaluated.
+    /// A backend has it and is evaluating the prompt: the first event of its stream has not come.
     Prefill,
     /// Its answer is generated as a stream.
     Generating,
-    /// Its answer passes.
+    /// Its answer is being passed on.
     Answering,
-    /// Its backend is gone, and another one is to go on with it.
+    /// Its backend is gone, and another one is to continue it.
     Continuing,
-    /// It is over.
+    /// Ended.
     Ended,
 }
 
 impl RequestState {
-    /// All of them, in the order in which a request may go through them.
+    /// All states, in the order in which a request may pass through them.
     pub const ALL: [Self; 9] = [
         Self::Receiving,
         Self::Queued,
@@ -49,7 +49,7 @@ impl RequestState {
         Self::Ended,
     ];
 
-    /// Its name, in JSON too.
+    /// Name of the state, also in JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Receiving => "receiving",
@@ -65,79 +65,81 @@ impl RequestState {
     }
 }
 
-/// One request. Times are milliseconds.
+/// A request. Times are in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RequestView {
-    /// Its `X-Request-Id`, as clients, backends and the access log have it. Clients may give several the same.
+    /// Its `X-Request-Id`, as in clients, backends and the access log. Clients may give several requests
+    /// the same.
     pub id: String,
-    /// Its number, which no other request of this instance has. No order.
+    /// Unique number in this instance; not ordered.
     pub number: u64,
-    /// How far it has come.
+    /// Progress of the request.
     pub state: RequestState,
     /// The model, once it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelName>,
-    /// Which replica of it, from 0, if its generation still runs.
+    /// Index of its replica, from 0, if its generation still runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica: Option<u32>,
-    /// The generation that has it, or had it last.
+    /// Generation that has the request, or had it last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<GenerationId>,
     /// Label of the route, as in the access log.
     pub route: String,
-    /// Its method.
+    /// HTTP method.
     pub method: String,
     /// `http/1.0`, `http/1.1` or `h2`.
     pub protocol: String,
-    /// Name of the client's key, where keys are asked for.
+    /// Name of the client's key, if keys are required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// The client's address.
     pub peer: String,
-    /// Whether its backend was asked for a stream.
+    /// Its backend was asked for a stream.
     pub stream: bool,
-    /// When its head was here, in milliseconds since 1970.
+    /// Arrival of its head, in milliseconds since 1970.
     pub began_unix_ms: u64,
-    /// When it ended.
+    /// Its end, in milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_unix_ms: Option<u64>,
-    /// From its head until now, or to its end.
+    /// Time from its head until its end, or until now.
     pub total_ms: f64,
-    /// Time in queues so far, waiting for a model included.
+    /// Time in queues so far, including the wait for a model.
     pub queued_ms: f64,
-    /// Evaluating the prompt, as the backend says it; before that, and where it does not say, what a stream shows: from being sent to
-    /// the first event, or until now.
+    /// Time for evaluating the prompt, as the backend reports it. Before that report, or without one,
+    /// derived from the stream: from sending the request to the first event, or until now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_ms: Option<f64>,
-    /// Generating, in the same way: from the first event to the end, or until now.
+    /// Time for generating, by the same rules: from the first event to the end, or until now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generating_ms: Option<f64>,
-    /// Tokens of the prompt that are evaluated, as far as that is known; in flight often not.
+    /// Evaluated prompt tokens, as far as known; often unknown in flight.
     pub prompt_tokens: u64,
-    /// Tokens that were generated. In flight only a stream shows them, by an event for each and some more around them.
+    /// Generated tokens. In flight known only for a stream, from the number of its events, which is
+    /// slightly too large.
     pub output_tokens: u64,
-    /// Leases that it had: 1 where the first backend answers.
+    /// Leases used: 1 if the first backend answers.
     pub attempts: u32,
-    /// Whether an operator has told it to end.
+    /// An operator has cancelled the request.
     pub cancelled: bool,
-    /// Whether it was executed again because its server had died.
+    /// The request was executed again because its server died.
     pub continued: bool,
-    /// The status that its client got, if it has ended; 0 if there was none.
+    /// Status that its client got, once it has ended; 0 if there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// How it ended, as in the access log.
+    /// Outcome, as in the access log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
 }
 
 impl RequestView {
-    /// Whether it is in flight.
+    /// Returns whether it is in flight.
     pub const fn is_in_flight(&self) -> bool {
         self.ended_unix_ms.is_none()
     }
 }
 
-/// Milliseconds. Whole microseconds: more digits are noise.
+/// Converts to milliseconds, rounded to whole microseconds: further digits are noise.
 fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
@@ -147,7 +149,7 @@ fn whole_ms(time: Duration) -> u64 {
 }
 
 impl Seen {
-    /// As it is `now`, which is `wall` milliseconds after 1970.
+    /// Builds the view at `now`, which is `wall` milliseconds after 1970.
     pub(super) fn view(&self, now: Instant, wall: u64) -> RequestView {
         let Self { entry, end } = self;
         let age = end.as_ref().map_or_else(|| now.saturating_duration_since(entry.began), |end| end.total);
@@ -170,7 +172,7 @@ impl Seen {
         let (prompt, output) = entry.tokens();
         let (evaluated, generated) = entry.told();
         let last = end.as_ref();
-        // What is over stays where it was, however the clock is set later.
+        // The times of an ended request do not move when the clock is set later.
         let until = last.map_or(wall, |end| end.unix_ms);
         let began = until.saturating_sub(whole_ms(age));
         RequestView {
@@ -189,11 +191,11 @@ impl Seen {
             began_unix_ms: began,
             ended_unix_ms: last.map(|end| end.unix_ms),
             total_ms: ms(age),
-            // One that ended in the queue had no lease that would know for how long.
+            // A request that ended in the queue had no lease that recorded its wait.
             queued_ms: ms(entry.queued(age).max(last.map_or(Duration::ZERO, |end| end.queued))),
             prefill_ms: evaluated.or(prefill).map(ms),
             generating_ms: generated.or(generating).map(ms),
-            // In the end it is counted, if its backend tells.
+            // At the end the exact count is used, if its backend reported one.
             prompt_tokens: last.map(|end| end.work.prompt_tokens).filter(|told| *told > 0).unwrap_or(prompt),
             output_tokens: last.map(|end| end.work.output_tokens).filter(|told| *told > 0).unwrap_or(output),
             attempts: last.map_or_else(|| entry.attempts(), |end| end.attempts),

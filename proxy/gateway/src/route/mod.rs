@@ -1,7 +1,7 @@
-//! Which of llama-server's routes a request is for: it decides what kind of lease the request needs, how errors are
-//! spelled, how large a body may be, which rules for requests mean it, and the bounded label under which it is counted.
-//! Routes we do not know pass through; llama-server answers them. All routes of llama-server stand in [`table`]; what names a
-//! model in its path is read by [`target`].
+//! Classifies a request by llama-server's routes. The route determines the kind of lease, the format of
+//! errors, the size limit of the body, the request rules that apply, and the label in metrics. Unknown
+//! routes pass through; llama-server answers them. [`table`] has all routes of llama-server; [`target`]
+//! reads a model name in the path.
 
 mod shape;
 mod table;
@@ -18,88 +18,89 @@ use crate::refusal::Dialect;
 
 pub(crate) use self::shape::Shape;
 
-/// The label of what is none of llama-server's routes, as far as we know them.
+/// Label of requests to none of llama-server's known routes.
 pub(crate) const UNKNOWN: &str = "other";
 
-/// What we know about a route.
+/// Properties of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
     /// Label for logs and metrics: one of a bounded set.
     pub(crate) name: &'static str,
-    /// What the request needs of a backend.
+    /// Kind of lease that the request needs.
     pub(crate) kind: LeaseKind,
-    /// Whether it generates text, as a stream if the body asks for one. What the end of a connection before any byte of
-    /// such a stream proves is a fact of the binary ([`warden_policies::ServerFacts`]).
+    /// The route generates text, as a stream if the body asks for one. The meaning of a connection that
+    /// ends before any byte of such a stream depends on the binary ([`warden_policies::ServerFacts`]).
     pub(crate) generates: bool,
-    /// Whether it computes an answer and changes nothing else, so that it may be executed again if its server dies.
+    /// The route only computes an answer, so a request may be executed again if its server dies.
     pub(crate) computes: bool,
-    /// How errors are spelled.
+    /// Format of errors.
     pub(crate) dialect: Dialect,
-    /// Which limit its bodies have.
+    /// Size class of its bodies.
     pub(crate) size: BodySize,
-    /// What of a JSON body the rules for requests mean; `None`: they leave it alone.
+    /// Shape of its JSON bodies for request rules; `None`: the rules do not apply.
     pub(crate) shape: Option<Shape>,
-    /// What the request does to its server beside being answered.
+    /// Side effect on the server.
     pub(crate) effect: Effect,
-    /// Whether a model that is not loaded is loaded for it. What only looks at a process does not bring one about.
+    /// A request loads its model if that is not loaded. A request that only inspects a process does not
+    /// start one.
     pub(crate) loads: bool,
 }
 
-/// Classes of bodies by the limit that they have.
+/// Classes of bodies by their size limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodySize {
-    /// Prompts, with images and recordings in them.
+    /// Prompts, including images and recordings.
     Prompt,
-    /// Files of sound.
+    /// Audio files.
     Audio,
     /// Text alone.
     Text,
-    /// Some words for the server itself.
+    /// Small requests to the server itself.
     Control,
 }
 
-/// What a request does to its server beside being answered.
+/// Side effect of a request on its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Nothing that the next process would lack.
     None,
-    /// It sets something that outlives it, and that a process which follows does not have. What a request does to slots is no
-    /// such thing: their contents make answers faster and not different.
+    /// Sets something that outlives the request and that the next process does not have. The contents of
+    /// slots do not count: they make answers faster, not different.
     Sets,
     /// The server stops computing while it answers: a slot is saved, restored or erased between two batches.
     Pauses,
 }
 
-/// What is answered here and never reaches a backend.
+/// Routes that the gateway answers itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LocalRoute {
     /// `/health`.
     Health,
     /// `/v1/models`.
     Models,
-    /// `/v1/models/{id}`; the id, decoded.
+    /// `/v1/models/{id}`, with the decoded id.
     Model(String),
-    /// `/running`: which processes there are.
+    /// `/running`: the list of processes.
     Running,
-    /// `/upstream/<model>` without a slash behind it; the name.
+    /// `/upstream/<model>` without a slash after the name, with that name.
     Bare(String),
-    /// The page for operators.
+    /// The operators' page.
     Page,
-    /// The answer to a browser's question whether it may call.
+    /// A CORS preflight.
     Preflight,
-    /// A method that no proxy may serve to anybody.
+    /// A method that a proxy must not serve.
     Forbidden,
 }
 
 impl Route {
-    /// Whether a stream of events that answers a `GET` here has no end of its own. The replay of a generation has one.
+    /// Returns whether an event stream that answers a `GET` here is endless. The replay of a generation has
+    /// an end.
     pub(crate) fn watches(self) -> bool {
         self.name != STREAM
     }
 }
 
 impl LocalRoute {
-    /// Label for logs and metrics.
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Health => "health",
@@ -112,40 +113,41 @@ impl LocalRoute {
         }
     }
 
-    /// Whether everybody may ask it: whether we live, and whether a browser may call. What judges itself who asks. And what nobody
-    /// is served.
+    /// Returns whether the route needs no key: health, preflights, the page, which checks its clients
+    /// itself, and forbidden methods, which no client gets.
     pub(crate) fn is_open(&self) -> bool {
         matches!(self, Self::Health | Self::Page | Self::Preflight | Self::Forbidden)
     }
 }
 
-/// A path as llama-server looks for its handler: decoded. So no spelling is a way around slots, rules and budgets. One that
-/// cannot be decoded stays as it is.
+/// Decodes a path as llama-server does to find its handler, so that no encoding evades slots, rules or
+/// budgets. A path that cannot be decoded stays as it is.
 pub(crate) fn plain(path: &str) -> Cow<'_, str> {
     let decoded = path.contains('%').then(|| query::percent_decoded(path)).flatten();
     decoded.map_or(Cow::Borrowed(path), Cow::Owned)
 }
 
-/// All paths of llama-server that we know, each once.
+/// Returns all known paths of llama-server, each once.
 pub fn paths() -> impl Iterator<Item = &'static str> {
     table::ROWS.iter().map(|row| row.path)
 }
 
-/// The path as we write it, if it is one of llama-server's that we know.
+/// Returns a path in our own spelling, if it is one of llama-server's known paths.
 pub(crate) fn known(path: &str) -> Option<&'static str> {
     let plain = plain(path);
     paths().find(|known| *known == plain)
 }
 
-/// The route of a request that goes to a backend.
+/// Returns the route of a request that is sent to a backend.
 pub(crate) fn route(method: &Method, path: &str) -> Route {
     let route = table::route(method, &plain(path));
-    // A browser's question.
+    // A CORS preflight.
     if *method == Method::OPTIONS { Route { loads: false, kind: LeaseKind::Read, ..route } } else { route }
 }
 
-/// Whether a backend may get requests of this method. Behind one that it does not know, llama-server takes head and
-/// body for requests of their own; `CONNECT` asks for a tunnel, and `TRACE` for what others must not see.
+/// Returns whether a backend may get requests of this method. After an unknown method, llama-server reads
+/// head and body as further requests. `CONNECT` asks for a tunnel, and `TRACE` could reveal other fields of
+/// the request.
 fn is_served(method: &Method) -> bool {
     matches!(
         *method,
@@ -159,17 +161,17 @@ fn is_served(method: &Method) -> bool {
     )
 }
 
-/// Letters of a method that is made up, as far as it is logged and named.
+/// Letters of an unknown method that are logged.
 const METHOD_LETTERS: usize = 24;
 
-/// The method by which a request is logged and named: there is no bound to what clients make up.
+/// Shortens an unknown method for logs and errors: clients may send one of any length.
 pub(crate) fn named(method: &Method) -> Method {
     let name = method.as_str();
     let short = name.get(..METHOD_LETTERS).and_then(|short| Method::from_bytes(short.as_bytes()).ok());
     short.unwrap_or_else(|| method.clone())
 }
 
-/// Whether the request is answered here.
+/// Returns the own route that answers the request, if any.
 pub(crate) fn local(method: &Method, path: &str) -> Option<LocalRoute> {
     if !is_served(method) {
         return Some(LocalRoute::Forbidden);
@@ -271,7 +273,7 @@ mod tests {
             (Method::POST, "/tools", true),
             (Method::POST, "/tokenize", true),
             (Method::POST, "/completion", true),
-            // Its page is opened by a person who means to use it.
+            // A person opens the page in order to use the model.
             (Method::GET, "/", true),
             (Method::GET, "/bundle.js", true),
         ] {

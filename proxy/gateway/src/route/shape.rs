@@ -1,38 +1,38 @@
-//! Where the bodies of a route have what rules are about.
+//! Shapes of request bodies: the members to which request rules apply.
 
-/// Where a request body has what rules are about.
+/// Shape of a request body for request rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// `messages`; generates.
     Chat,
     /// `prompt`, in llama-server's own dialect; generates.
     Native,
-    /// `prompt`, as OpenAI has it; generates.
+    /// `prompt`, in OpenAI's dialect; generates.
     Completion,
     /// `instructions` and `input`; generates.
     Responses,
     /// `system` and `messages`; generates.
     Messages,
-    /// As [`Self::Chat`], and nothing is generated.
+    /// Like [`Self::Chat`], without generating.
     ChatCount,
-    /// As [`Self::Responses`], and nothing is generated.
+    /// Like [`Self::Responses`], without generating.
     ResponsesCount,
-    /// As [`Self::Messages`], and nothing is generated.
+    /// Like [`Self::Messages`], without generating.
     MessagesCount,
 }
 
 impl Shape {
-    /// Whether the route generates text.
+    /// Returns whether the route generates text.
     pub(crate) fn generates(self) -> bool {
         matches!(self, Self::Chat | Self::Native | Self::Completion | Self::Responses | Self::Messages)
     }
 
-    /// Whether the route takes a seed. That of messages passes none on.
+    /// Returns whether the route accepts a seed. The messages route passes none on.
     pub(crate) fn takes_seeds(self) -> bool {
         self.generates() && self != Self::Messages
     }
 
-    /// The list of messages, and the member that holds a system prompt.
+    /// Returns the list of messages, and the member with a system prompt.
     pub(crate) fn prompts(self) -> (Option<&'static str>, Option<&'static str>) {
         match self {
             Self::Chat | Self::ChatCount => (Some("messages"), None),
@@ -42,7 +42,7 @@ impl Shape {
         }
     }
 
-    /// The bounds that the route looks at, its own name of it first.
+    /// Returns the token limits that the route reads, its native name first.
     pub(crate) fn bounds(self) -> &'static [&'static str] {
         match self {
             Self::Native => &["n_predict", "max_tokens", "max_completion_tokens"],

@@ -1,5 +1,6 @@
-//! The one table of paths. It follows llama-server's own (`tools/server/server.cpp`), whose only event streams without a slot
-//! are answers to `GET` (`/v1/stream`, `/models/sse`), which may be sent again like any `GET`; it has no websockets.
+//! The one table of paths. The table follows llama-server's own (`tools/server/server.cpp`). llama-server
+//! has no websockets; its only event streams without a slot answer `GET` (`/v1/stream`, `/models/sse`), and
+//! may be sent again like any `GET`.
 
 use http::Method;
 use warden_policies::dispatch::LeaseKind;
@@ -7,31 +8,30 @@ use warden_policies::dispatch::LeaseKind;
 use super::{BodySize, Effect, LocalRoute, Route, Shape, UNKNOWN};
 use crate::refusal::Dialect;
 
-/// The label of streams of generations that go on without a client.
+/// Label of streams of generations that continue without a client.
 pub(super) const STREAM: &str = "stream";
 
-/// A path, and what a request for it means.
+/// A path and its routes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     pub(super) path: &'static str,
-    /// What a `POST` means; if it needs no slot, other methods mean the same.
+    /// Route of a `POST`; if it needs no slot, other methods have the same.
     post: Route,
-    /// What of us answers a `GET` here.
+    /// The gateway's own answer to a `GET`.
     local: Option<Local>,
-    /// Which methods load a model that is not loaded.
     loads: Loads,
 }
 
-/// Which methods load a model that is not loaded.
+/// Methods that load a model that is not loaded.
 #[derive(Clone, Copy, Debug)]
 enum Loads {
     All,
-    /// The others only look at a process.
+    /// The other methods only inspect a process.
     Post,
     None,
 }
 
-/// What of us answers a `GET`.
+/// The gateway's own answers to a `GET`.
 #[derive(Clone, Copy, Debug)]
 enum Local {
     Health,
@@ -39,7 +39,7 @@ enum Local {
     Running,
 }
 
-/// What is none of llama-server's routes, as far as we know them.
+/// Route of a path that is none of llama-server's known ones.
 const NONE: Route = Route {
     name: UNKNOWN,
     kind: LeaseKind::Aux,
@@ -52,11 +52,11 @@ const NONE: Route = Route {
     loads: true,
 };
 
-/// All of them. What is asked most stands first.
+/// All known paths, the most frequent first.
 pub(super) static ROWS: [Row; 46] = [
     generating("/v1/chat/completions", "chat", Shape::Chat),
     generating("/chat/completions", "chat", Shape::Chat),
-    // Of older ones: the same under Ollama's name.
+    // In older builds: the same under Ollama's name.
     generating("/api/chat", "chat", Shape::Chat),
     generating("/v1/completions", "completions", Shape::Completion),
     generating("/completions", "completions", Shape::Native),
@@ -65,8 +65,8 @@ pub(super) static ROWS: [Row; 46] = [
     generating("/responses", "responses", Shape::Responses).spelled(Dialect::Responses),
     generating("/v1/messages", "messages", Shape::Messages).spelled(Dialect::Anthropic),
     generating("/infill", "infill", Shape::Native),
-    // Requests that occupy a slot, or the model, and answer at once. A transcription may be a stream, which only its form
-    // says: nothing is proved by its head.
+    // Requests that occupy a slot, or the model, and answer at once. A transcription may be a stream, but
+    // only its form shows that; its head proves nothing.
     evaluating("/v1/audio/transcriptions", "audio", BodySize::Audio),
     evaluating("/audio/transcriptions", "audio", BodySize::Audio),
     evaluating("/v1/embeddings", "embeddings", BodySize::Prompt),
@@ -77,7 +77,7 @@ pub(super) static ROWS: [Row; 46] = [
     evaluating("/rerank", "rerank", BodySize::Text),
     evaluating("/reranking", "rerank", BodySize::Text),
     evaluating("/predict", "predict", BodySize::Prompt),
-    // Requests that are answered beside the slots.
+    // Requests that need no slot.
     counting("/v1/chat/completions/input_tokens", "input_tokens", Shape::ChatCount),
     counting("/chat/completions/input_tokens", "input_tokens", Shape::ChatCount),
     counting("/v1/responses/input_tokens", "input_tokens", Shape::ResponsesCount),
@@ -100,7 +100,7 @@ pub(super) static ROWS: [Row; 46] = [
     beside("/models/unload", "router", BodySize::Control).loading_by(Loads::None),
     beside("/models/sse", "router", BodySize::Control).loading_by(Loads::None),
     beside("/", "ui", BodySize::Control),
-    // Ours alone.
+    // The gateway's own routes.
     beside("/health", UNKNOWN, BodySize::Prompt).answered_by(Local::Health).loading_by(Loads::None),
     beside("/v1/health", UNKNOWN, BodySize::Prompt).answered_by(Local::Health).loading_by(Loads::None),
     beside("/v1/models", UNKNOWN, BodySize::Prompt).answered_by(Local::Models).loading_by(Loads::None),
@@ -120,12 +120,12 @@ const fn evaluating(path: &'static str, name: &'static str, size: BodySize) -> R
     row(path, Route { name, kind: LeaseKind::Slot, computes: true, size, ..NONE })
 }
 
-/// Counts what a route of this shape would take in, beside the slots.
+/// Counts the prompt of a route of this shape, without a slot.
 const fn counting(path: &'static str, name: &'static str, shape: Shape) -> Row {
     row(path, Route { name, computes: true, shape: Some(shape), ..NONE })
 }
 
-/// Is answered beside the slots.
+/// Is answered without a slot.
 const fn beside(path: &'static str, name: &'static str, size: BodySize) -> Row {
     row(path, Route { name, size, ..NONE })
 }
@@ -161,7 +161,7 @@ impl Row {
     }
 }
 
-/// The route of a request for this path, which is decoded.
+/// Returns the route of a request to this decoded path.
 pub(super) fn route(method: &Method, path: &str) -> Route {
     let is_post = *method == Method::POST;
     let Some(Row { post, loads, .. }) = Row::of(path) else {
@@ -184,7 +184,7 @@ pub(super) fn route(method: &Method, path: &str) -> Route {
     Route { loads, kind: if reads { LeaseKind::Read } else { route.kind }, ..route }
 }
 
-/// What of us answers a `GET` for this path, which is decoded.
+/// Returns the gateway's own route for a `GET` to this decoded path.
 pub(super) fn local(path: &str) -> Option<LocalRoute> {
     match Row::of(path).and_then(|row| row.local) {
         Some(Local::Health) => Some(LocalRoute::Health),
@@ -197,6 +197,6 @@ pub(super) fn local(path: &str) -> Option<LocalRoute> {
 fn model_id(path: &str) -> Option<&str> {
     path.strip_prefix("/v1/models/")
         .or_else(|| path.strip_prefix("/models/"))
-        // llama-server's own event stream of that name must not be read as a model.
+        // llama-server has an event stream of that name.
         .filter(|id| !id.is_empty() && *id != "sse")
 }

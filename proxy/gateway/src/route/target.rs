@@ -1,12 +1,12 @@
-//! What a request target says about its model: the path `/upstream/<model>/...`, which passes what follows as it is, and
-//! the parameter `model` of a query. It changes targets only where it is asked to, and then nothing but the named part.
+//! Reads the model name in a request target: the path `/upstream/<model>/...`, whose remainder passes
+//! unchanged, and the query parameter `model`. A target is changed only on request, and then only its name.
 //!
 //! ```text
 //!   /upstream/org/name/v1/chat/completions?x=1   ->  model `org/name`,  /v1/chat/completions?x=1
 //!   /upstream/org%2Fname/slots/0                 ->  model `org/name`,  /slots/0
 //! ```
 //!
-//! A name may have slashes, so the longest name or alias that matches whole segments is meant.
+//! A name may have slashes, so the longest name or alias that matches whole segments is used.
 
 use http::Uri;
 use http::uri::{InvalidUri, PathAndQuery};
@@ -15,27 +15,27 @@ use warden_supervisor::FleetView;
 use crate::protocol::query;
 use crate::refusal::Refusal;
 
-/// Paths that name their model begin with this.
+/// Beginning of paths that name their model.
 const PREFIX: &str = "/upstream/";
 
 /// A path that names its model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ModelPath {
-    /// The name or alias that was given.
+    /// Requested name or alias.
     pub(crate) name: String,
-    /// What the backend gets: path and query behind the name.
+    /// Target for the backend: path and query after the name.
     pub(crate) target: PathAndQuery,
-    /// There was nothing behind the name, not even a slash.
+    /// Nothing follows the name, not even a slash.
     pub(crate) is_bare: bool,
 }
 
-/// Whether this is a path that names its model.
+/// Returns whether a path names its model.
 pub(crate) fn is_upstream(path: &str) -> bool {
     path.starts_with(PREFIX)
 }
 
-/// What a backend gets as its target: path and query. An absolute target may have no path, which means `/` (RFC 9110
-/// section 4.2.3), and yet a query. `OPTIONS *` and its like are answered by us.
+/// Returns the target for a backend: path and query. An absolute target may have no path, which means `/`
+/// (RFC 9110 section 4.2.3), and still have a query. The gateway answers `OPTIONS *` and the like itself.
 pub(crate) fn origin_form(uri: &Uri) -> Result<Uri, InvalidUri> {
     let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
     match target.as_bytes().first() {
@@ -45,8 +45,8 @@ pub(crate) fn origin_form(uri: &Uri) -> Result<Uri, InvalidUri> {
     }
 }
 
-/// The model that a path names, and what is left for the backend. With `any_name`, the first segment is a name if
-/// nothing else matches. `more`: names without a process of their own.
+/// Returns the model that a path names, and the target for the backend. With `any_name`, the first segment
+/// is the name if nothing else matches. `more`: names without a process of their own.
 pub(crate) fn upstream<'a>(
     uri: &Uri,
     fleet: &'a FleetView,
@@ -58,7 +58,7 @@ pub(crate) fn upstream<'a>(
         let models = fleet.models.iter().flat_map(|model| model.names());
         models.chain(more.clone())
     };
-    // Every letter may be spelled with three.
+    // Percent-encoded, a letter takes three bytes.
     let longest = names().map(str::len).max().unwrap_or(0) * 3;
     let ends = raw.match_indices('/').map(|(at, _)| at).chain(std::iter::once(raw.len()));
     let found = ends
@@ -87,13 +87,13 @@ pub(crate) fn upstream<'a>(
     Ok(ModelPath { name, target, is_bare: rest.is_empty() })
 }
 
-/// The same path with a slash at its end, for a browser whose relative links would miss otherwise.
+/// Appends a slash to a path: without it a browser resolves relative links wrongly.
 pub(crate) fn with_slash(uri: &Uri) -> String {
     let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     format!("{}/{query}", uri.path())
 }
 
-/// The target with another value for each `model` of its query; everything else stays as it is spelled.
+/// Replaces the value of each `model` in the query of a target; everything else keeps its spelling.
 pub(crate) fn with_model(target: &PathAndQuery, model: &str) -> Option<PathAndQuery> {
     let query = target.query()?;
     let is_model = |pair: &str| {

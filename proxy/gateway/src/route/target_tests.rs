@@ -1,4 +1,4 @@
-//! Targets that name their model, spelled in every way.
+//! Targets that name their model, in all spellings.
 
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
-//! Carries rules out on one request, before it has its lease: so a change of rules never waits in a queue.
+//! Applies rules to one request before it has its lease, so that a change of rules never waits in a queue.
 //!
 //! ```text
-//!   rules mean the route --> body held whole --> index --> edits       (no room: 503, no JSON object: 400)
-//!   only another name ----> body held whole --> the same, but what is no JSON object passes
-//!                    \----> large: the name found in the part that is held is replaced, the rest streams;
-//!                           a second `model` in the rest ends the request, or the backend would take that one
+//!   rules apply to the route --> body held whole --> index --> edits   (no room: 503, no JSON object: 400)
+//!   only another name ---------> body held whole --> the same, but anything but a JSON object passes
+//!                    \---------> large: the name in the held part is replaced, the rest streams;
+//!                                a second `model` in the rest, which the backend would use, is refused
 //! ```
 
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
@@ -17,7 +17,7 @@ use crate::body::json_index::JsonIndex;
 use crate::refusal::{Refusal, Unreadable};
 use crate::route::{Shape, target};
 
-/// Applies the rules of the model that the request is for, on a route of this shape.
+/// Applies the model's rules to a request, on a route of this shape.
 pub(crate) async fn apply(
     model: &ModelName,
     rules: &ModelRules,
@@ -33,7 +33,7 @@ pub(crate) async fn apply(
     let Some(plan) = Plan::new(rules, shape) else { return Ok(()) };
     let unreadable = |why| Refusal::Unreadable { model: model.clone(), why };
     if is_multipart(&parts.headers) {
-        // One that we do not take for a form may still be one for llama-server.
+        // llama-server may read a body as a form that we do not recognise as one.
         if plan.is_strict() || !intake.is_form() {
             return Err(unreadable(Unreadable::NotObject));
         }
@@ -52,7 +52,7 @@ pub(crate) async fn apply(
     }
 }
 
-/// Whether anybody might read the body as a form.
+/// Returns whether any reader could take the body for a form.
 fn is_multipart(headers: &HeaderMap) -> bool {
     let begins = |value: &HeaderValue| {
         value

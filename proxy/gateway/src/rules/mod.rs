@@ -1,6 +1,6 @@
-//! What an operator wants changed in the requests for a model: parameters set, defaulted or stripped, a system prompt, a
-//! bound on generated tokens, another name for the backend. Here is what that means; `plan` turns it into edits of a body, and
-//! `apply` carries them out.
+//! An operator's rules for the requests to a model: parameters to set, default or strip, a system prompt, a
+//! token limit, another name for the backend. This module defines them; `plan` turns them into edits of a
+//! body, and `apply` carries those out.
 
 mod apply;
 mod names;
@@ -15,33 +15,34 @@ pub(crate) use apply::apply;
 pub use names::Name;
 use plan::Plan;
 
-/// What is special about one model. [`Default`] is: nothing, its requests pass as they are.
+/// Rules of one model. [`Default`] changes nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelRules {
-    /// What is changed in bodies.
+    /// Changes in bodies.
     pub request: RequestRules,
-    /// The name that the backend sees in place of the client's, for one that looks at it.
+    /// Name that the backend gets in place of the client's, for a backend that checks it.
     pub upstream_model: Option<String>,
-    /// An answer that is no stream is asked for as one and put together here (`assemble`).
+    /// Non-streaming answers are requested as streams and assembled here (`assemble`).
     pub assemble: bool,
-    /// What becomes of a request whose server dies before it has answered.
+    /// Handling of a request whose server dies before it has answered.
     pub on_death: OnDeath,
-    /// What the client of a stream gets while the model loads.
+    /// Progress messages for a streaming client while the model loads.
     pub loading: WhileLoading,
-    /// Somebody else's endpoint serves it: only what computes an answer goes there.
+    /// A remote endpoint serves the model; it gets only requests that compute an answer.
     pub remote: bool,
-    /// How long an answer may take in all; `None`: as long as every other.
+    /// Time limit of an answer; `None`: the general one.
     pub timeout: Option<Duration>,
-    /// What lists of models say of it.
+    /// Its description in lists of models.
     pub listing: Listing,
 }
 
-/// What lists of models say of one, beyond what its process reports. [`Default`] is: nothing.
+/// A model's description in lists, beyond its process's own. [`Default`] adds nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Listing {
-    /// Lists leave it out; requests for it are served.
+    /// Lists omit the model; requests for it are still served.
     pub hidden: bool,
-    /// Members of its entry. A table is merged into the one that is there, and what a process reports stays.
+    /// Additional members of its entry. A table is merged into an existing one; values that a process
+    /// reports stay.
     pub fields: Map<String, Value>,
 }
 
@@ -63,53 +64,53 @@ impl Listing {
 }
 
 impl ModelRules {
-    /// Whether there is nothing to do.
+    /// Returns whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Changes in the JSON bodies of routes that generate, or that count what a generating route would take in.
+/// Changes in the JSON bodies of routes that generate text, or that count the prompt of such a route.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestRules {
-    /// Members that get this value, whatever the client says.
+    /// Members that get this value in any case.
     pub set: Vec<(String, Value)>,
-    /// Members that get this value if the client says nothing.
+    /// Members that get this value if the client does not set them.
     pub default: Vec<(String, Value)>,
-    /// Members that are taken out.
+    /// Members that are removed.
     pub strip: Vec<String>,
-    /// A system prompt.
+    /// System prompt of the operator.
     pub system_prompt: Option<SystemPrompt>,
-    /// Tokens that may be generated, at most.
+    /// Limit for generated tokens.
     pub max_tokens: Option<u64>,
-    /// A seed of its own for each request that generates and has none, so that its answer can be drawn once more.
+    /// Each generating request without a seed gets one, so that its answer can be reproduced.
     pub fresh_seed: bool,
 }
 
 impl RequestRules {
-    /// Whether there is nothing to do.
+    /// Returns whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A system prompt of the operator's.
+/// System prompt of the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SystemPrompt {
-    /// Its text.
+    /// Text of the prompt.
     pub text: String,
-    /// How it stands to the client's own.
+    /// Combination with the client's own prompt.
     pub mode: SystemMode,
 }
 
-/// How the operator's system prompt stands to the client's own.
+/// Combination of the operator's system prompt with the client's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SystemMode {
-    /// Only where the client has none.
+    /// Added only if the client has none.
     #[default]
     Missing,
-    /// In front of the client's, with an empty line between them.
+    /// Put before the client's, with an empty line between them.
     Prepend,
-    /// Instead of the client's.
+    /// Replaces the client's.
     Replace,
 }

@@ -1,5 +1,5 @@
-//! Names behind which there is no process of their own: one that means a model with other requests, or the best of several models
-//! that is there.
+//! Names without a process of their own: a model with other request rules, or the best available one of
+//! several models.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use warden_supervisor::{FleetView, ModelState};
 
 use super::ModelRules;
 
-/// What such a name means.
+/// Meaning of such a name.
 #[derive(Clone, Debug)]
 pub struct Name {
-    /// The models, the best first, each with its rules under this name. There is at least one.
+    /// Models, the best first, each with its rules under this name. At least one.
     pub models: Vec<(ModelName, Arc<ModelRules>)>,
-    /// Which of them is taken.
+    /// Method of choosing one of them.
     pub choose: Choose,
 }
 
 impl Name {
-    /// The model for a request, among those that its client may use; `None` if there is none of those.
+    /// Chooses the model for a request, among the models that its client may use; `None` if there is none.
     pub(crate) fn choose(
         &self,
         view: &FleetView,

@@ -1,11 +1,11 @@
-//! Rules against the same done by a full parser, split at every point, and against bytes that are no body.
+//! Rules compared with a full parser, split at every point, and with bytes that are no valid body.
 
 use proptest::prelude::*;
 use serde_json::Map;
 
 use super::*;
 
-/// The same by a full parser.
+/// Applies the rules by a full parser.
 #[expect(clippy::cast_precision_loss, reason = "the bounds of the tests are small")]
 fn expected(body: &Value, rules: &RequestRules) -> Value {
     let mut fields: Map<String, Value> = body.as_object().unwrap().clone();

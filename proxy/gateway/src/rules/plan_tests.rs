@@ -1,4 +1,4 @@
-//! Rules against examples; by a full parser: `properties`.
+//! Rules with examples; `properties` compares them with a full parser.
 
 use bytes::Bytes;
 
@@ -62,7 +62,7 @@ fn only_what_a_rule_names_changes_and_everything_else_stays_as_it_is_spelled() {
             r#" { "temperature" : 1.50e0 , "top_k" : 3,"x":null, "big":123456789012345678901234567890 ,"seed":7} "#,
         ),
         (r#"{"user":{"seed":1,"user":[2]}}"#, r#"{"seed":7,"top_k":40,"x":{"y":[1]}}"#),
-        // The last of several counts at the backend: none may be left.
+        // The backend uses the last of several: none may be left.
         (
             r#"{"user":1,"a":{"user":2},"\u0075ser":3,"seed":[1,{"a":2}],"seed" :"x","top_k":1,"x":1}"#,
             r#"{"a":{"user":2},"seed":7,"seed" :7,"top_k":1,"x":1}"#,
@@ -98,9 +98,9 @@ fn a_bound_on_tokens_holds_whatever_the_client_says() {
     ] {
         assert_eq!(ruled(body, &most(100), shape), expected, "{shape:?}");
     }
-    // llama-server bounds Anthropic's route itself.
+    // llama-server limits Anthropic's route itself.
     assert_eq!(ruled("{}", &most(5000), Shape::Messages), "{}");
-    // A number too long to be read is none.
+    // A number too long to be parsed is ignored.
     let long = format!("{{\"max_tokens\":1e{}9}}", "0".repeat(100));
     assert_eq!(ruled_in(&long, 7, &most(100), Shape::Chat).unwrap(), r#"{"max_tokens":100}"#);
     let both =
@@ -257,7 +257,7 @@ fn whoever_names_no_seed_gets_one_of_its_own() {
         (Shape::Chat, "{}", r#"{"seed":7}"#),
         (Shape::Native, r#"{"prompt":"a"}"#, r#"{"prompt":"a","seed":7}"#),
         (Shape::Responses, r#"{"seed":null,"a":1}"#, r#"{"seed":7,"a":1}"#),
-        // Its own word stands, also the one that asks for another draw each time.
+        // The client's own seed stays, including the value for a random one.
         (Shape::Chat, r#"{"seed":-1}"#, r#"{"seed":-1}"#),
         (Shape::Completion, r#"{ "seed" : 3 }"#, r#"{ "seed" : 3 }"#),
         (Shape::Messages, "{}", "{}"),

@@ -1,15 +1,16 @@
-//! Requests whose server dies before anything of the answer is with the client: executed once more, where that may be.
+//! Requests whose server dies before the client has anything of the answer: executed once more, where
+//! permitted.
 
 use super::*;
 use crate::Outcome;
 use warden_policies::QuickMap;
 
-/// A model that goes on, whose every lease is of the next backend.
+/// A model that continues answers, whose leases go to one backend after the other.
 fn going_on() -> Plan {
     Plan { rotates: true, on_death: OnDeath::Continue, ..Plan::default() }
 }
 
-/// Takes one request, says this, and is gone.
+/// A backend that takes one request, sends `words` and closes.
 fn dying(words: &'static [u8]) -> Upstream {
     Upstream::start(move |mut peer| async move {
         peer.request().await;
@@ -17,7 +18,7 @@ fn dying(words: &'static [u8]) -> Upstream {
     })
 }
 
-/// Answers every request with this stream.
+/// A backend that answers every request with this stream.
 fn streaming(event: &'static [u8]) -> Upstream {
     Upstream::start(move |mut peer| async move {
         while peer.request().await.is_some() {
@@ -84,7 +85,7 @@ async fn what_may_do_more_than_compute_or_is_not_held_is_not() {
         assert!(!rig.record(0).await.continued, "{path}");
         rig.is_clean().await;
     }
-    // As the operator leaves it.
+    // The operator does not permit a second execution.
     let rig = Rig::with(Plan { on_death: OnDeath::Error, ..going_on() }, &[&dying, &alive]).await;
     assert!(rig.ask(&post("/completion", "{}")).await.0.starts_with("HTTP/1.1 502 "));
     assert_eq!(alive.accepted(), 0);
@@ -97,7 +98,7 @@ async fn nothing_is_executed_a_third_time() {
     let alive = Upstream::answering(|_, _| json_answer("{}"));
     for (words, body) in [("{}", "{}"), (ASKED, ASKED)] {
         let rig = Rig::with(going_on(), &[&first, &second, &alive]).await;
-        // A head before the first token: no proof for streams either.
+        // The build may send a head before the first token: no proof for streams either.
         *rig.backends.facts.lock().unwrap() = ServerFacts { stream_head: StreamHead::Unknown, ..NEW };
         let (head, answer) = rig.ask(&post("/v1/chat/completions", body)).await;
         assert!(head.starts_with("HTTP/1.1 502 "), "{words}: {head}{answer}");
@@ -161,7 +162,7 @@ async fn a_request_that_is_refused_meanwhile_is_told_so_and_that_it_may_have_run
 #[tokio::test]
 async fn a_stream_without_an_event_goes_on_by_another_server() {
     let alive = streaming(b"data: {\"n\":1}\n\ndata: [DONE]\n\n");
-    // A head; a comment, too; the first half of an event, which nobody is given.
+    // A head only; a comment, too; the first half of an event, which the client does not get.
     for last in [&b""[..], b"5\r\n: x\n\n\r\n", b"9\r\ndata: {\"h\r\n"] {
         let dying = Upstream::start(move |mut peer| async move {
             peer.request().await;

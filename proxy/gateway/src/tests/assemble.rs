@@ -1,4 +1,4 @@
-//! Answers that are no streams, put together from streams.
+//! Non-streaming answers that are assembled from streams.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use super::{Plan, Rig, eventually};
 use crate::limits::Limit;
 use crate::{Live, ModelRules, Outcome};
 
-/// A gateway whose model is told to assemble.
+/// A gateway whose model assembles answers.
 async fn rig(upstream: &Upstream, limit: usize) -> Rig {
     let mut plan = Plan::default();
     plan.config.upstream.assembled_bytes = ByteSize(limit as u64);
@@ -29,13 +29,13 @@ async fn told(plan: Plan, upstream: &Upstream) -> Rig {
     rig
 }
 
-/// One event.
+/// An SSE event.
 fn event(name: &str, data: &Value) -> String {
     let name = if name.is_empty() { String::new() } else { format!("event: {name}\n") };
     format!("{name}data: {data}\n\n")
 }
 
-/// A stream, as an answer.
+/// A response with these events.
 fn stream(events: &str) -> Vec<u8> {
     let mut all = EVENTS.to_vec();
     all.extend_from_slice(format!("{:x}\r\n{events}\r\n0\r\n\r\n", events.len()).as_bytes());
@@ -185,7 +185,7 @@ async fn a_client_has_its_time_for_a_large_answer() {
     let mut client = rig.client().await;
     client.send(&post("/completion", r#"{"a":1}"#)).await;
     eventually("it is put together", || upstream.accepted() == 1 && upstream.open() == 0).await;
-    // While it takes nothing, others are idle for too long, one after another.
+    // While this client does not read, other connections exceed their idle time, one after another.
     for _ in 0..5 {
         assert_eq!(rig.client().await.rest().await, b"");
     }
@@ -201,7 +201,7 @@ async fn no_body_costs_many_times_its_own_bytes_when_it_is_looked_at() {
     if !is_alone(module_path!(), "no_body_costs_many_times_its_own_bytes_when_it_is_looked_at").await {
         return;
     }
-    // It reads nothing of them, and counts no tokens.
+    // The backend reads nothing of them, and counts no tokens.
     let upstream = Upstream::answering(|_, _| json_answer(r#"{"tokens":[]}"#));
     let rig = rig(&upstream, 1 << 20).await;
     *rig.backends.room_tokens.lock().unwrap() = Some(1000);
@@ -220,13 +220,15 @@ async fn no_body_costs_many_times_its_own_bytes_when_it_is_looked_at() {
         let (head, _) = rig.ask(&post("/v1/chat/completions", &body)).await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
         let cost = resident("VmHWM:").saturating_sub(before);
-        // Held once, joined twice to be read, and once more by either end in this process; buffers double as they grow.
+        // Held once, joined twice to be parsed, and once more by each end in this process; buffers double
+        // as they grow.
         assert!(cost < 14 * body.len(), "{begin}: {} MiB for {} MB", cost >> 20, body.len() / 1_000_000);
     }
     rig.is_clean().await;
 }
 
-/// Memory that this process holds (`VmRSS:`), or the most since that was forgotten (`VmHWM:`), bytes.
+/// Returns the memory that this process holds (`VmRSS:`), or its peak since the last reset (`VmHWM:`), in
+/// bytes.
 fn resident(which: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(which)).unwrap();

@@ -1,4 +1,5 @@
-//! An answer that is drawn with a temperature goes on as the beginning of its own message, if the next server shows that it does.
+//! An answer drawn with a temperature is continued as the beginning of its own message, if the next server
+//! supports that.
 
 use serde_json::{Value, json};
 
@@ -35,18 +36,18 @@ fn end(tokens: u64) -> String {
         + &named(&json!({ "type": "message_stop" }))
 }
 
-/// What the next server does with the beginning of a message.
+/// Behaviour of the next server for the beginning of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// It goes on, and says the beginning again.
+    /// Continues, and repeats the beginning.
     Again,
-    /// It goes on, and does not: its reader takes blanks away.
+    /// Continues without repeating: its parser strips blanks.
     Behind,
-    /// It begins another message.
+    /// Begins another message.
     Another,
-    /// Others have its slot.
+    /// Has given the slot to another request.
     Busy,
-    /// It is gone.
+    /// Closes the connection.
     Dies,
 }
 

@@ -1,4 +1,5 @@
-//! A canary, which is another build that is tried beside the model's own: whatever it does, clients have the answers of the other.
+//! A canary, another build that is tried next to the model's own: if it fails in any way, clients get the
+//! other's answers.
 
 use warden_policies::canary::Arm;
 
@@ -20,7 +21,7 @@ fn own() -> Upstream {
     Upstream::answering(|_, _| json_answer(OWN))
 }
 
-/// Who takes a request and answers with these bytes, in two pieces, and is gone.
+/// A backend that takes a request, answers with these bytes in two pieces, and closes.
 fn saying(first: &'static [u8], second: &'static [u8]) -> Upstream {
     Upstream::start(move |mut peer| async move {
         peer.request().await;
@@ -29,7 +30,7 @@ fn saying(first: &'static [u8], second: &'static [u8]) -> Upstream {
     })
 }
 
-/// A rig whose model has a canary that takes each conversation.
+/// A rig whose model has a canary that gets every conversation.
 async fn rig(plan: Plan, own: &Upstream, canary: Option<&Upstream>) -> Rig {
     let rig = Rig::with(plan, &[own]).await;
     let name = ModelName::new("m@canary");
@@ -86,7 +87,7 @@ async fn whatever_a_canary_does_before_its_answer_is_whole_the_models_own_build_
             assert_eq!((exchange.arm, exchange.failed), (Arm::Canary, true), "{what}");
             assert_eq!((record.outcome, record.retries, own.accepted()), (Outcome::Ok, 1, 1), "{what}");
             assert_eq!(record.generation, Some(GenerationId(0)), "{what}");
-            // With one place free there would be none for the second try: the first was given back.
+            // With only one lease, a second attempt would have none: the first one was returned.
             assert_eq!(rig.backends.granted_by_canary.load(Ordering::SeqCst), 1, "{what}");
             rig.is_clean().await;
         }
@@ -127,12 +128,12 @@ async fn only_what_can_be_repeated_goes_to_a_canary_and_nobody_waits_for_one() {
         assert_eq!((canary.accepted(), rig.record(0).await.tried), (0, None));
         rig.is_clean().await;
     }
-    // It is busy, or starts.
+    // The canary is busy or starting.
     let own = own();
     let rig = rig(plan(), &own, None).await;
     let (_, body) = rig.ask(&post(CHAT, BODY)).await;
     assert_eq!((body.as_str(), rig.record(0).await.tried), (OWN, None));
-    // A conversation of the other build is compared with.
+    // A conversation that belongs to the own build's share of the comparison.
     let (route, path) = rig.backends.canary.lock().unwrap().clone().unwrap();
     *rig.backends.canary.lock().unwrap() = Some((CanaryRoute { share: 0.0, ..route }, path));
     let (_, body) = rig.ask(&post(CHAT, BODY)).await;
@@ -141,7 +142,7 @@ async fn only_what_can_be_repeated_goes_to_a_canary_and_nobody_waits_for_one() {
     rig.is_clean().await;
 }
 
-/// Answers with a stream of these events, and is gone if `ends` is false.
+/// A backend that answers with a stream of these events, and breaks off if `ends` is false.
 fn streaming(events: Vec<String>, ends: bool) -> Upstream {
     Upstream::start(move |mut peer| {
         let events = events.clone();
@@ -171,10 +172,10 @@ async fn a_stream_that_a_canary_breaks_off_goes_on_by_the_models_own_build() {
         ("an error in the middle", streaming(vec![said("Hel"), error.to_owned()], true)),
     ];
     for (what, canary) in cases {
-        // Nothing is drawn, so the other build says the same from the beginning, and is compared with what the client has.
+        // Without sampling the other build gives the same answer, which is compared with the client's part.
         let own = streaming(vec![said("Hel"), said("lo"), done()], true);
         let rig = rig(plan(), &own, Some(&canary)).await;
-        // Nobody has told it to end.
+        // The process was not told to end.
         rig.backends.dead.store(true, Ordering::SeqCst);
         let (head, body) = rig.ask(&post(CHAT, STREAM)).await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{what}: {head}");

@@ -1,10 +1,10 @@
-//! A client that leaves gives up everything at once.
+//! A client that leaves frees everything at once.
 
 use super::*;
 use crate::Outcome;
 
-/// The promise: from the client's leaving to the close of the backend's connection. It takes a few milliseconds where
-/// nothing else runs.
+/// Promised time from the client's leaving to the close of the backend's connection. On an idle machine it
+/// takes a few milliseconds.
 const PROMISE: Duration = Duration::from_millis(500);
 
 async fn closes_within_the_promise(rig: &Rig, upstream: &Upstream) {
@@ -34,7 +34,7 @@ async fn a_client_that_leaves_in_the_middle_of_a_stream_cancels_upstream() {
         peer.request().await;
         peer.send(EVENTS).await;
         peer.send_chunk(b"data: 1\n\n").await;
-        // Silent from now on: nothing that the backend sends helps to find out.
+        // Silent from now on: no data from the backend helps to notice the client's leaving.
         peer.rest().await;
     });
     let rig = Rig::start(&[&upstream]).await;
@@ -73,7 +73,7 @@ async fn a_client_that_leaves_the_queue_frees_its_place() {
     let upstream = Upstream::answering(|_, _| json_answer("{}"));
     let rig = Rig::with(Plan { room: 0, any_name: true, ..Plan::default() }, &[&upstream]).await;
     let waiting = rig.backends.waiting.clone();
-    // A small body, one whose end has not come, and a large one that is streamed.
+    // A small body, an unfinished one, and a large one that is streamed.
     let unfinished = b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n{".to_vec();
     for request in [post("/x", "{}"), unfinished, post("/x", &"x".repeat(3_000_000))] {
         let mut client = rig.client().await;
@@ -109,7 +109,7 @@ async fn a_slow_reader_stalls_its_own_backend_and_nobody_else() {
     let rig = Rig::start(&[&upstream]).await;
     let mut slow = rig.client().await;
     slow.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
-    // Stalled: no byte more in 200 ms.
+    // Stalled: no further byte within 200 ms.
     let mut before = usize::MAX;
     let until = Instant::now() + PATIENCE;
     while written.load(Ordering::SeqCst) != before || before == 0 {
@@ -117,11 +117,11 @@ async fn a_slow_reader_stalls_its_own_backend_and_nobody_else() {
         before = written.load(Ordering::SeqCst);
         sleep(Duration::from_millis(200)).await;
     }
-    // What the kernel buffers for both sockets, and little of ours.
+    // The kernel's buffers of both sockets, and few bytes of the gateway.
     assert!(before < 16 * 1024 * 1024, "{before} bytes were taken");
     let (head, _) = rig.ask(&post("/quick", "{}")).await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
-    // It goes on when the reader does.
+    // The backend continues when the reader does.
     slow.until("\r\n\r\n").await;
     let mut taken = 0;
     while taken < before + 1_000_000 {

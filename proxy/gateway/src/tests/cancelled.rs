@@ -1,4 +1,5 @@
-//! An operator cancels a request: wherever it is, its client is told, and everything is given back as if that had left.
+//! An operator cancels a request: in any state, its client is informed and everything is freed as if it had
+//! left.
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -11,7 +12,7 @@ use crate::{Limit, NotCancelled, Outcome, RequestState, RequestView, Told};
 const CHAT: &str = "/v1/chat/completions";
 const STREAM: &str = r#"{"stream":true}"#;
 
-/// A request with an id of its own.
+/// A request with its own id.
 fn named(id: &str, path: &str, body: &str) -> Vec<u8> {
     let head = format!("POST {path} HTTP/1.1\r\nX-Request-Id: {id}\r\n");
     [head.as_bytes(), &post(path, body)[format!("POST {path} HTTP/1.1\r\n").len()..]].concat()
@@ -27,7 +28,7 @@ impl Rig {
         self.shown(id).unwrap()
     }
 
-    /// Cancels the request `x` where it is.
+    /// Cancels the request `x` in this state.
     async fn cancel_in(&self, state: RequestState) -> Told {
         let before = self.comes_to("x", state).await;
         let told = self.requests.cancel("x", None).unwrap();
@@ -35,12 +36,12 @@ impl Rig {
         told
     }
 
-    /// Cancels the request `x` in the moment in which this is noted of its answer, before hyper asks for any of that.
+    /// Cancels the request `x` when this is noted of its answer, before hyper polls the answer.
     fn cancel_when(&self, noted: &'static str) {
         *self.backends.cancels_when.lock().unwrap() = Some((noted, self.requests.clone()));
     }
 
-    /// It has ended, as it was told to.
+    /// Checks that the request has ended as cancelled.
     async fn is_cancelled(&self, status: u16) -> RequestView {
         let record = self.record(0).await;
         assert_eq!((record.outcome, record.answer_status()), (Outcome::Cancelled, status));
@@ -54,7 +55,7 @@ impl Rig {
     }
 }
 
-/// What a client is told that has no head yet.
+/// Checks the error for a client that has no head yet.
 fn is_told(head: &str, body: &[u8], executed: &str) {
     assert!(head.starts_with("HTTP/1.1 499 "), "{head}");
     assert!(head.contains("x-should-retry: false\r\n") && !head.contains("retry-after"), "{head}");
@@ -159,13 +160,13 @@ async fn in_the_middle_of_a_stream_which_ends_with_an_event_in_the_shape_of_its_
         eventually("the backend's connection is closed", || upstream.open() == 0).await;
         let ended = rig.is_cancelled(200).await;
         assert_eq!(ended.output_tokens, 2);
-        // The connection is as good as before, and its next request is another one.
+        // The connection is still usable, and the next request is not cancelled.
         client.send(&named("y", "/v1/models", "{}")).await;
         client.until("HTTP/1.1 ").await;
     }
 }
 
-/// Sends the head of an answer that is no stream, and a byte of its thousand.
+/// A backend that sends the head of a non-streaming answer, and one byte of its thousand.
 fn begins_a_long_answer() -> Upstream {
     Upstream::start(|mut peer| async move {
         peer.request().await;
@@ -226,7 +227,8 @@ async fn its_connection_is_as_good_as_before_if_all_of_its_body_had_come() {
         assert!(!head.contains("connection: close"), "{head}");
         eventually("the backend's connection is closed", || upstream.open() == 0).await;
     }
-    // Of one that is passed on as it comes, because it needs no slot, too, and only then.
+    // A body that is passed on as it comes, because its route needs no slot, closes the connection only if
+    // incomplete.
     for (sent, closes) in [(2_000_000, false), (1_000_000, true)] {
         let mut client = rig.client().await;
         let head =
@@ -280,7 +282,7 @@ async fn what_is_whole_is_not_cut_and_its_client_has_all_of_it() {
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     let answer: Value = serde_json::from_slice(&body).expect("all of it");
     assert!(answer["choices"][0]["message"]["content"] == *text.repeat(32));
-    // The word came too late: nothing was given up for it.
+    // The cancel request came too late: nothing was given up.
     assert_eq!(rig.record(0).await.outcome, Outcome::Ok);
     rig.is_clean().await;
 }
@@ -289,7 +291,7 @@ async fn what_is_whole_is_not_cut_and_its_client_has_all_of_it() {
 async fn while_another_backend_is_to_go_on_with_it() {
     let dying = goes_on::dying(goes_on::said("a"));
     let silent = Upstream::silent();
-    // Either it is not known yet what became of the first one, or the second one says nothing.
+    // Either the fate of the first server is unknown, or the second one is silent.
     for settles in [false, true] {
         let rig = Rig::with(goes_on::going_on(), &[&dying, &silent]).await;
         if !settles {
@@ -372,7 +374,7 @@ async fn over_http_2_one_stream_ends_and_the_others_go_on() {
     assert!(timeout(PATIENCE, bodies[0].data()).await.unwrap().is_none(), "it ends as it should");
     assert_eq!(rig.shown("y").unwrap().state, RequestState::Generating);
     assert_eq!((upstream.accepted(), rig.live()), (2, 1));
-    // One that has no answer yet gets the error as that.
+    // A request without an answer gets the error as its response.
     let silent = Upstream::silent();
     let other = Rig::with(plan(), &[&silent]).await;
     let mut waiting = Client::over(TcpStream::connect(other.address).await.unwrap(), 65_535).await;
@@ -394,7 +396,7 @@ async fn over_http_2_a_stream_without_a_window_is_reset_and_its_slot_is_free_at_
     let mut plan = plan();
     plan.config.server.h2_resets = 0;
     let rig = Rig::with(plan, &[&upstream]).await;
-    // One that takes a little, and one that takes nothing from the beginning.
+    // A client that reads a little, and one that never reads.
     for window in [1024, 0] {
         let mut client = Client::over(TcpStream::connect(rig.address).await.unwrap(), window).await;
         let mut head = request("POST", CHAT);

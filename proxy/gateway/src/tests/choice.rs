@@ -1,4 +1,4 @@
-//! Which model a request reaches, and what it is told when none.
+//! The model that a request reaches, and the error if it reaches none.
 
 use super::*;
 
@@ -212,7 +212,7 @@ async fn each_class_of_bodies_has_its_own_limit() {
     ] {
         let body = |bytes: usize| format!("{{\"x\":\"{}\"}}", "y".repeat(bytes - 8));
         assert!(rig.ask(&post(path, &body(limit))).await.0.starts_with("HTTP/1.1 200 "), "{path}");
-        // Told by its length alone: not a byte of it is sent.
+        // Refused by its length alone: not a byte of it is sent.
         let head = format!("POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", limit + 1);
         let (head, told) = rig.ask(head.as_bytes()).await;
         assert!(head.starts_with("HTTP/1.1 413 ") && told.contains(key), "{path}: {head}{told}");

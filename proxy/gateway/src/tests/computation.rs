@@ -1,12 +1,12 @@
-//! A slot is held by computation only: neither by a client that still sends, nor by one that does not read what is
-//! computed.
+//! A slot is held only while it computes, not by a client that is still sending or that does not read its
+//! answer.
 
 use bytes::Bytes;
 
 use super::http2::{self, Client};
 use super::*;
 
-/// A client that has little room for what it does not read.
+/// A client with small buffers that does not read.
 async fn unread(rig: &Rig) -> Peer<TcpStream> {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
@@ -17,7 +17,7 @@ fn one_slot() -> Plan {
     Plan { room: 1, ..Plan::default() }
 }
 
-/// Whether the only slot serves another client.
+/// Checks that the only slot serves another client.
 async fn serves_another(rig: &Rig) {
     let (head, _) = rig.ask(&post("/completion", r#"{"quick":1}"#)).await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
@@ -69,7 +69,7 @@ async fn a_body_for_which_there_is_no_room_has_a_slot_only_as_long_as_it_comes_f
     let size = 3_000_000;
     let head = format!("POST /completion HTTP/1.1\r\nHost: h\r\nContent-Length: {size}\r\n\r\n");
     let begun = [br#"{"model":"m","prompt":""#.as_slice(), &vec![b'x'; 1_500_000]].concat();
-    // One that goes on is served: most of it never was in memory at one time.
+    // A request that continues is served: most of it was never in memory at one time.
     let mut fast = rig.client().await;
     fast.send(head.as_bytes()).await;
     fast.send(&begun).await;
@@ -100,12 +100,12 @@ async fn a_whole_answer_frees_its_slot_though_its_client_does_not_read() {
     client.send(&post("/v1/embeddings", "{}")).await;
     eventually("its slot is free", || rig.live() == 0 && rig.records.0.lock().unwrap().len() == 1).await;
     serves_another(&rig).await;
-    // Nothing of it is lost.
+    // No byte is lost.
     let (head, body) = client.response().await;
     assert!(head.starts_with("HTTP/1.1 200 ") && body == large.as_bytes(), "{head}: {} bytes", body.len());
     drop(client);
     rig.is_clean().await;
-    // The same over HTTP/2, where the window of one stream is shut.
+    // The same over HTTP/2, with a closed stream window.
     let stream = TcpStream::connect(rig.address).await.unwrap();
     let mut client = Client::over(stream, 1024).await;
     let (answer, mut sending) = client.begin(http2::request("POST", "/v1/embeddings"), false).await;

@@ -36,7 +36,7 @@ async fn the_lease_of_a_failed_attempt_is_back_before_another_is_asked_for() {
         peer.request().await;
     });
     let alive = Upstream::answering(|_, _| json_answer("{}"));
-    // With one slot, whoever kept its lease would wait for itself.
+    // With one slot, a request that kept its lease would wait for itself.
     let rig = Rig::with(Plan { room: 1, ..rotating() }, &[&dying, &alive]).await;
     let answered = timeout(PATIENCE, rig.ask(&post("/v1/chat/completions", r#"{"stream":true}"#))).await;
     let (head, _) = answered.expect("it waits for its own slot");
@@ -110,7 +110,7 @@ async fn where_the_head_of_a_stream_may_come_with_its_first_token_no_head_proves
         assert!(head.starts_with("HTTP/1.1 502 "), "{stream_head:?}: {head}");
         assert!(head.contains("x-warden-executed: maybe\r\n"), "{stream_head:?}: {head}");
         assert_eq!(alive.accepted(), 0, "{stream_head:?}");
-        // What executes nothing is asked again of whomever.
+        // A request that executes nothing is sent to any other server.
         let rig = Rig::with(rotating(), &[&dying, &alive]).await;
         *rig.backends.facts.lock().unwrap() = ServerFacts { stream_head, ..NEW };
         let (head, _) = rig.ask(b"GET /props HTTP/1.1\r\nHost: h\r\n\r\n").await;
@@ -123,7 +123,7 @@ async fn where_the_head_of_a_stream_may_come_with_its_first_token_no_head_proves
 async fn a_suspect_is_sent_alone_and_a_refused_request_not_at_all_in_whatever_way_its_body_comes() {
     let served = Arc::new(AtomicUsize::new(0));
     let count = served.clone();
-    // A body that broke off is none that was served; a whole one ends with its object.
+    // A body that broke off does not count as served; a whole one ends with its object.
     let upstream = Upstream::answering(move |_, body| {
         if body.ends_with(b"}") {
             count.fetch_add(1, Ordering::SeqCst);
@@ -168,7 +168,7 @@ async fn who_was_alone_when_its_server_broke_off_waits_for_its_end_however_long_
         client.send(&post("/v1/completions", "{}")).await;
         eventually("it waits for the end", || rig.backends.settling.load(Ordering::SeqCst) == 1).await;
         assert_eq!(*rig.backends.told.lock().unwrap(), ["alone", "broke"]);
-        // What the supervisor knows once the process has ended.
+        // The supervisor's knowledge once the process has ended.
         *rig.backends.standing.lock().unwrap() = after;
         end.notify_one();
         let (head, body) = client.response().await;
@@ -199,11 +199,11 @@ async fn a_lease_that_is_revoked_because_its_server_died_costs_a_stream_that_nev
         let mut client = rig.client().await;
         client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
         taken.notified().await;
-        // The supervisor knows of it before the connection has ended.
+        // The supervisor knows of the death before the connection has ended.
         rig.backends.dead.store(dead, Ordering::SeqCst);
         rig.backends.revoke.cancel();
         if !dead {
-            // Only told to end: nothing is to be learnt by waiting.
+            // The process was only told to end: there is nothing to wait for.
             let (head, _) = client.response().await;
             assert!(head.starts_with(status), "{head}");
         }
@@ -231,7 +231,7 @@ async fn a_text_that_kills_the_tokenizer_that_counts_it_is_a_suspect() {
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     rig.is_clean().await;
     assert_eq!(*rig.backends.told.lock().unwrap(), ["broke"]);
-    // It is not counted beside others again.
+    // The suspect is not counted next to other requests again.
     *rig.backends.standing.lock().unwrap() = Standing::Suspect;
     let before = upstream.accepted();
     let (head, _) = rig.ask(&request).await;
@@ -269,7 +269,7 @@ async fn a_line_that_llama_server_does_not_take_is_refused_and_nobody_is_doubted
     assert!(head.starts_with("HTTP/1.1 414 ") && body.contains("too long"), "{head}{body}");
     let header = format!("GET /props HTTP/1.1\r\nHost: h\r\nX-A: {}\r\n\r\n", "x".repeat(8200));
     assert!(rig.ask(header.as_bytes()).await.0.starts_with("HTTP/1.1 431 "));
-    // However it is written, and by whatever else it would be refused as well.
+    // In any spelling, and also if it would be refused for another reason.
     let long = "x".repeat(33_000);
     for target in [
         format!("http://h/props?{long}"),
@@ -285,7 +285,7 @@ async fn a_line_that_llama_server_does_not_take_is_refused_and_nobody_is_doubted
     }
     let posted = format!("POST /v1/completions?{long} HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{{}}");
     assert!(rig.ask(posted.as_bytes()).await.0.starts_with("HTTP/1.1 414 "));
-    // One lease was asked for: of those that were refused none waited for a backend, or started one.
+    // One lease was requested: the refused requests neither waited for a backend nor started one.
     let granted = rig.backends.granted.load(Ordering::SeqCst);
     assert_eq!((upstream.accepted(), granted, rig.backends.doubts.load(Ordering::SeqCst)), (1, 1, 0));
     rig.is_clean().await;
@@ -323,14 +323,14 @@ async fn a_head_that_began_is_never_sent_again_however_little_of_it_came() {
         });
         let alive = Upstream::answering(|_, _| json_answer("{}"));
         let rig = Rig::with(rotating(), &[&dying, &alive]).await;
-        // Without that head it would be: llama-server heads a stream when it begins with it.
+        // Without that head it would be sent again: llama-server sends the head of a stream when it begins.
         let (head, body) = rig.ask(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
         assert!(head.starts_with("HTTP/1.1 502 "), "{begun:?}: {head}{body}");
         assert!(head.contains("x-warden-executed: maybe\r\n"), "{begun:?}: {head}");
         let record = rig.record(0).await;
         assert_eq!((record.retries, record.outcome), (0, Outcome::UpstreamDied), "{begun:?}");
         assert_eq!(alive.accepted(), 0, "{begun:?}");
-        // What executes nothing may be asked of another.
+        // A request that executes nothing may be sent to another server.
         let rig = Rig::with(rotating(), &[&dying, &alive]).await;
         let (head, _) = rig.ask(b"GET /props HTTP/1.1\r\nHost: h\r\n\r\n").await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{begun:?}: {head}");
@@ -349,7 +349,7 @@ async fn a_body_that_goes_nowhere_keeps_no_request_from_being_asked_of_another()
     let mut plan = rotating();
     plan.config.upstream.replay_bytes = ByteSize(4);
     let rig = Rig::with(plan, &[&dying, &alive]).await;
-    // Longer than what is held to be sent again.
+    // Longer than the limit for bodies that are held to be sent again.
     let (head, _) = rig.ask(b"GET /props HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n0123456789").await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     assert_eq!(alive.accepted(), 1);
@@ -359,7 +359,7 @@ async fn a_body_that_goes_nowhere_keeps_no_request_from_being_asked_of_another()
 #[tokio::test]
 async fn what_an_earlier_answer_said_on_the_same_connection_does_not_count() {
     let upstream = Upstream::start(|mut peer| async move {
-        // Answers once, then takes another request and dies without a word.
+        // Answers once, then takes another request and closes without an answer.
         peer.request().await;
         peer.send(&json_answer("{}")).await;
         peer.request().await;
@@ -391,7 +391,7 @@ async fn a_stream_that_breaks_off_ends_with_an_error_event_and_no_half_one() {
         let rig = Rig::start(&[&upstream]).await;
         let mut client = rig.client().await;
         client.send(&post(path, r#"{"stream":true}"#)).await;
-        // The body ends as HTTP demands: the terminal chunk was read.
+        // The body ends as HTTP requires: the terminal chunk was read.
         let (_, body) = client.response().await;
         let text = String::from_utf8(body).unwrap();
         assert!(text.starts_with(prefix) && text.ends_with("}\n\n"), "{text}");
@@ -461,7 +461,7 @@ async fn a_stream_whose_first_event_came_late_is_ended_when_it_falls_silent() {
     let rig = Rig::with(plan, &[&upstream]).await;
     let mut client = rig.client().await;
     client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
-    // The head is here, so the gateway waits for the first event by now.
+    // The head has come, so the gateway is waiting for the first event.
     let head = client.until("\r\n\r\n").await;
     go.notify_one();
     let body = client.body(&head).await;
@@ -569,7 +569,7 @@ async fn a_full_backlog_is_waited_for() {
     rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
     rustix::net::listen(&socket, 1).unwrap();
     let listener = std::os::unix::net::UnixListener::from(socket);
-    // Fill it.
+    // Fill the queue.
     let mut waiting = Vec::new();
     loop {
         let next = UnixStream::connect(&path).await;
@@ -623,7 +623,7 @@ async fn who_has_the_port_of_a_process_that_is_gone_is_told_nothing() {
     plan.config.upstream.connect_timeout = Duration::from_millis(100);
     let rig = Rig::with(plan, &[&unused]).await;
     *rig.backends.stranger.lock().unwrap() = Some(address);
-    // Counting tokens asks the backend, too.
+    // Counting tokens sends a request to the backend, too.
     *rig.backends.room_tokens.lock().unwrap() = Some(0);
     let (head, _) = rig.ask(&post("/v1/completions", r#"{"model":"m","prompt":"secret"}"#)).await;
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("x-warden-executed: no\r\n"), "{head}");

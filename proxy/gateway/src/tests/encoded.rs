@@ -1,4 +1,4 @@
-//! Compressed bodies of requests.
+//! Compressed request bodies.
 
 use async_compression::tokio::write::{GzipEncoder, ZstdEncoder};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ fn encoded(coding: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// A body whose text is no repetition.
+/// A body without repetitions in its text.
 fn chat(bytes: usize) -> String {
     let digits = (0_u64..).map(|number| number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_string());
     let mut text = String::new();
@@ -43,7 +43,7 @@ fn chat(bytes: usize) -> String {
     json!({ "model": "b", "messages": [{ "role": "user", "content": text }] }).to_string()
 }
 
-/// Answers with the body that came, and with the codings of its head.
+/// A backend that answers with the received body and the codings in its head.
 fn mirror() -> Upstream {
     Upstream::answering(|head, body| {
         let coded = head.to_ascii_lowercase().contains("content-encoding");
@@ -127,7 +127,7 @@ async fn a_body_that_decodes_to_very_much_is_refused_and_takes_no_memory() {
         let (head, told) = rig.ask(&encoded(coding, &body)).await;
         assert!(head.starts_with("HTTP/1.1 413 ") && told.contains("200 times"), "{coding}: {head}{told}");
     }
-    // Large, but honestly so: the limit of plain bodies holds.
+    // Large at a plausible ratio: the limit of plain bodies applies.
     let large = gzip(chat(41_000_000).as_bytes()).await;
     let (head, told) = rig.ask(&encoded("gzip", &large)).await;
     assert!(head.starts_with("HTTP/1.1 413 ") && told.contains("server.body_bytes"), "{head}{told}");

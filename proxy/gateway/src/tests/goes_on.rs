@@ -1,4 +1,5 @@
-//! Streams whose server dies in the middle of an answer: they go on by another server, or end with an error that says why not.
+//! Streams whose server dies in the middle of an answer: another server continues them, or they end with
+//! the reason.
 
 use serde_json::{Value, json};
 
@@ -31,7 +32,7 @@ fn finished(reason: &str) -> String {
     )
 }
 
-/// Sends the head of a stream and this, and is gone.
+/// A backend that sends the head of a stream and these events, and closes.
 pub(super) fn dying(events: String) -> Upstream {
     Upstream::start(move |mut peer| {
         let events = events.clone();
@@ -43,38 +44,38 @@ pub(super) fn dying(events: String) -> Upstream {
     })
 }
 
-/// How the next server answers where it does not do so well.
+/// Misbehaviour of the next server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Odd {
     Well,
-    /// Is gone instead of an answer to this path.
+    /// Closes instead of answering this path.
     DiesAt(&'static str),
     /// Refuses this path.
     Refuses(&'static str),
-    /// Does not tell its settings.
+    /// Does not report its settings.
     Silent,
-    /// Has a grammar, and begins it anew behind a text.
+    /// Has a grammar, and restarts it after a given text.
     Grammar,
-    /// Has a grammar, which it puts where a text is.
+    /// Has a grammar, and starts it at the right place.
     Shapes,
-    /// Does not tell that it has a grammar.
+    /// Does not report that it has a grammar.
     Shapeless,
-    /// Takes blanks out of an answer.
+    /// Strips blanks from an answer.
     Trims,
     /// Has a vocabulary that puts blanks before texts.
     SpellsOtherwise,
-    /// Was given another prompt than was meant.
+    /// Counts another prompt than was sent.
     OtherPrompt,
     /// Ends in the middle of the rest.
     EndsEarly,
-    /// Is gone in the middle of the rest.
+    /// Closes in the middle of the rest.
     DiesInTheRest,
 }
 
-/// Paths and bodies of what a server was asked, in order.
+/// Paths and bodies of the requests to a server, in order.
 pub(super) type Asked = Arc<Mutex<Vec<(String, Value)>>>;
 
-/// What a server is asked now, noted.
+/// Records a request to a server.
 pub(super) fn note(log: &Asked, head: &str, body: &[u8]) -> (String, Value) {
     let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
     let asked = (path, serde_json::from_slice(body).unwrap_or_default());
@@ -82,12 +83,12 @@ pub(super) fn note(log: &Asked, head: &str, body: &[u8]) -> (String, Value) {
     asked
 }
 
-/// A server that goes on with "Hel" and "lo", which are its tokens 1 and 2: with " you".
+/// A server that continues "Hel" and "lo", its tokens 1 and 2, with " you".
 pub(super) fn next(odd: Odd) -> (Upstream, Asked) {
     next_with(odd, Arc::default())
 }
 
-/// The same, with the heads of what it was asked.
+/// The same server, recording the heads of its requests, too.
 fn next_with(odd: Odd, heads: Arc<Mutex<Vec<String>>>) -> (Upstream, Asked) {
     let asked = Asked::default();
     let log = asked.clone();
@@ -151,14 +152,14 @@ fn next_with(odd: Odd, heads: Arc<Mutex<Vec<String>>>) -> (Upstream, Asked) {
     (upstream, asked)
 }
 
-/// Events without comments.
+/// Returns the events without comments.
 pub(super) fn events(body: &str) -> String {
     body.split_inclusive("\n\n").filter(|event| !event.starts_with(':')).collect()
 }
 
 #[tokio::test]
 async fn it_goes_on_in_the_same_words_and_is_counted_once() {
-    // The last one had begun when it died, and nobody is given half of it.
+    // The last event was incomplete when the server died, and the client gets no half of it.
     for half in ["", "data: {\"choices\":[{\"del"] {
         let dying = dying(said("Hel") + &said("lo") + half);
         let (alive, asked) = next(Odd::Well);
@@ -204,7 +205,7 @@ async fn what_is_asked_beside_belongs_to_the_continuation_and_not_to_the_server_
         (0..parts.len()).filter(|at| matches!(parts[*at].kind, crate::PartKind::Attempt(_))).collect();
     let paths: Vec<String> = asked.lock().unwrap().iter().map(|(path, _)| path.clone()).collect();
     assert_eq!(paths, [CHAT, "/apply-template", "/tokenize", "/completion"]);
-    // The probe and the rest are attempts of their own, what is asked between them is not.
+    // The probe and the rest are attempts with their own spans; the questions between them are not.
     let [_gone, probe, rest] = attempts[..] else { panic!("{parts:?}") };
     let wanted = [span(probe), span(continuation), span(continuation), span(rest)];
     for (head, wanted) in heads.lock().unwrap().iter().zip(wanted) {
@@ -260,7 +261,7 @@ async fn what_cannot_be_right_ends_with_an_error_that_says_why() {
         );
         assert!(!told.contains("[DONE]"), "{odd:?}: {answer}");
         assert_eq!(third.accepted(), 0, "nothing is tried a third time");
-        // What is not known here may be known to the next server, which is asked.
+        // An unknown member may be known to the next server, which is asked.
         if odd == Odd::Well && why != "`something_new`" {
             assert!(asked.lock().unwrap().is_empty(), "it is known without asking");
         }
@@ -268,7 +269,7 @@ async fn what_cannot_be_right_ends_with_an_error_that_says_why() {
         let garbled = [Odd::OtherPrompt].contains(&odd);
         let outcome = if garbled { Outcome::UpstreamGarbled } else { Outcome::UpstreamDied };
         assert_eq!(record.outcome, outcome, "{odd:?}");
-        // What the client has is paid for, whatever became of the rest.
+        // The client's part counts as work, whether or not the rest came.
         assert!(record.work.output_tokens >= 2, "{odd:?}: {:?}", record.work);
         rig.is_clean().await;
     }
@@ -306,7 +307,7 @@ async fn what_had_no_token_yet_is_begun_anew_in_the_same_stream() {
         |id: &str, created| delta(id, created, json!({ "role": "assistant", "content": null }), Value::Null);
     let thought = |id: &str, created| delta(id, created, json!({ "reasoning_content": "hm" }), Value::Null);
     let end = |id: &str, created| delta(id, created, json!({}), json!("stop"));
-    // Nobody can say the rest of an answer with tools, but there is none yet.
+    // The rest of an answer with tools cannot be requested, but nothing of the answer exists yet.
     for body in [BODY.to_owned(), BODY.replace("\"temperature\":0", "\"tools\":[{\"type\":\"function\"}]")] {
         let dead = dying(role("one", 7));
         let all = role("two", 9) + &thought("two", 9) + &end("two", 9) + "data: [DONE]\n\n";
@@ -349,7 +350,7 @@ fn saying(events: String) -> (Upstream, Asked) {
     (upstream, asked)
 }
 
-/// An answer with a thought, a text and a call, in the words of a route; from the first event to the end.
+/// An answer with reasoning, a text and a call in the dialect of a route, from the first event to the end.
 fn answers(path: &str, name: &str) -> Vec<String> {
     let named = |event: Value| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
     match path {
@@ -400,11 +401,11 @@ async fn what_is_drawn_the_same_way_again_goes_on_behind_what_its_client_has() {
     ] {
         let (first, again) = (answers(path, "one"), answers(path, "two").concat());
         for had in 1..first.len() - 1 {
-            // The one that had begun is nobody's.
+            // The incomplete event is dropped.
             let dead = dying(first[..had].concat() + "data: {\"choices\":[{\"del");
             let (alive, asked) = saying(again.clone());
             let rig = Rig::with(going_on(), &[&dead, &alive]).await;
-            // Nothing has to be known of what it is made of.
+            // The identity of the next server does not matter.
             *rig.backends.kin_of_later.lock().unwrap() = None;
             let (_, answer) = rig.ask(&post(path, &body.to_string())).await;
             assert_eq!(events(&answer), first.concat(), "{path}, {had}: {answer}");
@@ -440,11 +441,11 @@ async fn another_answer_to_the_same_request_is_nobodys_second_half() {
             assert!(!rig.backends.told.lock().unwrap()[1..].contains(&"broke"), "it is no fault of its own");
         }
         assert_eq!((rig.record(0).await.outcome, third.accepted()), (Outcome::UpstreamDied, 0));
-        // What the client has is paid for.
+        // The client's part counts as work.
         assert!(rig.record(0).await.work.output_tokens >= 2, "{:?}", rig.record(0).await.work);
         rig.is_clean().await;
     }
-    // Nobody is asked where a draw cannot be made again.
+    // No server is asked if the draw cannot be repeated.
     let (never, asked) = saying(again);
     let dead = dying(first[..5].concat());
     let rig = Rig::with(going_on(), &[&dead, &never]).await;
@@ -508,7 +509,7 @@ async fn a_rest_that_has_its_end_needs_its_server_no_more() {
             peer.request().await;
             peer.send(EVENTS).await;
             peer.send_chunk(rest.as_bytes()).await;
-            // Gone before the end of its body.
+            // Closes before the end of its body.
         }
     });
     let rig = Rig::with(going_on(), &[&dead, &alive]).await;
@@ -569,7 +570,7 @@ async fn a_stream_that_has_its_end_needs_nobody_else() {
         assert_eq!((rig.record(0).await.outcome, asked.lock().unwrap().len()), (Outcome::Ok, 0));
         rig.is_clean().await;
     }
-    // Its counters are what it still lacks, and nobody has them.
+    // Only its counters are missing, and no server has them.
     let dead = dying(begun.clone());
     let rig = Rig::with(going_on(), &[&dead, &never]).await;
     let (_, answer) = rig.ask(&post(CHAT, &wanting)).await;
@@ -628,7 +629,7 @@ async fn whoever_leaves_meanwhile_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn what_is_kept_for_it_is_bounded() {
-    // More text than is kept.
+    // More text than the limit.
     let mut plan = going_on();
     plan.config.upstream.continue_bytes = ByteSize(16);
     let (never, asked) = next(Odd::Well);
@@ -637,7 +638,7 @@ async fn what_is_kept_for_it_is_bounded() {
     let (_, answer) = rig.ask(&post(CHAT, BODY)).await;
     assert!(answer.contains("upstream.continue_bytes") && asked.lock().unwrap().is_empty(), "{answer}");
     rig.is_clean().await;
-    // A request goes when others need the room.
+    // A held request is dropped when others need the room.
     let mut plan = going_on();
     plan.config.server.buffered_bytes = ByteSize((BODY.len() as u64 + 64) * 17 / 10);
     let dead = dying(said("Hel"));
@@ -654,7 +655,7 @@ async fn of_several_answers_the_end_of_the_first_is_not_taken_for_the_end_of_all
     let end = data(
         &json!({ "index": 0, "content": "", "stop": true, "stop_type": "limit", "tokens_predicted": 1 }),
     );
-    // In the first answer, and between the two.
+    // Within the first answer, and between the two.
     for said in [piece.clone(), piece.clone() + &end] {
         let dying = dying(said.clone());
         let (next, asked) = next(Odd::Well);

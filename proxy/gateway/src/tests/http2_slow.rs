@@ -1,4 +1,4 @@
-//! Clients of HTTP/2 that do not read, or are dead without a word.
+//! HTTP/2 clients that do not read, or that have vanished.
 
 use std::io;
 use std::pin::Pin;
@@ -30,7 +30,7 @@ async fn a_thousand_streams_that_are_not_read_cost_little_and_hurt_nobody() {
     let (mut clients, mut unread) = (Vec::new(), Vec::new());
     for _ in 0..CONNECTIONS {
         let stream = TcpStream::connect(rig.address).await.unwrap();
-        // A small window: what the client's own library holds is not in question.
+        // A small window: the memory of the client's own library is not measured.
         let mut client = Client::over(stream, 1024).await;
         for _ in 0..STREAMS {
             let (answer, mut sending) = client.begin(request("POST", "/v1/completions"), false).await;
@@ -46,7 +46,7 @@ async fn a_thousand_streams_that_are_not_read_cost_little_and_hurt_nobody() {
     assert_eq!(rig.live(), CONNECTIONS * STREAMS);
     let last = stalled(&written).await;
     assert!(last < 1000 * 1024 * 1024, "{last} bytes were taken from the backend");
-    // The next one is answered: on a connection of its own, of either version, and behind the full ones.
+    // Further requests are answered: on their own connections of either version, and after the stalled ones.
     for _ in 0..5 {
         let (head, _) = rig.ask(&post("/quick", "{}")).await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
@@ -54,8 +54,8 @@ async fn a_thousand_streams_that_are_not_read_cost_little_and_hurt_nobody() {
         let (answer, _) = other.ask(request("POST", "/quick"), b"{}").await;
         assert_eq!(answer.status().as_u16(), 200);
         let cost = anonymous().saturating_sub(before);
-        // As over HTTP/1.1: what is read from a backend, on the way, and waits to be written; and what is read ahead
-        // of all of them together.
+        // The same as over HTTP/1.1: bytes read from a backend, in transit, and waiting to be written, plus
+        // those read ahead over all connections.
         let ahead = defaults().server.buffered_bytes.in_memory() / 2;
         assert!(cost < CONNECTIONS * STREAMS * 256 * 1024 + ahead, "{cost} bytes for a thousand");
     }
@@ -73,7 +73,7 @@ async fn a_thousand_streams_that_are_not_read_cost_little_and_hurt_nobody() {
     eventually("all streams are cancelled", || upstream.open() == 0).await;
 }
 
-/// A client whose machine vanished: nothing comes back from it any more, and nothing says so.
+/// A client whose machine vanished: nothing comes back from it any more, not even a close.
 struct Vanishing {
     stream: TcpStream,
     gone: Arc<AtomicBool>,
@@ -141,7 +141,7 @@ async fn a_peer_that_answers_no_ping_is_dead_and_one_that_does_is_not() {
     eventually("the dead one is noticed", || rig.gauges.limited.count(Limit::H2Ping) == 1).await;
     eventually("its request is given up", || rig.live() == 1).await;
     assert_eq!(rig.record(0).await.outcome, Outcome::ClientGone);
-    // The other was asked as often, has nothing to read either, and goes on.
+    // The other client was pinged as often, has nothing to read either, and stays connected.
     let (answer, _) = living.ask(request("POST", "/quick"), b"{}").await;
     assert_eq!(answer.status().as_u16(), 200);
     assert_eq!(rig.gauges.limited.count(Limit::H2Ping), 1);

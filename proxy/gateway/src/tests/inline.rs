@@ -1,5 +1,5 @@
-//! Connections to backends are driven by the requests that use them, and by nobody while they are idle: nothing may be
-//! held, lost or forgotten by that.
+//! Connections to backends are driven by the requests that use them, and not while idle: nothing may get
+//! stuck or lost.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use tokio::sync::mpsc::unbounded_channel;
 use super::*;
 use crate::Outcome;
 
-/// So many events, as they are sent.
+/// This many events as bytes.
 fn events(count: usize) -> String {
     let mut all = String::new();
     for event in 0..count {
@@ -84,7 +84,7 @@ async fn a_connection_that_was_closed_while_idle_costs_no_attempt() {
     });
     let rig = Rig::start(&[&upstream]).await;
     for n in 0..5 {
-        // Not only sent: gone from the backend's side, before the next request.
+        // Closed on the backend's side, too, before the next request.
         let (head, _) = rig.ask(&post("/v1/chat/completions", "{}")).await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
         assert_eq!(rig.record(n).await.retries, 0);
@@ -144,7 +144,7 @@ async fn requests_without_a_body_use_a_connection_again_too() {
 #[tokio::test]
 async fn a_request_goes_on_while_its_answer_is_not_read() {
     const SIZE: usize = 24 * 1024 * 1024;
-    // Answers more than all buffers hold before it reads the request.
+    // The answer exceeds all buffers before the backend reads the request.
     let upstream = Upstream::start(|mut peer| async move {
         let head = peer.until("\r\n\r\n").await;
         let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {SIZE}\r\n\r\n");

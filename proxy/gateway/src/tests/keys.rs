@@ -1,4 +1,5 @@
-//! Keys at the door: who gets in, what goes upstream, what is seen of models, and when places are given back.
+//! Keys: which clients are admitted, which headers go upstream, which models are visible, and when places
+//! are freed.
 
 use std::collections::HashSet;
 
@@ -24,7 +25,7 @@ fn get(path: &str, field: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: h\r\n{field}\r\n").into_bytes()
 }
 
-/// Answers with the head that came.
+/// A backend that answers with the received head.
 fn echo() -> Upstream {
     Upstream::answering(|head, _| json_answer(&serde_json::to_string(head).unwrap()))
 }
@@ -68,7 +69,7 @@ async fn a_wrong_key_is_told_before_the_body_is_read() {
     let upstream = echo();
     let rig = rig(vec![spec("alice", "secret-a")], vec!["m"], &upstream).await;
     let mut client = rig.client().await;
-    // A megabyte is announced and none of it sent.
+    // A megabyte is declared and none of it sent.
     client
         .send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer secret\r\nContent-Length: 1000000\r\n\r\n")
         .await;
@@ -160,7 +161,7 @@ async fn a_place_is_held_to_the_end_of_the_answer_and_free_when_the_client_leave
         while peer.request().await.is_some() {
             peer.send(EVENTS).await;
             peer.send_chunk(b"data: {}\n\n").await;
-            // Goes on for ever.
+            // Never ends.
             peer.rest().await;
         }
     });
@@ -202,7 +203,7 @@ async fn an_answer_that_tells_no_tokens_is_paid_for_all_the_same() {
     for (key, path, body, next) in [
         ("a", "/completion", r#"{"response_fields":["content"]}"#, "429"),
         ("b", "/completion?stream", "{}", "429"),
-        // What is evaluated costs what it is, not what it becomes.
+        // An evaluation costs its prompt, not its output.
         ("c", "/embedding", r#"{"input":"short"}"#, "200"),
         ("d", "/embedding", long.as_str(), "429"),
     ] {
@@ -243,7 +244,7 @@ async fn a_prompt_is_paid_for_though_its_client_leaves_before_it_is_counted() {
     let shown = r#"{"stream":true,"return_progress":true,"prompt":"short"}"#;
     for (key, path, body, next) in [
         ("a", "/completion", streamed.as_str(), "429"),
-        // It had nothing of an answer yet.
+        // The client had nothing of an answer yet.
         ("b", "/completion?silent", plain.as_str(), "429"),
         ("c", "/v1/chat/completions", seen.as_str(), "200"),
     ] {
@@ -265,14 +266,14 @@ async fn a_prompt_is_paid_for_though_its_client_leaves_before_it_is_counted() {
         drop(client);
         rig.is_clean().await;
     }
-    // What the server says of its prompt counts before any estimate.
+    // The server's own count of the prompt takes precedence over any estimate.
     let mut client = rig.client().await;
     client.send(&with("d", "/completion?progress", shown)).await;
     client.until("data: ").await;
     drop(client);
     rig.is_clean().await;
     assert_eq!(rig.control.key_counts()[3].prompt_tokens, 600);
-    // Who leaves before the server has the request owes nothing.
+    // A client that leaves before the server has the request is charged nothing.
     let mut client = rig.client().await;
     let whole = String::from_utf8(with("e", "/completion", &streamed)).unwrap();
     client.send(&whole.as_bytes()[..whole.len() - 10]).await;

@@ -1,4 +1,4 @@
-//! What is too much is refused, in words.
+//! Requests beyond a limit are refused with an explanation.
 
 use tokio::net::TcpSocket;
 
@@ -77,17 +77,17 @@ async fn the_memory_for_held_bodies_is_bounded_by_all_together() {
     let mut plan = Plan { models: vec!["a", "b"], ..Plan::default() };
     plan.config.server.buffered_bytes = ByteSize(2_400_000);
     let rig = Rig::with(plan, &[&upstream]).await;
-    // Two bodies whose model comes last, the first one not finished.
+    // Two bodies with the model at their end; the first one is unfinished.
     let mut first = rig.client().await;
     first.send(b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 3000000\r\n\r\n{\"x\":\"").await;
     first.send(&vec![b'x'; 1_500_000]).await;
-    // All that was sent of it: else its next piece may be the one that has no room.
+    // Wait for everything sent of the first: otherwise its next piece may be the one without room.
     eventually("the first is held", || rig.gauges.held_bytes.load(Ordering::SeqCst) >= 1_500_000).await;
     let body = format!(r#"{{"x":"{}","model":"a"}}"#, "y".repeat(1_000_000));
     let (head, answer) = rig.ask(&post("/x", &body)).await;
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 1"), "{head}{answer}");
     assert!(answer.contains("server.buffered_bytes"), "{answer}");
-    // What needs no holding still passes.
+    // A body that need not be held still passes.
     let (head, _) = rig.ask(&post("/x?model=a", &body)).await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     drop(first);
@@ -115,7 +115,7 @@ async fn five_slow_uploads_of_one_address_leave_room_for_another() {
         slow.push(upload().await);
         eventually("it is kept", || kept() >= more * 590_000).await;
     }
-    // Two thirds of all: the others would fit, and are told to come again.
+    // Two thirds of the budget: the others would fit, and are told to retry.
     for _ in 0..2 {
         let (head, _) = upload().await.response().await;
         assert!(head.starts_with("HTTP/1.1 503 "), "{head}");
@@ -178,7 +178,7 @@ async fn slow_heads_and_slow_bodies_are_given_up() {
     head.send(b"GET /health HTTP/1.1\r\nHo").await;
     let answer = String::from_utf8(head.rest().await).unwrap();
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("server.header_timeout"), "{answer}");
-    // After a first request too, and not for what only waits between requests.
+    // Also after a first request, and not for a connection that is idle between requests.
     let mut second = rig.client().await;
     second.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
     second.response().await;

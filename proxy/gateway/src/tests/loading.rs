@@ -1,4 +1,4 @@
-//! Streams whose model is not loaded yet: begun, kept alive, and ended by whatever comes of it.
+//! Streams whose model is not loaded yet: begun, kept alive, and ended by the model's answer or a refusal.
 
 use super::http2::{self, Client};
 use super::peer::*;
@@ -11,7 +11,7 @@ use warden_supervisor::Coming;
 const ASKED: &str = r#"{"stream":true}"#;
 pub(super) const SIGN: &str = ": the model is being loaded, some ";
 
-/// A gateway whose model loads for some minutes more: until it is let in by hand.
+/// A gateway whose model takes some more minutes to load, or until the test lets it finish.
 pub(super) async fn loading(mode: WhileLoading, upstream: &Upstream) -> Rig {
     loads(loading_plan(), mode, upstream).await
 }
@@ -67,7 +67,7 @@ async fn a_stream_begins_before_its_model_is_loaded_and_goes_on_with_its_answer(
         let record = rig.record(0).await;
         assert_eq!((record.status, record.outcome, record.stream), (200, Outcome::Ok, true));
         assert_eq!(record.late_status, Some(200));
-        // The connection is as good as before.
+        // The connection is still usable.
         *rig.backends.coming.lock().unwrap() = None;
         client.until("0\r\n\r\n").await;
         client.send(&post(path, ASKED)).await;
@@ -104,7 +104,7 @@ async fn a_client_that_does_not_read_its_signs_keeps_no_slot_waiting_when_its_mo
     let mut plan = loading_plan();
     plan.config.server.h2c = true;
     let rig = loads(plan, WhileLoading::Comment, &upstream).await;
-    // Room for less than one sign.
+    // A window smaller than one keep-alive.
     let mut client = Client::over(TcpStream::connect(rig.address).await.unwrap(), 8).await;
     let (answer, mut sending) = client.begin(http2::request("POST", "/completion"), false).await;
     sending.send_data(bytes::Bytes::from_static(ASKED.as_bytes()), true).unwrap();
@@ -145,7 +145,7 @@ async fn chats_show_it_as_reasoning_if_they_are_to() {
     rig.backends.room.add_permits(1);
     client.until(r#"{"reasoning_content":"\n\n"}"#).await;
     client.until("data: {\"a\":1}\n\n").await;
-    // Other dialects have no such text.
+    // Other dialects have no reasoning text.
     let mut other = rig.client().await;
     other.send(&post("/v1/messages", ASKED)).await;
     other.until("data: {\"a\":1}\n\n").await;
@@ -217,7 +217,7 @@ async fn what_the_model_refuses_then_is_one_too() {
         rig.backends.room.add_permits(1);
         let error = client.until("0\r\n\r\n").await;
         assert!(error.contains(words), "{path}: {error}");
-        // What the client got, and what came of it.
+        // The client's status, and the late one.
         let record = rig.record(0).await;
         assert_eq!((record.status, record.stream, record.late_status), (200, true, Some(status)));
         drop(client);

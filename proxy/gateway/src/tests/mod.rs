@@ -1,5 +1,5 @@
-//! The gateway against backends that do exactly what a test wants: a listener on a Unix socket whose connections are
-//! handled byte by byte, and leases that are counted.
+//! The gateway against scripted backends: a listener on a Unix socket whose connections are handled byte by
+//! byte, and leases that are counted.
 
 mod again;
 mod assemble;
@@ -60,7 +60,7 @@ use crate::backend::backends::{BackendLease, Backends, BoxFuture};
 use crate::backend::pool::Pool;
 use crate::{Control, Ends, Gateway, GatewayConfig, Gauges, Live, ModelRules, Observer, Record, Requests};
 
-/// What is known of a new build.
+/// Facts of a new build.
 const NEW: ServerFacts = ServerFacts {
     stream_head: StreamHead::BeforeFirstToken,
     unix_sockets: Some(true),
@@ -69,13 +69,13 @@ const NEW: ServerFacts = ServerFacts {
     discards_bodies: Some(true),
 };
 
-/// What all generations are made of.
+/// Identity of all generations.
 const KIN: Kin = Kin { made_of: 1, but_for_binary: 1, answer_tokens: None };
 
-/// Nothing in these tests takes longer.
+/// Time limit of every wait in these tests.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Waits until `holds` says so.
+/// Waits until `holds` returns true.
 async fn eventually(what: &str, holds: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !holds() {
@@ -84,7 +84,7 @@ async fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Waits until all are stalled, which is when no byte more comes in 300 ms. Bytes until then.
+/// Waits until all connections are stalled: no further byte within 300 ms. Returns the bytes until then.
 async fn stalled(written: &AtomicUsize) -> usize {
     let until = Instant::now() + PATIENCE * 9;
     let mut last = usize::MAX;
@@ -96,7 +96,7 @@ async fn stalled(written: &AtomicUsize) -> usize {
     last
 }
 
-/// A model of which nothing runs.
+/// A model without a process.
 pub(crate) fn unloaded(name: &ModelName, aliases: Vec<String>) -> ModelView {
     ModelView { aliases, ..ModelView::unloaded(name.clone()) }
 }
@@ -106,9 +106,9 @@ struct TestBackends {
     models: Vec<ModelName>,
     any_name: bool,
     sockets: Vec<PathBuf>,
-    /// Which socket the next lease gets.
+    /// Index of the socket for the next lease.
     turn: AtomicUsize,
-    /// Moves on with every lease.
+    /// Advances with every lease.
     rotates: bool,
     room: Arc<Semaphore>,
     waiting: Arc<AtomicUsize>,
@@ -116,46 +116,46 @@ struct TestBackends {
     granted: AtomicUsize,
     pools: Mutex<HashMap<u64, Arc<Pool>>>,
     work: Arc<Mutex<Vec<Work>>>,
-    /// Bytes of answers that were told as a sign of life.
+    /// Answer bytes reported as progress.
     heard: AtomicUsize,
-    /// Events with data that were noted.
+    /// Reported events with data.
     events: AtomicU64,
-    /// How often a generation was found wanting.
+    /// Number of generations reported as broken.
     doubts: AtomicUsize,
     ended: Mutex<Vec<Ended>>,
     turns: Mutex<Vec<Turn>>,
     keeps_turns: AtomicBool,
     saves_for_us: AtomicBool,
-    /// Tokens told with each request for a slot.
+    /// Tokens given with each request for a slot.
     demands: Mutex<Vec<Option<u64>>>,
-    /// Tokens for which there is room, if prompts are weighed.
+    /// Tokens that fit, if prompts are weighed.
     room_tokens: Mutex<Option<u64>>,
     revoke: CancellationToken,
     /// The processes have ended.
     dead: AtomicBool,
-    /// Who has the port of every generation, whose processes are gone.
+    /// Address of another program that has the port of every generation; their processes are gone.
     stranger: Mutex<Option<SocketAddr>>,
     denied: Mutex<Option<Denied>>,
-    /// How the models are shown, and found by requests that load none; as unloaded and ready, if nothing is said.
+    /// State of the models in views, and for requests that load none; unloaded and ready if `None`.
     shown: Mutex<Option<ModelState>>,
-    /// Models that a client let go.
+    /// Models that a client unloaded.
     let_go: Mutex<Vec<String>>,
-    /// When the model serves, while it does not.
+    /// When the model will serve; `None` while it does.
     coming: Mutex<Option<Coming>>,
-    /// What is known of the backends' build.
+    /// Facts of the backends' build.
     facts: Mutex<ServerFacts>,
-    /// What is known against requests, whichever they are, and what was told of them.
+    /// Quarantine state of all requests, and the reports about them.
     standing: Mutex<Standing>,
     told: Mutex<Vec<&'static str>>,
-    /// The processes take long to end: whoever waits for that is counted, and waits for this.
+    /// The processes take long to end: waits for that are counted, and last until this is notified.
     slow_end: Mutex<Option<Arc<Notify>>>,
-    /// What the generations after the first are made of, where that is known.
+    /// Identity of the generations after the first, if known.
     kin_of_later: Mutex<Option<Kin>>,
     settling: AtomicUsize,
-    /// The canary, and where it listens, if it has a place free.
+    /// The canary, and its socket if it has a place free.
     canary: Mutex<Option<(CanaryRoute, Option<PathBuf>)>>,
     granted_by_canary: AtomicUsize,
-    /// The request `x` is cancelled when this is noted.
+    /// Note at which the request `x` is cancelled.
     cancels_when: Mutex<Option<(&'static str, Requests)>>,
 }
 
@@ -168,7 +168,7 @@ impl TestBackends {
     }
 }
 
-/// The generation of the canary.
+/// Generation of the canary.
 const CANARY: u64 = 99;
 
 struct Waiting(Arc<AtomicUsize>);
@@ -463,8 +463,8 @@ impl BackendLease for TestRight {
     }
 
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()> {
-        // As the supervisor's does, it holds the lease as long as it is waited for. Who comes later has another generation; who
-        // is here and has not looked yet has not.
+        // Like the supervisor's, the future holds the lease while it is awaited. A revocation that came
+        // before this call is not seen: a later caller has another generation.
         let later = self.backends.revoke.is_cancelled();
         Box::pin(async move {
             if later {
@@ -484,14 +484,14 @@ impl Observer for Records {
     }
 }
 
-/// How a rig is set up.
+/// Setup of a rig.
 struct Plan {
     models: Vec<&'static str>,
     any_name: bool,
     rotates: bool,
     room: usize,
     config: GatewayConfig,
-    /// Of every model. Most tests look at what is told of a death.
+    /// Applies to every model. Most tests check the error after a death.
     on_death: OnDeath,
 }
 
@@ -598,7 +598,7 @@ impl Rig {
         Peer::new(TcpStream::connect(self.address).await.unwrap())
     }
 
-    /// One request on its own connection, answered.
+    /// Sends one request on its own connection and returns the answer.
     async fn ask(&self, request: &[u8]) -> (String, String) {
         let mut client = self.client().await;
         client.send(request).await;
@@ -610,13 +610,13 @@ impl Rig {
         self.backends.live.load(Ordering::SeqCst)
     }
 
-    /// The record of the request that ended as the `n`th, from 0.
+    /// Returns the record of the `n`th request that ended, from 0.
     async fn record(&self, n: usize) -> Record {
         eventually("the record", || self.records.0.lock().unwrap().len() > n).await;
         self.records.0.lock().unwrap()[n].clone()
     }
 
-    /// Everything was given back.
+    /// Waits until everything was freed.
     async fn is_clean(&self) {
         eventually("no lease is held", || self.live() == 0).await;
         eventually("no byte is held", || self.gauges.held_bytes.load(Ordering::SeqCst) == 0).await;
@@ -626,8 +626,8 @@ impl Rig {
     }
 }
 
-/// A backend that sends events for ever, but answers what has `/quick` in its path at once; counts the bytes that were
-/// taken. `room`: bytes of its socket's send buffer.
+/// A backend that sends events without end, but answers a path with `/quick` at once. It counts the bytes
+/// taken. `room`: size of its socket's send buffer in bytes.
 fn endless(written: &Arc<AtomicUsize>, room: Option<usize>) -> Upstream {
     let count = written.clone();
     Upstream::start(move |mut peer| {

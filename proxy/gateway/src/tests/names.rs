@@ -1,4 +1,4 @@
-//! Requests for a name that is not ours.
+//! Requests for a foreign host name.
 
 use warden_policies::{Names, Origins};
 
@@ -54,7 +54,7 @@ async fn a_foreign_name_is_refused_before_anything_is_done_whoever_it_comes_from
         ("/v1/models", "evil.example", false),
         ("/running", "evil.example", false),
         ("/health", "evil.example", true),
-        // The target counts; one that differs from `Host` is refused anyway.
+        // The target takes precedence; one that differs from `Host` is refused anyway.
         ("http://evil.example/props", "evil.example", false),
         ("http://llm.example/props", "llm.example", true),
     ] {
@@ -73,7 +73,7 @@ async fn a_foreign_name_is_refused_before_anything_is_done_whoever_it_comes_from
         records.iter().filter(|record| record.outcome == Outcome::Rejected("name")).count() == refused
     })
     .await;
-    // A client without a name is no browser; one with a POST is refused before its body is read.
+    // A client without a host name is no browser; a POST is refused before its body is read.
     let (head, _) = rig.ask(b"GET /props HTTP/1.0\r\n\r\n").await;
     assert!(head.contains(" 200 "), "{head}");
     let (head, _) =

@@ -1,4 +1,4 @@
-//! How exchanges ended is told to the lease's owner: from whole answers only, and audio is counted as work.
+//! Outcomes are reported to the lease's owner for whole answers only, and audio counts as work.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What passes, and how it is counted.
+//! Bytes that pass, and how they are counted.
 
 use super::*;
 use crate::Outcome;
@@ -80,7 +80,7 @@ async fn a_stream_passes_event_by_event_and_its_work_is_counted() {
     client.send(&post("/v1/chat/completions", body)).await;
     let head = client.until("\r\n\r\n").await;
     assert!(head.contains("content-type: text/event-stream\r\n"), "{head}");
-    // Each event is here before the backend sends the next: nothing is held for anything.
+    // Each event arrives before the backend sends the next: nothing is held back.
     assert_eq!(client.chunk().await.unwrap(), b"data: {\"a\":1}\n\n");
     go.add_permits(1);
     assert_eq!(client.chunk().await.unwrap(), b"data: {\"b\":2}\n\n: ping\n\n");

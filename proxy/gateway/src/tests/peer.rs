@@ -1,4 +1,4 @@
-//! Both ends of connections, byte by byte: backends that do what a test wants, and clients.
+//! Both ends of connections, byte by byte: scripted backends, and clients.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::PATIENCE;
 
-/// One generation: a socket, and what its connections do.
+/// One generation: a socket and the handler of its connections.
 pub(super) struct Upstream {
     pub(super) path: PathBuf,
     open: Arc<AtomicUsize>,
@@ -23,7 +23,7 @@ pub(super) struct Upstream {
 }
 
 impl Upstream {
-    /// Each connection is given to `handle`; it counts as open until `handle` returns.
+    /// Passes each connection to `handle`; it counts as open until `handle` returns.
     pub(super) fn start<F, R>(handle: F) -> Self
     where
         F: Fn(Peer<UnixStream>) -> R + Send + Sync + 'static,
@@ -50,7 +50,7 @@ impl Upstream {
         Self { path, open, accepted, tasks, _dir: dir }
     }
 
-    /// Takes a request and says nothing until the other side closes.
+    /// Takes a request and sends nothing until the other side closes.
     pub(super) fn silent() -> Self {
         Self::start(|mut peer| async move {
             peer.request().await;
@@ -58,7 +58,7 @@ impl Upstream {
         })
     }
 
-    /// Answers every request on a connection with what `answer` makes of its head and body.
+    /// Answers every request on a connection with the result of `answer` for its head and body.
     pub(super) fn answering(answer: impl Fn(&str, &[u8]) -> Vec<u8> + Send + Sync + 'static) -> Self {
         let answer = Arc::new(answer);
         Self::start(move |mut peer| {
@@ -92,7 +92,7 @@ impl<S: AsyncRead + tokio::io::AsyncWrite + Unpin> Peer<S> {
     }
 
     pub(super) async fn send(&mut self, bytes: &[u8]) {
-        // A peer that has left is the test's business.
+        // A test notices a peer that has left by itself.
         let _left = self.stream.write_all(bytes).await;
     }
 
@@ -108,7 +108,7 @@ impl<S: AsyncRead + tokio::io::AsyncWrite + Unpin> Peer<S> {
         std::mem::take(&mut self.buffer)
     }
 
-    /// Reads until `text` was received; everything up to and with it.
+    /// Reads until `text` was received; returns everything up to its end.
     pub(super) async fn until(&mut self, text: &str) -> String {
         loop {
             if let Some(at) = memchr::memmem::find(&self.buffer, text.as_bytes()) {
@@ -119,7 +119,7 @@ impl<S: AsyncRead + tokio::io::AsyncWrite + Unpin> Peer<S> {
         }
     }
 
-    /// A request with its body; `None` when the peer has closed.
+    /// Reads a request with its body; `None` when the peer has closed.
     pub(super) async fn request(&mut self) -> Option<(String, Vec<u8>)> {
         while memchr::memmem::find(&self.buffer, b"\r\n\r\n").is_none() {
             if self.stream.read_buf(&mut self.buffer).await.unwrap_or(0) == 0 {
@@ -131,7 +131,7 @@ impl<S: AsyncRead + tokio::io::AsyncWrite + Unpin> Peer<S> {
         Some((head, body))
     }
 
-    /// A response with its body.
+    /// Reads a response with its body.
     pub(super) async fn response(&mut self) -> (String, Vec<u8>) {
         let head = self.until("\r\n\r\n").await;
         let body = self.body(&head).await;
@@ -159,7 +159,7 @@ impl<S: AsyncRead + tokio::io::AsyncWrite + Unpin> Peer<S> {
         body
     }
 
-    /// One chunk; `None` for the last one.
+    /// Reads one chunk; `None` for the last one.
     pub(super) async fn chunk(&mut self) -> Option<Vec<u8>> {
         let size = self.until("\r\n").await;
         let size = usize::from_str_radix(size.trim(), 16).unwrap();
@@ -178,7 +178,7 @@ impl<S: AsyncRead + tokio::io::AsyncWrite + Unpin> Peer<S> {
     }
 }
 
-/// A head with the names of its headers in small letters: how they are written means nothing.
+/// Converts header names to lower case, because their case has no meaning.
 fn plain_names(text: &str) -> String {
     if !text.starts_with("HTTP/1.") {
         return text.to_owned();

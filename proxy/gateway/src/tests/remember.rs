@@ -1,4 +1,5 @@
-//! What the process that follows is told of requests and their answers, and that clients save no slots where that is for us alone.
+//! Requests and answers that are recorded for the next process; clients save no slots if those are reserved
+//! for that.
 
 use std::sync::atomic::Ordering;
 
@@ -12,14 +13,14 @@ use crate::Outcome;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A gateway that remembers.
+/// A gateway that records exchanges.
 async fn rig(upstream: &Upstream, on_death: OnDeath) -> Rig {
     let rig = Rig::with(Plan { on_death, ..Plan::default() }, &[upstream]).await;
     rig.backends.keeps_turns.store(true, Ordering::SeqCst);
     rig
 }
 
-/// A stream of a chat, or the whole answer.
+/// A backend that answers a chat as a stream or as a whole.
 fn answering() -> Upstream {
     Upstream::answering(|_, body| {
         let asked: Value = serde_json::from_slice(body).unwrap_or_default();
@@ -50,7 +51,7 @@ fn answering() -> Upstream {
 async fn a_conversation_is_remembered_with_its_answer_however_it_was_asked_for() {
     for (body, on_death, said) in [
         (r#"{"messages":[1],"stream":true}"#, OnDeath::Continue, Said::Text("Hello".to_owned())),
-        // The text of a stream is only heard where it may have to go on.
+        // The text of a stream is recorded only if it may have to be continued.
         (r#"{"messages":[1],"stream":true}"#, OnDeath::Error, Said::Nothing),
         (r#"{"messages":[1]}"#, OnDeath::Continue, Said::Nothing),
         (r#"{"messages":[1]}"#, OnDeath::Error, Said::Nothing),

@@ -1,4 +1,4 @@
-//! What only looks at a model loads none, and what llama-server's router answers is answered without a process.
+//! Requests that only inspect a model load none; the routes of llama-server's router need no process.
 
 use std::collections::HashSet;
 
@@ -47,7 +47,7 @@ async fn what_only_looks_at_a_model_that_is_not_loaded_says_so_and_loads_none() 
         assert_eq!(answer["error"]["code"], "model_not_loaded", "{path}: {answer}");
     }
     assert_eq!(rig.record(0).await.outcome, Outcome::Denied("not_loaded"));
-    // Whatever needs a process, if its client says so.
+    // A request that needs a process loads the model if its client says so.
     for (request, status) in [
         (post("/v1/completions?autoload=false", r#"{"model":"a"}"#), "503"),
         (post("/tokenize?model=a&autoload=0", "{}"), "503"),
@@ -64,7 +64,7 @@ async fn what_only_looks_at_a_model_that_is_not_loaded_says_so_and_loads_none() 
         );
         assert_eq!(asked(&rig) - before, usize::from(status == "200"));
     }
-    // Nor is its prompt counted by a process that would have to be started for that.
+    // No process is started to count its prompt either.
     *rig.backends.room_tokens.lock().unwrap() = Some(1);
     let long = format!(r#"{{"model":"a","prompt":"{}"}}"#, "word ".repeat(1000));
     let before = asked(&rig);
@@ -145,7 +145,7 @@ async fn who_may_use_a_model_may_load_and_let_it_go_and_an_operator_also_a_pinne
     }
     let let_go = rig.backends.let_go.lock().unwrap().join("; ");
     assert_eq!(let_go, "a by client, key few, 127.0.0.1; pinned by client, key operator, 127.0.0.1");
-    // For a key with one model there is no router.
+    // A key with one model sees no router.
     let one = KeySpec { models: some(&["a"]), ..KeySpec::unlimited("one", "1") };
     rig.control.update(Live { keys: Some(Keys::new(vec![one])), ..Live::default() });
     *rig.backends.shown.lock().unwrap() = Some(ModelState::Unloaded);

@@ -1,4 +1,4 @@
-//! Rules for requests on their way: what is held, what streams on, and what the backend gets to see.
+//! Request rules in transit: held bodies, streamed bodies, and the bytes that the backend gets.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -175,7 +175,7 @@ async fn a_name_without_a_process_means_a_model_with_rules_of_its_own() {
     let by_name = BTreeMap::from([
         ("brief".to_owned(), name(vec![of("b", 7)])),
         ("any".to_owned(), name(vec![of("a", 8), of("b", 9)])),
-        // Of its own name alone.
+        // Rules of its own name alone.
         ("a".to_owned(), name(vec![of("a", 6)])),
     ]);
     let models = QuickMap::from_iter([of("b", 50)]);
@@ -198,7 +198,7 @@ async fn a_name_without_a_process_means_a_model_with_rules_of_its_own() {
             assert_eq!(rig.record(records - 1).await.model, Some(ModelName::new(model)));
         }
     }
-    // In a path it means the model, and bodies stay what they are.
+    // In a path the name selects the model, and bodies stay unchanged.
     let (_, answer) = rig.ask(&post("/upstream/brief/v1/chat/completions", r#"{"max_tokens":90}"#)).await;
     assert!(answer.contains(r#""max_tokens":90}"#), "{answer}");
     let (_, list) = rig.ask(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n").await;
@@ -274,7 +274,7 @@ async fn lists_of_models_say_what_the_configuration_says_of_them() {
     for entry in list["data"].as_array().unwrap() {
         assert_eq!((&entry["name"], &entry["meta"]["llamaswap"]["size"]), (&json!("Big A"), &json!(7)));
     }
-    // One that is hidden can be asked for by its name, and serves.
+    // A hidden model can be requested by name, and serves.
     let (head, one) = rig.ask(b"GET /v1/models/b HTTP/1.1\r\nHost: h\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.1 200 ") && one.contains(r#""id":"b""#), "{one}");
     let (head, _) = rig.ask(&post("/v1/chat/completions", r#"{"model":"b"}"#)).await;

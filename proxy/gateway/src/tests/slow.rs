@@ -1,17 +1,17 @@
-//! Clients that do not read, send in a trickle, or leave where that is hard to see.
+//! Clients that do not read, send in a trickle, or leave in ways that are hard to notice.
 
 use super::*;
 use crate::{Limit, Outcome};
 
-/// As many files as a test with thousands of connections needs: both ends are in this process.
+/// Raises the limit of open files for a test with thousands of connections: both ends are in this process.
 pub(super) fn raise_file_limit() {
     let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     files.current = files.maximum;
     rustix::process::setrlimit(rustix::process::Resource::Nofile, files).unwrap();
 }
 
-/// Whether this is the process that runs this one test. If not, such a process is started and has to pass: what others hold, who run
-/// in the same process at the same time, is not to be counted.
+/// Returns whether this process runs this test only. If not, starts such a process, which has to pass:
+/// memory of other tests in the same process must not be counted.
 pub(super) async fn is_alone(module: &str, test: &str) -> bool {
     const ALONE: &str = "WARDEN_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -29,7 +29,7 @@ pub(super) async fn is_alone(module: &str, test: &str) -> bool {
     false
 }
 
-/// Anonymous memory of this process, bytes.
+/// Returns the anonymous memory of this process in bytes.
 pub(super) fn anonymous() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
@@ -49,7 +49,7 @@ async fn a_thousand_readers_that_do_not_read_cost_little_and_hurt_nobody() {
     let mut slow = Vec::new();
     for _ in 0..1000 {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        // Little room in the kernel: it is ours that is in question.
+        // Small kernel buffers: the gateway's own memory is measured.
         socket.set_recv_buffer_size(4096).unwrap();
         let mut client = Peer::new(socket.connect(rig.address).await.unwrap());
         client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
@@ -57,15 +57,15 @@ async fn a_thousand_readers_that_do_not_read_cost_little_and_hurt_nobody() {
     }
     eventually("all are answered", || rig.live() == 1000).await;
     let last = stalled(&written).await;
-    // Buffers of sockets and ours.
+    // Buffers of the sockets and of the gateway.
     assert!(last < 1000 * 1024 * 1024, "{last} bytes were taken from the backend");
     for _ in 0..5 {
         let (head, _) = rig.ask(&post("/quick", "{}")).await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
         let cost = anonymous().saturating_sub(before);
-        // Four buffers of 64 KiB each: being read from the backend, the last one of which a piece is held, on the way, and waiting
-        // to be written; 64 KiB for the tasks of both ends, which are in this process, too. And what is read ahead of all of
-        // them together.
+        // Four buffers of 64 KiB each: being read from the backend, whose last piece is held, in transit,
+        // and waiting to be written. 64 KiB for the tasks of both ends, which are in this process. Plus the
+        // bytes read ahead over all connections.
         let ahead = defaults().server.buffered_bytes.in_memory() / 2;
         assert!(cost < 1000 * (4 + 1) * 64 * 1024 + ahead, "{cost} bytes for a thousand");
     }
@@ -149,7 +149,7 @@ async fn a_body_in_a_trickle_is_refused_held_or_streamed() {
     plan.config.server.body_timeout = Duration::from_millis(300);
     plan.config.server.body_rate = ByteSize(1_000_000);
     let rig = Rig::with(plan, &[&upstream]).await;
-    // The first is taken in whole before it is sent on, the second is streamed.
+    // The first body is read completely before it is sent on, the second is streamed.
     for length in ["1000", "9000000"] {
         let (mut reading, mut writing) = TcpStream::connect(rig.address).await.unwrap().into_split();
         let head = format!("POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{{");

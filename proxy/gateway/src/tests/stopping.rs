@@ -1,9 +1,10 @@
-//! Beginning and ending.
+//! Start and stop.
 
 use super::*;
 use crate::GatewayError;
 
-/// Connections in all states: one was used and is idle, one was never used, on one a request runs until `go`.
+/// Connections in three states: one was used and is idle, one was never used, one has a request that runs
+/// until `go`.
 struct Three {
     rig: Rig,
     go: Arc<Semaphore>,
@@ -54,7 +55,7 @@ async fn a_stop_closes_what_is_idle_and_lets_the_rest_finish() {
     rig.is_clean().await;
 }
 
-/// Each gets an answer, and is closed with it.
+/// Checks that each client gets an answer and is closed with it.
 async fn answers_one_more(clients: impl IntoIterator<Item = &mut Peer<TcpStream>>) {
     for client in clients {
         client.send(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n").await;
@@ -65,7 +66,7 @@ async fn answers_one_more(clients: impl IntoIterator<Item = &mut Peer<TcpStream>
     }
 }
 
-/// Waits for requests that are on their way for longer than any test takes.
+/// Waits for requests in transit for longer than any test takes.
 fn patient() -> Plan {
     let mut plan = Plan::default();
     plan.config.server.stopped_keep_alive = Duration::from_secs(3600);
@@ -81,7 +82,7 @@ async fn a_request_that_was_on_its_way_at_a_stop_is_answered() {
     go.add_permits(1);
     let (head, _) = running.response().await;
     assert!(head.to_lowercase().contains("connection: close"), "its answer began after the stop: {head}");
-    // Nobody has a connection any more: nothing is waited for.
+    // No connection is left: the gateway waits for nothing.
     timeout(PATIENCE, rig.serving.join_next()).await.unwrap().unwrap().unwrap();
     rig.is_clean().await;
 }
@@ -91,7 +92,7 @@ async fn who_has_connected_before_a_stop_is_accepted_after_it() {
     use std::io::Write as _;
     let upstream = Upstream::silent();
     let mut rig = Rig::with(patient(), &[&upstream]).await;
-    // Nothing is accepted meanwhile: what accepts has this thread.
+    // Nothing is accepted meanwhile: the acceptor shares this thread.
     let connect = |number: usize| {
         let mut client = std::net::TcpStream::connect(rig.address).unwrap();
         if number.is_multiple_of(2) {
@@ -151,7 +152,7 @@ async fn an_address_that_cannot_be_had_is_named_with_its_cure() {
     let error = Gateway::bind(at("no such host", 0)).await.unwrap_err();
     assert!(matches!(error, GatewayError::Resolve { .. }), "{error}");
     for host in ["localhost", "[::1]", "::1"] {
-        // A machine may have no IPv6; then the error must say so and not something else.
+        // A machine may have no IPv6; then the error must say so.
         match Gateway::bind(at(host, 0)).await {
             Ok(bound) => assert_ne!(bound.local_addr().port(), 0),
             Err(error) => assert!(
@@ -167,7 +168,7 @@ async fn whoever_retires_answers_one_more_request_on_each_connection_and_says_so
     let Three { mut rig, go, mut used, mut fresh, mut running, upstream: _upstream } =
         Three::start(Plan::default()).await;
     rig.retire.cancel();
-    // Neither that was idle nor that was never used is closed under its next request.
+    // Neither the idle connection nor the unused one is closed under its next request.
     answers_one_more([&mut used, &mut fresh]).await;
     assert_eq!(rig.serving.len(), 1, "it waits for the running one");
     go.add_permits(1);

@@ -1,12 +1,12 @@
-//! Everything at once: many clients, backends that die, stall and break off, clients that leave at random. Afterwards the
-//! books must balance.
+//! Everything at once: many clients, backends that die, stall and break off, clients that leave at random.
+//! Afterwards all counters must balance.
 
 use super::*;
 use crate::Outcome;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// What a backend does is written in the request, so that it is known what the answer must be.
+/// A backend whose behaviour is given in the request, so that the expected answer is known.
 async fn backend(mut peer: Peer<UnixStream>, executed: Arc<Mutex<HashMap<String, u32>>>) {
     while let Some((head, body)) = peer.request().await {
         let body = String::from_utf8(body).unwrap();

@@ -1,4 +1,4 @@
-//! TLS: chosen protocols, renewed certificates, and those who do not shake hands.
+//! TLS: chosen protocols, renewed certificates, and clients without a handshake.
 
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -37,7 +37,7 @@ impl Identity {
         plan
     }
 
-    /// Shakes hands, trusting this certificate only.
+    /// Makes a TLS connection that trusts this certificate only.
     async fn connect(&self, rig: &Rig, protocols: &[&str]) -> std::io::Result<TlsStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         roots.add(self.der.clone()).unwrap();
@@ -124,7 +124,7 @@ async fn who_does_not_speak_tls_is_told_so_and_who_does_not_speak_is_closed() {
             silent.push(client);
         }
     }
-    // None of them holds up those who do.
+    // None of them delays clients with a handshake.
     let mut client = Peer::new(identity.connect(&rig, &[]).await.unwrap());
     client.send(HEALTH).await;
     assert!(client.response().await.0.starts_with("HTTP/1.1 200 "));
@@ -167,7 +167,7 @@ async fn connections_beyond_the_limit_are_told_so_or_closed_when_there_are_too_m
     let mut plan = identity.plan();
     plan.config.server.connections = 1;
     plan.config.server.refusals = 1;
-    // Whoever is told and stays holds the only place for that.
+    // A refused client that stays occupies the only place for refusals.
     plan.config.server.linger = PATIENCE * 2;
     let rig = Rig::with(plan, &[&upstream]).await;
     let _first = identity.connect(&rig, &[]).await.unwrap();
@@ -190,7 +190,7 @@ async fn a_stop_says_goodbye() {
     assert!(timeout(PATIENCE, client.read(&mut buffer)).await.unwrap().unwrap() > 0);
     let _shaking = rig.client().await;
     rig.stop.cancel();
-    // rustls: an end without close_notify is an error, not an end.
+    // rustls reports an end without close_notify as an error.
     let mut rest = Vec::new();
     timeout(PATIENCE, client.read_to_end(&mut rest)).await.unwrap().unwrap();
     timeout(PATIENCE, rig.serving.join_next()).await.unwrap().unwrap().unwrap();

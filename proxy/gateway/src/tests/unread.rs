@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A backend that keeps its connections, whatever a request says of them, and answers with the head that it got.
+/// A backend that keeps its connections, even against `Connection: close`, and answers with the received
+/// head.
 fn keeping() -> Upstream {
     Upstream::answering(|head, body| {
         let end = if body.is_empty() { "" } else { "with a body" };
@@ -14,7 +15,7 @@ fn request(method: &str) -> Vec<u8> {
     format!("{method} /unread HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello").into_bytes()
 }
 
-/// Asks twice, and says how many connections the backend saw by then.
+/// Sends two requests and returns the last answer and the number of connections that the backend saw.
 async fn asked_twice(facts: ServerFacts, method: &str) -> (String, usize) {
     let upstream = keeping();
     let mut plan = Plan { any_name: true, ..Plan::default() };

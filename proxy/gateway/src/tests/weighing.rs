@@ -1,9 +1,9 @@
-//! A prompt's tokens are told with its request where somebody wants to know, and the backend counts them only where it
-//! matters.
+//! A prompt's tokens are passed to admission if it needs them, and the backend counts them only if the
+//! bound is too large.
 
 use super::*;
 
-/// Answers `/tokenize` with one token a word, everything else with a sentence.
+/// A backend that answers `/tokenize` with one token a word, and everything else with a sentence.
 fn counting() -> Upstream {
     Upstream::answering(|head, body| {
         if head.starts_with("POST /tokenize ") {
@@ -89,7 +89,7 @@ async fn what_is_too_long_to_be_counted_is_not_taken_apart() {
     let upstream = counting();
     let rig = Rig::start(&[&upstream]).await;
     *rig.backends.room_tokens.lock().unwrap() = Some(1000);
-    // As values of a parser it would take sixteen times the memory.
+    // As parsed values it would take sixteen times the memory.
     let large = format!(r#"{{"model":"m","prompt":[{}1]}}"#, "1,".repeat(5_000_000));
     rig.ask(&request(&large)).await;
     assert_eq!(*rig.backends.demands.lock().unwrap(), [Some(large.len() as u64 / 3)]);

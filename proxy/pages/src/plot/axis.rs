@@ -1,28 +1,28 @@
-//! Round numbers along an axis: 1, 2 or 5 times a power of ten of a unit apart, and on a clock whole minutes, hours or days.
+//! Computes round numbers along an axis: steps of 1, 2 or 5 times a power of ten of a unit, and on a clock
+//! whole minutes, hours or days.
 
 use super::{Across, Up};
 use crate::number::grouped;
 use crate::time::Moment;
 
-/// Parts of an axis, at most.
+/// Limit of parts of an axis.
 const PARTS: f64 = 6.0;
 
-/// A label of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tick {
     pub(super) at: f64,
     pub(super) label: String,
 }
 
-/// Round numbers that hold all values between them.
+/// Round numbers whose range contains all values.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Ticks {
     pub(super) all: Vec<Tick>,
-    /// From one to the next.
+    /// Difference of neighbours.
     pub(super) step: f64,
 }
 
-/// Seconds from label to label that people count in.
+/// Common steps of a clock, in seconds.
 const CLOCK: [f64; 18] = [
     1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 10_800.0, 21_600.0,
     43_200.0, 86_400.0, 172_800.0, 432_000.0,
@@ -30,7 +30,7 @@ const CLOCK: [f64; 18] = [
 const DAY: f64 = 86_400.0;
 
 impl Ticks {
-    /// Of the vertical axis: its first and last number are its ends.
+    /// Ticks of the vertical axis: its first and last number are its ends.
     pub(super) fn up(low: f64, high: f64, up: Up) -> Self {
         let (unit, name) = match up {
             Up::Bytes => unit(low, high),
@@ -38,7 +38,7 @@ impl Ticks {
             Up::Seconds if high < 1.0 => (1e-3, " ms"),
             Up::Seconds => (1.0, " s"),
         };
-        // There is no half of a byte, and no half of one thing.
+        // Bytes and counts have no fractions.
         let whole = up == Up::Count || name == " B";
         let step = round_up((high - low) / unit / (PARTS - 1.0)).max(if whole { 1.0 } else { 0.0 });
         let (first, last) = ((low / unit / step).floor(), (high / unit / step).ceil());
@@ -50,7 +50,7 @@ impl Ticks {
         Self { all: all.collect(), step: step * unit }
     }
 
-    /// Of the horizontal axis: those between its ends.
+    /// Ticks of the horizontal axis: those between its ends.
     pub(super) fn across(from: f64, to: f64, across: Across) -> Self {
         match across {
             Across::Requests => {
@@ -81,12 +81,12 @@ impl Ticks {
     }
 }
 
-/// Whole numbers from one to another, and never more of them than an axis has room for.
+/// Whole numbers from one to another, but no more than an axis has room for.
 fn places(first: f64, last: f64) -> impl Iterator<Item = f64> {
     (0_u8..16).map(move |at| first + f64::from(at)).take_while(move |place| *place <= last)
 }
 
-/// In which unit bytes are labelled: that of the largest, if steps are no less than a hundredth of it.
+/// Unit of byte labels: that of the largest value, if steps are at least a hundredth of it.
 fn unit(low: f64, high: f64) -> (f64, &'static str) {
     let units = [(40, " TiB"), (30, " GiB"), (20, " MiB"), (10, " KiB")];
     let step = (high - low) / (PARTS - 1.0);
@@ -99,24 +99,24 @@ fn unit(low: f64, high: f64) -> (f64, &'static str) {
     (1.0, " B")
 }
 
-/// The next number at or above this one that is 1, 2 or 5 times a power of ten.
+/// Rounds up to 1, 2 or 5 times a power of ten.
 fn round_up(number: f64) -> f64 {
     if number.is_nan() || number <= 0.0 || number > 1e30 {
         return 1.0;
     }
     let power = 10_f64.powf(number.log10().floor());
     let share = number / power;
-    // What is at one of them but for the last digit is at it.
+    // Tolerates rounding errors in the last digits.
     let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| share <= factor * (1.0 + 1e-9)).unwrap_or(10.0);
     factor * power
 }
 
-/// Digits behind the point that labels need.
+/// Decimals that labels need.
 fn digits(step: f64) -> usize {
     [1.0, 0.1, 0.01, 0.001, 1e-4].iter().position(|least| step >= least * (1.0 - 1e-9)).unwrap_or(5)
 }
 
-/// A moment of the axis: the date at midnight, the time else.
+/// Label of a moment: the date at midnight, otherwise the time.
 fn clock(unix: f64, step: f64) -> String {
     #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and Moment takes any number")]
     let moment = Moment::of(unix.round() as i64);
@@ -160,7 +160,7 @@ mod tests {
             assert!(ticks.first() <= low && ticks.last() >= high, "{ticks:?}");
             assert_eq!(labels(&ticks).join(", "), found);
         }
-        // Whatever the values, there are a few labels, and none has a broken number.
+        // For all values there are a few labels, and no two are equal.
         let mut low: f64 = 1.0;
         while low < 1e15 {
             for factor in [1.0003, 1.017, 1.4, 3.7, 250.0] {

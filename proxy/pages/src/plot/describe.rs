@@ -1,4 +1,4 @@
-//! A plot in words: what is seen in a sentence, a legend, and the list of what was done.
+//! Describes a plot in words: a sentence, a legend, and the list of events.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use crate::html::Html;
 use crate::number::grouped;
 use crate::time::{Moment, time};
 
-/// What is seen: `Over requests 1 to 184 it goes from 784.0 KiB to 16.8 MiB, with 17.0 MiB at most. …`
+/// The description: `Over requests 1 to 184 it goes from 784.0 KiB to 16.8 MiB, with 17.0 MiB at most. …`
 pub(super) fn sentence(plot: &Plot, frame: &Frame) -> String {
     let shown_levels = || frame.curves.first().into_iter().flatten().flatten();
     let mut text = match (shown_levels().next(), shown_levels().last()) {
@@ -63,7 +63,6 @@ fn capital(text: &str) -> String {
         .map_or_else(String::new, |first| first.to_uppercase().collect::<String>() + letters.as_str())
 }
 
-/// A value with its unit.
 fn amount(up: Up, value: f64) -> String {
     match up {
         Up::Bytes => ByteSize(whole(value)).to_string(),
@@ -86,7 +85,7 @@ fn place(across: Across, x: f64) -> String {
     }
 }
 
-/// `the soft budget, 20.0 GiB`, and that it lies above what is drawn.
+/// Name of a limit: `the soft budget, 20.0 GiB`, with a remark if it lies above the plot.
 fn limit_name(plot: &Plot, frame: &Frame, limit: &Limit) -> String {
     let above = if frame.shows(limit) { "" } else { ", beyond the plot" };
     format!("{}: {}{above}", limit.kind.word(), amount(plot.up, limit.at))
@@ -95,7 +94,7 @@ fn limit_name(plot: &Plot, frame: &Frame, limit: &Limit) -> String {
 fn coming(plot: &Plot) -> Option<String> {
     let coming = plot.coming.filter(|coming| is_number(coming.limit) && is_number(coming.from.0))?;
     let when = |at: f64| {
-        // Beyond a hundred years, or any number of requests.
+        // Beyond a hundred years, or a thousand million requests.
         let far = if plot.across == Across::Time { coming.from.0 + 3.2e9 } else { 1e9 };
         if !is_number(at) || at >= far { "never".to_owned() } else { place(plot.across, at) }
     };
@@ -105,7 +104,7 @@ fn coming(plot: &Plot) -> Option<String> {
     Some(format!("forecast: {limit} at {at}{likely} ({early} to {late})"))
 }
 
-/// What a mark says where somebody points at it.
+/// Text of a mark for a pointer.
 pub(super) fn mark(across: Across, mark: &Mark) -> String {
     let at = match across {
         Across::Requests => format!("request {}", place(across, mark.x)),
@@ -139,7 +138,7 @@ pub(super) fn figure(plot: &Plot, caption: &Html) -> String {
     html.into_string()
 }
 
-/// What each line and area is. What stands alone needs none.
+/// Explains each line and area. A plot with a single one needs no legend.
 fn legend(plot: &Plot, frame: &Frame, html: &mut Html) {
     let line = |class: String| ("M1 6H25", class);
     let area = |class: &str| ("M1 1H25V11H1z", class.to_owned());
@@ -155,7 +154,7 @@ fn legend(plot: &Plot, frame: &Frame, html: &mut Html) {
         limits.map(|limit| (line(format!("limit {}", limit.kind.class())), limit_name(plot, frame, limit))),
     );
     rows.extend(coming(plot).map(|words| (line("coming".to_owned()), words)));
-    // Each kind and name once.
+    // Each pair of kind and name once.
     let mut seen = std::collections::BTreeSet::new();
     rows.retain(|((_, class), name)| seen.insert((class.clone(), name.clone())));
     html.within("ul", &[("class", &"legend")], |list| {

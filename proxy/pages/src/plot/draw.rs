@@ -1,4 +1,4 @@
-//! The drawing: from the back to the front areas, the grid, limits, bands, lines, what will come, and marks on top.
+//! Draws the plot, from back to front: areas, grid, limits, bands, lines, forecast, marks.
 
 use std::fmt::{Display, Write as _};
 
@@ -46,7 +46,7 @@ impl LimitKind {
     }
 }
 
-/// What is narrower than this is no range that could be seen.
+/// Least visible height of a range.
 const SEEN: f64 = 0.7;
 
 pub(super) fn svg(plot: &Plot, frame: &Frame) -> String {
@@ -73,7 +73,7 @@ pub(super) fn svg(plot: &Plot, frame: &Frame) -> String {
             svg.element("title", &[], &plot.title);
             svg.element("desc", &[], describe::sentence(plot, frame));
             axes(plot, frame, svg);
-            // What reaches farther than the axes is cut off there.
+            // Cuts everything beyond the axes.
             let (width, height) = (right - LEFT, bottom - TOP);
             let view = format!("{LEFT} {TOP} {width} {height}");
             svg.within(
@@ -134,7 +134,7 @@ fn layers(plot: &Plot, frame: &Frame, svg: &mut Html) {
         let (from, to) = (Px(frame.x(from)), Px(frame.x(to)));
         svg.shape("line", &[("class", &class), ("x1", &from), ("x2", &to), ("y1", &y), ("y2", &y)]);
     }
-    // Broad and beneath the readings, because where it is right it lies under them.
+    // Wide and under the readings, which cover the law where it fits.
     for law in &plot.laws {
         filled(frame, &law.levels, "band", svg);
         traced("law", &line(frame, &law.levels), &law.name, svg);
@@ -174,7 +174,7 @@ fn line(frame: &Frame, levels: &[Level]) -> String {
     d
 }
 
-/// From the low ends to the high ones, if there is anything between them.
+/// Fills the area between low and high ends, if it has a visible height.
 fn filled(frame: &Frame, levels: &[Level], class: &str, svg: &mut Html) {
     let levels: Vec<&Level> = levels.iter().filter(|level| level.is_known()).collect();
     if levels.len() < 2 || !levels.iter().any(|level| frame.y(level.low) - frame.y(level.high) >= SEEN) {
@@ -190,14 +190,15 @@ fn filled(frame: &Frame, levels: &[Level], class: &str, svg: &mut Html) {
     svg.shape("path", &[("class", &class), ("d", &d)]);
 }
 
-/// A broken line to where the limit is reached, between the earliest and the latest one, as far as the plot goes.
+/// A dashed line to the limit, between the earliest and the latest time of reaching it, as far as the plot
+/// goes.
 fn to_come(frame: &Frame, coming: &Coming, svg: &mut Html) {
     let (x, y) = coming.from;
     let known = [x, y, coming.limit].into_iter().all(is_number);
     if !known || x >= frame.to {
         return;
     }
-    // Where a straight line to the limit leaves the plot or reaches it.
+    // End of a straight line to the limit: where it leaves the plot, or reaches the limit.
     let end = |at: f64| {
         if at.is_nan() || at <= x {
             return (x, coming.limit);
@@ -215,8 +216,8 @@ fn to_come(frame: &Frame, coming: &Coming, svg: &mut Html) {
     traced("coming", &format!("M{start}L{}", place(likely)), "forecast", svg);
 }
 
-/// The name of a limit at its left end, where what grows is farther down: above its line, and that of a soft budget beneath it, because the
-/// hard one may be right above.
+/// Labels a limit at its left end, where a growing line is lower. The label stands above the line, but
+/// below that of a soft budget, because the hard one may be right above.
 fn name(frame: &Frame, limit: &Limit, svg: &mut Html) {
     let from = limit.held.map_or(frame.from, |(from, _)| from.clamp(frame.from, frame.to));
     let (shift, hang) = if limit.kind == LimitKind::Soft { (4.0, "hanging") } else { (-4.0, "auto") };
@@ -234,7 +235,7 @@ fn done(plot: &Plot, frame: &Frame, mark: &Mark, svg: &mut Html) {
         group.element("title", &[], describe::mark(plot.across, mark));
         let x = Px(x);
         group.shape("line", &[("x1", &x), ("x2", &x), ("y1", &top), ("y2", &bottom)]);
-        // In a group of its own, so that the stylesheet can make the shape larger where it is.
+        // In a group of its own, so that the stylesheet can scale the shape in place.
         group.within("g", &[("transform", &place)], |shape| {
             shape.shape("path", &[("d", &mark.kind.path())]);
         });

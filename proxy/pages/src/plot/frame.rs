@@ -1,44 +1,46 @@
-//! From values to places in the drawing.
+//! Maps values to coordinates of the drawing.
 
 use super::axis::Ticks;
 use super::{Level, Limit, Plot, Up, is_number, thin};
 
-/// Size in the units of the drawing.
+/// Size in units of the drawing.
 pub(super) const WIDTH: f64 = 760.0;
 pub(super) const HEIGHT: f64 = 266.0;
-/// Room for the numbers beside the axes, also for the larger ones of a small screen, and for marks above.
+/// Margins for the numbers at the axes, also for the larger ones of a small screen, and for marks above.
 pub(super) const LEFT: f64 = 96.0;
 pub(super) const RIGHT: f64 = 12.0;
 pub(super) const TOP: f64 = 24.0;
 pub(super) const BOTTOM: f64 = 36.0;
 
-/// What moves by less than this many bytes is still: a line in the middle, not noise over the whole height.
+/// Range in bytes below which readings count as constant: drawn as a line in the middle, not as noise over
+/// the whole height.
 const STILL: f64 = 16.0 * 1024.0 * 1024.0;
-/// Likewise for other numbers, as a share of them.
+/// The same for other numbers, as a share of them.
 const STILL_SHARE: f64 = 0.1;
-/// A limit that is this many times the most that was read would make a flat line of the readings: it is told, not drawn.
+/// A limit above this multiple of the highest reading would flatten the readings: it is only described, not
+/// drawn.
 const FAR: f64 = 2.0;
-/// Areas and bands make a plot this many times as high as the readings alone would, at most: what is told to be kept may be far more
-/// than what anything moves by.
+/// Areas and bands enlarge a plot to at most this multiple of the readings' height: declared caches may be
+/// far larger than any change.
 const AROUND: f64 = 4.0;
-/// For a forecast a plot goes on by this share of what was read, at most.
+/// A forecast extends a plot by at most this share of its readings' range.
 const AHEAD: f64 = 0.5;
 
-/// Where everything is.
+/// Axes and visible readings of a plot.
 #[derive(Clone, Debug)]
 pub(super) struct Frame {
     /// Values of the left and right end.
     pub(super) from: f64,
     pub(super) to: f64,
-    /// Labels; the first and the last of those of the vertical axis are its ends.
+    /// Labels; the first and the last of the vertical axis are its ends.
     pub(super) up: Ticks,
     pub(super) across: Ticks,
-    /// The readings as they are drawn, curve by curve.
+    /// The visible readings, curve by curve.
     pub(super) curves: Vec<Vec<Vec<Level>>>,
 }
 
 impl Frame {
-    /// `None` if there is no reading to be drawn.
+    /// `None` without a visible reading.
     pub(super) fn of(plot: &Plot) -> Option<Self> {
         let read = || plot.curves.iter().flat_map(|curve| curve.stretches.iter().flatten());
         let finite = || read().filter(|level| level.is_known());
@@ -62,7 +64,7 @@ impl Frame {
         let near = plot.limits.iter().filter(|limit| is_number(limit.at) && limit.at <= most.max(0.0) * FAR);
         let high = near.map(|limit| limit.at).fold(most, f64::max);
         let room = (still - (high - low)).max(0.0) / 2.0;
-        // Nothing of what is drawn here is below zero.
+        // No drawn quantity is negative.
         let bottom = if low >= 0.0 { (low - room).max(0.0) } else { low - room };
         Some(Self {
             from,
@@ -81,13 +83,13 @@ impl Frame {
         HEIGHT - BOTTOM - share(value, self.up.first(), self.up.last()) * (HEIGHT - BOTTOM - TOP)
     }
 
-    /// Whether a limit lies within the drawing.
+    /// Returns true if a limit lies within the drawing.
     pub(super) fn shows(&self, limit: &Limit) -> bool {
         is_number(limit.at) && limit.at >= self.up.first() && limit.at <= self.up.last()
     }
 }
 
-/// The readings of a span as they are drawn: those within it, and the next one to each side, so that lines reach its ends.
+/// The readings within a span, and the next one on each side, so that lines reach its ends.
 fn cut(stretches: &[Vec<Level>], from: f64, to: f64) -> Vec<Vec<Level>> {
     let within = |stretch: &Vec<Level>| {
         let begin = stretch.partition_point(|level| level.x < from).saturating_sub(1);
@@ -98,14 +100,14 @@ fn cut(stretches: &[Vec<Level>], from: f64, to: f64) -> Vec<Vec<Level>> {
     thin(&cut, super::MOST_POINTS)
 }
 
-/// Where a plot of these readings ends: somewhat farther if something is foretold.
+/// The right end of a plot of these readings: somewhat farther with a forecast.
 fn ahead(plot: &Plot, first: f64, last: f64) -> f64 {
     let reach = plot.coming.map_or(last, |coming| coming.reached[2].max(last));
     let end = reach.min(last + (last - first) * AHEAD);
     if end > first { end } else { first + 1.0 }
 }
 
-/// The least and the most; `None` of nothing.
+/// Minimum and maximum; `None` without values.
 fn ends(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     values.fold(None, |ends: Option<(f64, f64)>, value| {
         Some(ends.map_or((value, value), |(low, high)| (low.min(value), high.max(value))))

@@ -1,25 +1,25 @@
-//! What was done, and its shape.
+//! Marks of events, and their shapes.
 
-/// What kind of thing was done.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MarkKind {
     /// A process began.
     Start,
     /// A process was replaced by the next one.
     Replacement,
-    /// Memory was asked back.
+    /// A process was asked to give memory back.
     Reclaim,
-    /// A model had to leave for another one.
+    /// A model was unloaded for another one.
     Eviction,
     /// A model was loaded.
     Load,
-    /// Another build was tried.
+    /// A canary was tried.
     Canary,
-    /// A process ended by itself.
+    /// A process crashed.
     Crash,
-    /// Another configuration came into force.
+    /// A changed configuration took effect.
     Configuration,
-    /// What it says is in its reason.
+    /// Any other event; the reason describes it.
     Other,
 }
 
@@ -39,7 +39,7 @@ impl MarkKind {
         }
     }
 
-    /// Its shape around the origin, within 6 to each side.
+    /// The path of its shape around the origin, within 6 to each side.
     pub(super) const fn path(self) -> &'static str {
         match self {
             Self::Start => "M-3 -6L6 0L-3 6z",
@@ -55,21 +55,21 @@ impl MarkKind {
     }
 }
 
-/// Something that was done at a place of the horizontal axis.
+/// An event at a place of the horizontal axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mark {
-    /// Where: requests, or seconds since 1970.
+    /// Requests, or seconds since 1970.
     pub x: f64,
-    /// What it was.
+    /// Kind of the event.
     pub kind: MarkKind,
-    /// Why, in words: text of any origin.
+    /// The reason in words: foreign text.
     pub why: String,
 }
 
-/// Marks of one plot that are shown at most: the last ones. More of them stand on top of each other.
+/// Limit of shown marks of a plot: the last ones. More would overlap.
 pub(super) const MOST_MARKS: usize = 200;
 
-/// Those within a span, in the order of the axis, and how many before them were left out.
+/// Marks within a span, in the order of the axis, and the number of earlier ones left out.
 pub(super) fn shown(marks: &[Mark], from: f64, to: f64) -> (Vec<&Mark>, usize) {
     let mut inside: Vec<&Mark> = marks.iter().filter(|mark| mark.x >= from && mark.x <= to).collect();
     inside.sort_by(|a, b| a.x.total_cmp(&b.x));

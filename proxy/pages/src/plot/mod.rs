@@ -1,4 +1,4 @@
-//! Plots as SVG: what a memory did over work or time, and what is known beside it.
+//! Plots as SVG: memory over requests or time, with its law, limits, forecast and events.
 //!
 //! ```text
 //!        ▼ replacement                     a mark, with its reason
@@ -6,23 +6,25 @@
 //!  - - - ┼ - - - - - - - - - - soft  ⋰     the forecast, with its range
 //!     ⣀⠤⠒│                        ⋰⋰
 //!   ⠤⠒   │        ⣀⠤⠔⠒⠊⠉⠒⠤⠔⠒⠊⠉⋰          readings, and the law with its band
-//!  ▒▒▒▒▒▒│▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒            what is declared
+//!  ▒▒▒▒▒▒│▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒            declared caches
 //!  └─────┴─────────────────────────
 //! ```
 //!
 //! | file | part |
 //! |---|---|
 //! | `axis` | round numbers along an axis |
-//! | `thin` | no more points than can be seen, and none of the extremes lost |
-//! | `frame` | from values to places in the drawing |
+//! | `thin` | reduces points to those that can be seen, and keeps the extremes |
+//! | `frame` | maps values to coordinates |
 //! | `draw` | the drawing |
-//! | `mark` | what was done, and its shape |
+//! | `mark` | events and their shapes |
 //! | `describe` | the same in words: title, description, legend, list of marks |
 //!
-//! The drawing carries its geometry, so that a script can put one cursor over all plots of a page: `data-across` (`requests` or
-//! `time`), `data-left`, `data-right`, `data-top`, `data-bottom` (units of the `viewBox`), `data-x-from`, `data-x-to`,
-//! `data-y-from`, `data-y-to` (values). Labels of a time axis carry `data-time` (seconds since 1970) and `data-step` (seconds
-//! from label to label), and that of the class `unit` names the zone, so that a script can show another one than UTC. Colours come from the stylesheet, by class.
+//! The drawing carries its geometry, so that a script can put one cursor over all plots of a page:
+//! `data-across` (`requests` or `time`), `data-left`, `data-right`, `data-top`, `data-bottom` (units of the
+//! `viewBox`), `data-x-from`, `data-x-to`, `data-y-from`, `data-y-to` (values). Labels of a time axis carry
+//! `data-time` (seconds since 1970) and `data-step` (seconds from label to label). The label of class
+//! `unit` names the zone, so that a script can show another one than UTC. The stylesheet sets colours by
+//! class.
 
 mod axis;
 mod describe;
@@ -34,26 +36,26 @@ mod thin;
 pub use mark::{Mark, MarkKind};
 pub use thin::{MOST_POINTS, thin};
 
-/// A value at a place of the horizontal axis, with the ends of its range.
+/// A value at a place of the horizontal axis, with its range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
-    /// Where: requests, or seconds since 1970.
+    /// Requests, or seconds since 1970.
     pub x: f64,
-    /// The least that it was or may be.
+    /// Lower end of the range.
     pub low: f64,
     /// The value.
     pub value: f64,
-    /// The most that it was or may be.
+    /// Upper end of the range.
     pub high: f64,
 }
 
 impl Level {
-    /// One value without a range.
+    /// A value without a range.
     pub const fn exact(x: f64, value: f64) -> Self {
         Self { x, low: value, value, high: value }
     }
 
-    /// Only a range: for areas, whose `value` nobody looks at.
+    /// Only a range: for areas, whose `value` is not used.
     pub const fn between(x: f64, low: f64, high: f64) -> Self {
         Self { x, low, value: high, high }
     }
@@ -63,12 +65,12 @@ impl Level {
     }
 }
 
-/// Whether it is a number that anything measures: an exabyte is none that a drawing could hold.
+/// Returns true if a number can be drawn: larger ones than an exabyte are no measurements.
 fn is_number(number: f64) -> bool {
     number.abs() <= 1e18
 }
 
-/// What the horizontal axis counts.
+/// Quantity of the horizontal axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Across {
     /// Requests.
@@ -78,135 +80,137 @@ pub enum Across {
     Time,
 }
 
-/// What the vertical axis measures.
+/// Quantity of the vertical axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Up {
     /// Bytes.
     #[default]
     Bytes,
-    /// How many: whole numbers.
+    /// A count: whole numbers.
     Count,
     /// Seconds.
     Seconds,
-    /// How many of these a second: `tokens`, `requests`.
+    /// A rate of these: `tokens`, `requests`.
     PerSecond(&'static str),
 }
 
-/// How a curve is drawn.
+/// Style of a curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CurveKind {
-    /// The readings: a line.
+    /// Readings: a line.
     Readings,
-    /// The readings without what is kept on purpose: a broken line.
+    /// Readings without declared caches: a dashed line.
     WithoutKept,
-    /// Another one for comparison: dots.
+    /// A curve for comparison: dots.
     Other,
 }
 
-/// Readings.
+/// Readings as a curve.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
-    /// How it is drawn.
+    /// Its style.
     pub kind: CurveKind,
     /// Its name in the legend.
     pub name: String,
-    /// Readings in stretches, each in the order of the axis: between two stretches nothing was read, and nothing is drawn.
+    /// Readings in stretches, each in the order of the axis: a gap between two stretches was not read, and
+    /// is not drawn.
     pub stretches: Vec<Vec<Level>>,
 }
 
-/// What a detector makes of readings.
+/// The line that a detector fits to readings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Law {
-    /// Its name in the legend: `the law: +4.42 MiB a request (4.40 to 4.45)`. Without one it is drawn, and told of nowhere: one of several.
+    /// Its name in the legend: `the law: +4.42 MiB a request (4.40 to 4.45)`. A law without a name is
+    /// drawn, but not described: one of several.
     pub name: String,
-    /// The line with its band; two levels make a straight one.
+    /// The line with its band; two levels make a straight line.
     pub levels: Vec<Level>,
 }
 
-/// Which limit.
+/// Kind of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitKind {
     /// A soft budget.
     Soft,
     /// A hard budget.
     Hard,
-    /// What the machine or the GPU has.
+    /// The total of the machine or the GPU.
     Most,
 }
 
 /// A limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limit {
-    /// Which one.
+    /// Its kind.
     pub kind: LimitKind,
-    /// Where: in the unit of the vertical axis.
+    /// The limit in the unit of the vertical axis.
     pub at: f64,
-    /// From where to where it held; `None` for as far as the plot goes.
+    /// The range in which it applied; `None` for the whole plot.
     pub held: Option<(f64, f64)>,
 }
 
 impl Limit {
-    /// One that holds all along.
+    /// A limit that applies to the whole plot.
     pub const fn new(kind: LimitKind, at: f64) -> Self {
         Self { kind, at, held: None }
     }
 }
 
-/// Which area.
+/// Kind of an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AreaKind {
-    /// What the server is told to keep.
+    /// Declared caches.
     Declared,
-    /// What was measured to be kept on purpose.
+    /// Measured caches.
     Kept,
     /// The model's weights.
     Weights,
 }
 
-/// Memory that has a reason.
+/// Memory with a known purpose.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Area {
-    /// Which one.
+    /// Its kind.
     pub kind: AreaKind,
     /// Its name in the legend.
     pub name: String,
-    /// From `low` to `high`, in stretches like those of a curve.
+    /// Areas from `low` to `high`, in stretches like those of a curve.
     pub stretches: Vec<Vec<Level>>,
 }
 
-/// When a limit is reached if it goes on like this.
+/// Forecast of reaching a limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Coming {
-    /// From where on it is foretold: a place of the horizontal axis, and the value there.
+    /// Start of the forecast: a place of the horizontal axis, and the value there.
     pub from: (f64, f64),
     /// The limit.
     pub limit: f64,
-    /// Where it is reached at the earliest, likely, and at the latest; what has no end is infinite.
+    /// Earliest, likely and latest place of reaching the limit; infinite if never.
     pub reached: [f64; 3],
 }
 
 /// A plot.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plot {
-    /// What it is of: `host memory of m`. Titles of the plots of a page differ.
+    /// Subject: `host memory of m`. Titles of the plots of a page differ.
     pub title: String,
-    /// What the horizontal axis counts.
+    /// Quantity of the horizontal axis.
     pub across: Across,
-    /// What the vertical axis measures.
+    /// Quantity of the vertical axis.
     pub up: Up,
-    /// From where to where it goes; `None` for as far as there are readings, and somewhat farther for a forecast.
+    /// Range of the horizontal axis; `None` for that of the readings, and somewhat farther for a forecast.
     pub span: Option<(f64, f64)>,
     /// The readings.
     pub curves: Vec<Curve>,
-    /// What the detector makes of them; one for each process.
+    /// The detector's lines; one for each process.
     pub laws: Vec<Law>,
-    /// Budgets, and what there is.
+    /// Budgets and totals.
     pub limits: Vec<Limit>,
-    /// Memory that has a reason.
+    /// Memory with a known purpose.
     pub areas: Vec<Area>,
-    /// What will come.
+    /// The forecast.
     pub coming: Option<Coming>,
-    /// What was done.
+    /// Events.
     pub marks: Vec<Mark>,
 }
 
@@ -216,7 +220,7 @@ impl Plot {
         frame::Frame::of(self).map(|frame| draw::svg(self, &frame)).unwrap_or_default()
     }
 
-    /// The drawing with a caption (markup), its legend in words, and the list of what was done. Without a reading in its span
+    /// The drawing with a caption (markup), a legend and a list of events. Without a reading in its range
     /// it says so.
     pub fn figure(&self, caption: &crate::Html) -> String {
         describe::figure(self, caption)

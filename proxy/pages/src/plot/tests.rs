@@ -1,4 +1,4 @@
-//! What a plot shows, and what it never does.
+//! Content and markup of plots.
 
 use super::*;
 use crate::Html;
@@ -11,7 +11,7 @@ fn rising(requests: u32) -> Vec<Level> {
     (0..requests).map(|n| Level::exact(f64::from(n + 1), (100.0 + 4.0 * f64::from(n)) * MIB)).collect()
 }
 
-/// Everything that there is, over requests.
+/// A plot with every element, over requests.
 fn whole() -> Plot {
     let readings = rising(6);
     let kept = readings.iter().map(|level| Level::exact(level.x, level.value - 20.0 * MIB)).collect();

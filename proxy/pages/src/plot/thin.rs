@@ -1,14 +1,15 @@
-//! No more points than can be seen: readings that would fall on one place become one of them, whose range holds all of theirs.
+//! Reduces points to those that can be seen: readings at one place become one of them, whose range includes
+//! all of theirs.
 
 use super::Level;
 use warden_policies::units::{exact, whole};
 
-/// Points of one curve that are drawn at most: more than a screen has places for.
+/// Limit of drawn points of one curve: more than a screen can show.
 pub const MOST_POINTS: usize = 1000;
 
-/// Stretches of readings as at most `most` points together. Each point is the last reading of its place, with the least and the most
-/// of all of them as its range, so that nothing is invented and no extreme is lost. A gap narrower than a place is not kept.
-/// What is no number is left out.
+/// Reduces stretches of readings to at most `most` points together. Each point is the last reading of its
+/// place, with the minimum and maximum of all of them as its range. So nothing is invented and no extreme
+/// is lost. A gap narrower than a place is dropped, and so are values that are no numbers.
 pub fn thin(stretches: &[Vec<Level>], most: usize) -> Vec<Vec<Level>> {
     let all = || stretches.iter().flatten().filter(|level| level.is_known());
     let most = most.max(1);
@@ -24,7 +25,7 @@ pub fn thin(stretches: &[Vec<Level>], most: usize) -> Vec<Vec<Level>> {
         whole(share * exact(places)).min(places - 1)
     };
     let mut thinned: Vec<Vec<Level>> = Vec::new();
-    // The place of the last point, and the stretch that it is of.
+    // Place and stretch of the last point.
     let mut before: Option<(u64, usize)> = None;
     for (number, stretch) in stretches.iter().enumerate() {
         for level in stretch.iter().filter(|level| level.is_known()) {
@@ -55,7 +56,7 @@ pub fn thin(stretches: &[Vec<Level>], most: usize) -> Vec<Vec<Level>> {
 mod tests {
     use super::*;
 
-    /// Numbers that look like chance and are the same each time.
+    /// Deterministic pseudo-random numbers.
     fn noise(n: u64) -> f64 {
         exact(n.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407) >> 40)
     }

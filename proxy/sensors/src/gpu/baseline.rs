@@ -1,8 +1,8 @@
-//! The devices' use before a backend was spawned: what an estimate is made against.
+//! The use of each device before a backend was spawned, as the reference for estimates.
 
 use warden_policies::GpuIndex;
 
-/// Taken by [`Snapshot::baseline`](super::Snapshot::baseline) right before a spawn.
+/// Use of the devices, taken by [`Snapshot::baseline`](super::Snapshot::baseline) right before a spawn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Baseline {
     pub(super) devices: Vec<Before>,
@@ -19,6 +19,6 @@ pub(super) struct Before {
     pub(super) gpu: GpuIndex,
     /// Bytes in use by all programs.
     pub(super) used: u64,
-    /// The driver listed nobody.
+    /// The driver listed no process.
     pub(super) nobody: bool,
 }

@@ -1,6 +1,6 @@
 //! AMD and Intel GPUs, from `/sys/class/drm`, KFD and DRM fdinfo: files only, no library.
 //!
-//! Tested with made-up trees; not run on hardware yet.
+//! Tested with artificial file trees; not yet run on hardware.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use super::ladder::ChildProcesses;
 use super::{DeviceReading, Vendor};
 use crate::host;
 
-/// One GPU of amdgpu, i915 or xe.
+/// A GPU of amdgpu, i915 or xe.
 #[derive(Clone, Debug)]
 pub(super) struct Card {
     /// `/sys/class/drm/cardN/device`.
@@ -20,11 +20,11 @@ pub(super) struct Card {
     pub(super) name: String,
     pub(super) pci: String,
     pub(super) unified: bool,
-    /// Its number in KFD, which HIP goes by.
+    /// Its number in KFD, which HIP uses.
     kfd: Option<u64>,
 }
 
-/// All of them, by PCI address.
+/// Lists all cards by PCI address.
 pub(super) fn cards(sys: &Path) -> Vec<Card> {
     let nodes = Nodes::read(sys);
     let mut found: Vec<Card> = folders(&sys.join("class/drm"))
@@ -68,7 +68,7 @@ impl Card {
             product => product.to_owned(),
         };
         let unified = match vendor {
-            // On the processor's own bus, at the address that every integrated GPU of Intel has.
+            // Every integrated GPU of Intel has this address on the CPU's bus.
             Vendor::Intel => pci == "0000:00:02.0",
             _ => nodes.with_processor.contains(&pci),
         };
@@ -76,7 +76,7 @@ impl Card {
         Some(Self { folder, vendor, name, pci, unified, kfd })
     }
 
-    /// Bytes of VRAM. Intel's drivers do not tell.
+    /// Returns the bytes of VRAM. Intel's drivers do not report them.
     pub(super) fn total(&self) -> Option<u64> {
         number(&self.folder.join("mem_info_vram_total"))
     }
@@ -102,7 +102,7 @@ impl Card {
         }
     }
 
-    /// Thousandths of a degree in the kernel's files.
+    /// Reads the temperature; the kernel's files have thousandths of a degree.
     fn temperature(&self) -> Option<u32> {
         let monitors = self.folder.join("hwmon");
         let thousandths =
@@ -110,18 +110,18 @@ impl Card {
         u32::try_from(thousandths / 1000).ok()
     }
 
-    /// `ue: 0` of the memory controller's counters.
+    /// Reads `ue: 0`, the memory controller's counter of uncorrectable errors.
     fn uncorrected(&self) -> Option<u64> {
         let text = fs::read_to_string(self.folder.join("ras/umc_err_count")).ok()?;
         text.lines().find_map(|line| line.strip_prefix("ue:")?.trim().parse().ok())
     }
 }
 
-/// What KFD says about its nodes, by PCI address.
+/// KFD's nodes by PCI address.
 #[derive(Debug, Default)]
 struct Nodes {
     gpus: BTreeMap<String, u64>,
-    /// GPUs that share a node, and so the memory, with a processor.
+    /// GPUs that share a node, and therefore memory, with a CPU.
     with_processor: Vec<String>,
 }
 
@@ -147,7 +147,8 @@ impl Nodes {
     }
 }
 
-/// What HIP programs hold, by pid as KFD sees it, for one card. KFD keeps a folder for each program that uses it.
+/// Reads the VRAM of HIP programs on one card, by pid in KFD's view. KFD keeps a folder for each program
+/// that uses it.
 pub(super) fn by_kfd(sys: &Path, card: &Card) -> Vec<(u32, u64)> {
     let Some(gpu) = card.kfd else { return Vec::new() };
     folders(&sys.join("class/kfd/kfd/proc"))
@@ -155,16 +156,16 @@ pub(super) fn by_kfd(sys: &Path, card: &Card) -> Vec<(u32, u64)> {
         .collect()
 }
 
-/// The open GPUs of a process group.
+/// GPU files that a process group has open.
 #[derive(Debug, Default)]
 pub(super) struct Clients {
     clients: Vec<Client>,
-    /// A file that could not be read, and why.
+    /// Reason why a file could not be read.
     refused: Option<String>,
 }
 
 impl Clients {
-    /// Reads the files of all members of the group, and of the processes outside of it.
+    /// Reads the files of all members of the group, and of the processes outside it.
     pub(super) fn of_child(proc: &Path, child: ChildProcesses<'_>) -> Self {
         let mut all = Self::default();
         let outside = child.outside.iter().filter_map(|pid| i32::try_from(*pid).ok());
@@ -177,7 +178,7 @@ impl Clients {
     fn read(&mut self, process: &Path) {
         let open = match fs::read_dir(process.join("fd")) {
             Ok(open) => open,
-            // Ended meanwhile: it holds nothing.
+            // The process has ended and holds nothing.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
             Err(error) => {
                 self.refused = Some(format!("{}: {error}", process.join("fd").display()));
@@ -185,7 +186,7 @@ impl Clients {
             }
         };
         for file in open.filter_map(Result::ok) {
-            // Most files are no GPU: their names say so, and cost less than their contents.
+            // Most files are no GPU. Reading the link shows that, and is cheaper than reading the fdinfo.
             let target = fs::read_link(file.path()).unwrap_or_default();
             if target.starts_with("/dev/dri") {
                 let text = fs::read_to_string(process.join("fdinfo").join(file.file_name()));
@@ -194,7 +195,8 @@ impl Clients {
         }
     }
 
-    /// Bytes on a card; `None` if no client of the group is there, an error if that cannot be said.
+    /// Returns the bytes on a card; `None` if the group has no client there, an error if it cannot be
+    /// determined.
     pub(super) fn on(&self, card: &Card) -> Result<Option<u64>, String> {
         let mut counted = Vec::new();
         let mut sum = None;

@@ -1,7 +1,7 @@
-//! What `/proc/<pid>/fdinfo/<fd>` says about an open GPU: the generic keys of the kernel's DRM drivers
-//! (Documentation/gpu/drm-usage-stats.rst), which amdgpu, i915, xe and others share. Pure: text in, values out.
+//! Parses `/proc/<pid>/fdinfo/<fd>` of an open GPU: the generic keys of the kernel's DRM drivers
+//! (Documentation/gpu/drm-usage-stats.rst), which amdgpu, i915, xe and others share. Pure.
 
-/// One open file of a GPU driver.
+/// An open file of a GPU driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Client {
     /// `drm-driver`: `amdgpu`, `i915`, `xe`, …
@@ -10,19 +10,19 @@ pub(super) struct Client {
     pub(super) pci: Option<String>,
     /// `drm-client-id`: files with the same id on the same device are the same client, counted once.
     pub(super) id: Option<u64>,
-    /// Bytes of device memory, over all its regions; `None` if no region of it is told.
+    /// Bytes of device memory, over all its regions; `None` if no region is reported.
     pub(super) vram: Option<u64>,
 }
 
-/// The three keys that say what a client holds in a region, the best first: what is in device memory now; its older name;
-/// all that was allocated there, be it swapped out or not.
+/// Keys for the bytes of a client in a region, the best first: bytes in device memory now; an older name
+/// for that; all bytes allocated there, including those swapped out.
 const KINDS: [&str; 3] = ["drm-resident-", "drm-memory-", "drm-total-"];
 
-/// Reads one file; `None` if it is no DRM file.
+/// Parses one file; `None` if it is no DRM file.
 pub(super) fn parse(text: &str) -> Option<Client> {
     let mut client = Client::default();
     let mut driver = None;
-    // By kind: a driver tells all its regions by the same keys.
+    // Summed by key: a driver reports all its regions with the same keys.
     let mut sums: [Option<u64>; KINDS.len()] = [None; KINDS.len()];
     for line in text.lines() {
         let Some((key, value)) = line.split_once(':') else { continue };
@@ -46,13 +46,14 @@ pub(super) fn parse(text: &str) -> Option<Client> {
     Some(client)
 }
 
-/// `vram` (amdgpu), `vram0`, `vram1` (xe), `local0` (i915). All else (`gtt`, `cpu`, `system0`, `stolen…`) is host memory.
+/// Matches `vram` (amdgpu), `vram0`, `vram1` (xe), `local0` (i915). Everything else (`gtt`, `cpu`,
+/// `system0`, `stolen…`) is host memory.
 fn is_device_memory(region: &str) -> bool {
     let number = region.strip_prefix("vram").or_else(|| region.strip_prefix("local"));
     number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// `1024 KiB`, `3 MiB`, `512`: bytes, unless a unit says else. `None` for anything that is no size.
+/// Parses a size: `1024 KiB`, `3 MiB`, `512`. Without a unit the number is bytes. `None` for anything else.
 fn size(text: &str) -> Option<u64> {
     let mut words = text.split_ascii_whitespace();
     let number: u64 = words.next()?.parse().ok()?;

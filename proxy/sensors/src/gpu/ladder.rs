@@ -1,10 +1,11 @@
-//! What one process group holds on one device, from the driver's list of processes. Pure: the list comes in as values.
+//! Determines the VRAM of one process group on one device, from the driver's list of processes. Pure: the
+//! list is an argument.
 //!
 //! ```text
-//! list says bytes for our pids ──────────────────────────────> Process
+//! list has bytes for our pids ───────────────────────────────> Process
 //!   │ bytes missing or 0, or no entry can be matched
 //!   v
-//! device empty before the spawn, nobody else on it now ──────> Estimate (used now − used before)
+//! device unused before the spawn, only ours on it now ───────> Estimate (used now − used before)
 //!   │ no
 //!   v
 //! Unknown, with the reason
@@ -17,75 +18,77 @@ use warden_policies::{GpuIndex, Vram, VramSource};
 use super::baseline::Before;
 use super::why::{Doubt, Why};
 
-/// What an unused device may have in use at most, in bytes, where a container hides who uses it. Drivers keep a few MiB
-/// for themselves; any CUDA context takes more than 100 MiB, any desktop too.
+/// Maximum bytes in use on an idle device whose users a container hides. Drivers use a few MiB themselves;
+/// any CUDA context takes more than 100 MiB, and so does any desktop.
 const IDLE: u64 = 64 << 20;
 
-/// Less than this is no program: contexts take far more.
+/// Fewer bytes than this are no program: contexts take far more.
 const NOTHING: u64 = 1 << 20;
 
 /// A process that the driver lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Listed {
-    /// Its pid as the driver sees it.
+    /// Its pid in the driver's view.
     pub(super) pid: u32,
-    /// Bytes that it holds, if told. A process may be listed twice, for compute and for graphics, with the same bytes.
+    /// Bytes that it holds, if reported. A process may be listed twice, for compute and for graphics, with
+    /// the same bytes.
     pub(super) bytes: Option<u64>,
     pub(super) who: Who,
 }
 
-/// Whose a listed process is.
+/// Identity of a listed process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
-    /// By our own process ids.
+    /// Found, with our own process ids.
     Seen { pid: u32, group: u32 },
-    /// Somebody in another namespace: not a child of ours.
+    /// In another namespace: no child of ours.
     Other,
-    /// Not to be found: it has ended, or we cannot see it.
+    /// Not found: it has ended, or is hidden from us.
     Unseen,
 }
 
 impl Who {
-    /// The leader itself counts even where it leads no group of its own, as it does for host memory.
+    /// Returns whether it belongs to the child. The leader counts even if it leads no group, as with host
+    /// memory.
     pub(super) fn is_of(self, child: ChildProcesses<'_>) -> bool {
         let ChildProcesses { leader, outside } = child;
         matches!(self, Self::Seen { pid, group } if pid == leader || group == leader || outside.contains(&pid))
     }
 }
 
-/// The processes that are measured together.
+/// Processes that are measured together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChildProcesses<'a> {
-    /// It and its group.
+    /// The leader; its whole group is included.
     pub(super) leader: u32,
-    /// Further ones, outside of that group.
+    /// Further processes outside that group.
     pub(super) outside: &'a [u32],
 }
 
-/// What is known about one device.
+/// Data about one device.
 #[derive(Clone, Debug)]
 pub(super) struct OnDevice<'a> {
     pub(super) gpu: GpuIndex,
-    /// The list, or what the driver said instead.
+    /// The driver's list, or its error.
     pub(super) listed: Result<&'a [Listed], &'a str>,
-    /// Bytes in use by all.
+    /// Bytes in use by all programs.
     pub(super) used: Option<u64>,
 }
 
-/// Where we are, and with whom.
+/// Our environment, as far as it affects the attribution of VRAM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place {
-    /// We have process ids of our own, so that the driver's may mean others or be kept from us.
+    /// We are in a pid namespace, so the driver's pids may mean other processes or be hidden.
     pub(super) contained: bool,
     pub(super) windows: bool,
-    /// No other backend of ours ran since the baseline.
+    /// No other backend of ours has run since the baseline.
     pub(super) alone: bool,
 }
 
-/// The answer for one device.
+/// Result for one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// The group does not use it.
+    /// The group does not use the device.
     Nothing,
     Vram(Vram),
     Unknown(Why),
@@ -110,7 +113,7 @@ pub(super) fn on_device(
         if !place.contained {
             return Found::Nothing;
         }
-        // Less than any context needs: whoever it is, it is not ours.
+        // Less than any context needs: the hidden process cannot be ours.
         let more = device.used.map(|used| used.saturating_sub(before.map_or(0, |before| before.used)));
         let hidden = others.iter().any(|one| one.who == Who::Unseen) || listed.is_empty();
         if !hidden || more.is_some_and(|more| more <= IDLE) {
@@ -122,13 +125,13 @@ pub(super) fn on_device(
     if let Some(bytes) = sum(&ours) {
         return Found::Vram(Vram { gpu, bytes, source: VramSource::Process });
     }
-    // Who is listed beside ours is somebody else, whether we see him or not.
+    // Any other listed process belongs to another program, whether we can see it or not.
     let estimate = if others.is_empty() { estimate(device, &[], before, place) } else { Err(Doubt::Shared) };
     estimate.unwrap_or_else(|doubt| Found::Unknown(Why::NoBytes { gpu, doubt }))
 }
 
-/// The bytes of several processes; `None` if one of them is not told. 0 bytes for a live process is a driver that cannot
-/// tell, as in some containers.
+/// Sums the bytes of several processes; `None` if one of them has none reported. For a live process, 0
+/// bytes means that the driver does not know, as in some containers.
 fn sum(ours: &[&Listed]) -> Option<u64> {
     let mut by_pid: BTreeMap<u32, Option<u64>> = BTreeMap::new();
     for one in ours {
@@ -138,7 +141,7 @@ fn sum(ours: &[&Listed]) -> Option<u64> {
     by_pid.into_values().try_fold(0_u64, |all, bytes| Some(all.saturating_add(bytes?)))
 }
 
-/// Used now less used before, if that can only be ours.
+/// Returns the used bytes minus those used before, if the difference can only be ours.
 fn estimate(
     device: &OnDevice<'_>,
     others: &[&Listed],
@@ -149,16 +152,17 @@ fn estimate(
         return Err(Doubt::Windows);
     }
     let before = before.ok_or(Doubt::NoBaseline)?;
-    // A list that a container cuts short proves nothing, so there the device has to be as good as unused.
+    // In a container the list may be incomplete and proves nothing, so the device must have been nearly
+    // unused.
     let hidden = place.contained || device.listed.is_err();
-    // So little in use is nobody's, even if a process that has just ended is still listed.
+    // With so little in use no program is running, even if a process that has just ended is still listed.
     if before.used > IDLE && (hidden || !before.nobody) {
         return Err(Doubt::WasInUse);
     }
     if !place.alone {
         return Err(Doubt::NotAlone);
     }
-    // One process that came since then and that we cannot see is ours under another id; two are not.
+    // A single new process that we cannot see is ours under another pid; several are not.
     let pids: BTreeSet<u32> = others.iter().map(|one| one.pid).collect();
     if pids.len() > 1 || others.iter().any(|one| one.who != Who::Unseen) {
         return Err(Doubt::Shared);

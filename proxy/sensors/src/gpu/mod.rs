@@ -1,12 +1,13 @@
-//! What GPUs there are, what they tell of themselves, and how much VRAM a backend holds on each.
+//! GPUs of this machine, their readings, and the VRAM of a backend on each.
 //!
-//! One [`Gpus`] per program, one [`Gpus::read`] per round of sampling: the [`Snapshot`] answers for all backends without
-//! asking the drivers again. It never guesses: a figure that nobody tells is absent, and [`Why`] says so in a sentence.
+//! A program has one [`Gpus`], and calls [`Gpus::read`] once per round of sampling: the [`Snapshot`]
+//! answers for all backends without further calls of the drivers. Nothing is guessed: an unknown figure is
+//! absent, and [`Why`] gives the reason as a sentence.
 //!
 //! ```text
-//! NVIDIA   NVML (libnvidia-ml.so.1, opened when the program runs)
-//! AMD      sysfs of amdgpu, KFD (HIP), DRM fdinfo (Vulkan)       not run on hardware yet: made-up trees only
-//! Intel    DRM fdinfo of i915 and xe                             not run on hardware yet: made-up trees only
+//! NVIDIA   NVML (libnvidia-ml.so.1, opened at run time)
+//! AMD      sysfs of amdgpu, KFD (HIP), DRM fdinfo (Vulkan)   tested with artificial trees, not on hardware
+//! Intel    DRM fdinfo of i915 and xe                         tested with artificial trees, not on hardware
 //! ```
 
 mod baseline;
@@ -34,90 +35,90 @@ use process::Processes;
 pub use snapshot::Snapshot;
 pub use why::{Doubt, Why};
 
-/// Who made a GPU.
+/// Vendor of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Vendor {
-    /// NVIDIA, by NVML.
+    /// NVIDIA, read through NVML.
     Nvidia,
-    /// AMD, by the amdgpu driver.
+    /// AMD, with the amdgpu driver.
     Amd,
-    /// Intel, by the i915 or the xe driver.
+    /// Intel, with the i915 or the xe driver.
     Intel,
 }
 
-/// One GPU, or one MIG instance of a GPU: what does not change while the program runs.
+/// One GPU, or one MIG instance of a GPU: the properties that do not change at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// Its number in [`Gpus::devices`], from 0: NVIDIA first, in the order of NVML, then the others by PCI address.
+    /// Index in [`Gpus::devices`], from 0: NVIDIA first, in NVML's order, then the others by PCI address.
     pub index: GpuIndex,
-    /// Who made it.
+    /// Vendor of the GPU.
     pub vendor: Vendor,
-    /// The driver's name for it; the PCI ids where the driver has none.
+    /// Name by the driver, or the PCI ids if the driver has none.
     pub name: String,
     /// `GPU-…` or `MIG-…`; NVIDIA only.
     pub uuid: Option<String>,
     /// PCI address, `0000:65:00.0`.
     pub pci: Option<String>,
-    /// VRAM in bytes; `None` where the driver does not tell.
+    /// VRAM in bytes; `None` if the driver does not report it.
     pub total: Option<u64>,
-    /// The GPU uses the host's memory: there is no VRAM to watch, the host series has it all.
+    /// The GPU uses host memory: there is no VRAM to watch, and the host series includes everything.
     pub unified: bool,
 }
 
-/// Something that a device reported and that no program should have seen.
+/// A fault reported by a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fault {
-    /// An Xid of the NVIDIA driver; `None` where the driver did not tell which. Of several since the last reading the
-    /// driver repeats the newest.
+    /// An Xid of the NVIDIA driver; `None` if the driver did not give its number. Of several since the last
+    /// reading the driver repeats the newest.
     Xid(Option<u64>),
-    /// So many more memory errors that ECC could not correct, since the last reading.
+    /// Number of new memory errors that ECC could not correct, since the last reading.
     Ecc(u64),
-    /// The device no longer answers: it fell off the bus or needs a reset.
+    /// The device no longer responds: it fell off the bus or needs a reset.
     Lost,
 }
 
-/// One device at the moment of the reading. `None` is always "the driver does not tell".
+/// Reading of one device. `None` means that the driver does not report the value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceReading {
-    /// Which device.
+    /// Index of the device.
     pub index: GpuIndex,
     /// Bytes of VRAM.
     pub total: Option<u64>,
     /// Bytes in use by all programs.
     pub used: Option<u64>,
-    /// Bytes that new allocations can take.
+    /// Bytes available for new allocations.
     pub free: Option<u64>,
-    /// Degrees Celsius.
+    /// Temperature in degrees Celsius.
     pub temperature: Option<u32>,
     /// Memory errors that ECC could not correct, since the driver was loaded.
     pub ecc_uncorrected: Option<u64>,
-    /// What went wrong since the last reading; `None` where no fault would be told at all.
+    /// Faults since the last reading; `None` if the driver reports no faults at all.
     pub faults: Option<Vec<Fault>>,
 }
 
-/// The VRAM of one process group.
+/// VRAM of one process group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VramOf {
-    /// GPU by GPU, in order; a GPU that the group does not use, or whose figure is not known, is not in it.
+    /// Readings by GPU, in order. GPUs that the group does not use, or whose figure is unknown, are left out.
     pub readings: Vec<Vram>,
-    /// Why a figure is missing, if one is. Readings of other GPUs are good nevertheless.
+    /// Reason for a missing figure, if any. Readings of other GPUs are valid nevertheless.
     pub unavailable: Option<Why>,
 }
 
-/// Where everything is read from; other places serve tests.
+/// Paths that are read; tests use others.
 #[derive(Clone, Debug)]
 pub struct Sources {
     /// `/proc`, with our own process ids.
     pub proc: PathBuf,
-    /// The host's `/proc`, where a container has it.
+    /// The host's `/proc`, if a container has it.
     pub host_proc: PathBuf,
     /// `/sys`.
     pub sys: PathBuf,
-    /// The device by which WSL offers the GPUs of Windows.
+    /// Device through which WSL offers the GPUs of Windows.
     pub wsl: PathBuf,
-    /// NVIDIA's libraries, in the order to be tried.
+    /// Names of NVIDIA's library, in the order to be tried.
     pub nvml: Vec<OsString>,
 }
 
@@ -133,8 +134,8 @@ impl Default for Sources {
     }
 }
 
-/// The GPUs of this machine. Cheap to open, and shared: reading takes `&self`. Open it once: NVIDIA's library stays
-/// loaded until the program ends.
+/// The GPUs of this machine. Cheap to open, and shared: reading takes `&self`. Open it once: NVIDIA's
+/// library stays loaded until the program ends.
 #[derive(Debug)]
 pub struct Gpus {
     sources: Sources,
@@ -152,7 +153,7 @@ impl Gpus {
         Self::open_at(Sources::default())
     }
 
-    /// The same from other places.
+    /// Like [`Self::open`], with other paths.
     pub fn open_at(sources: Sources) -> Self {
         let (nvidia, missing) = match Nvidia::open(&sources.nvml) {
             Ok(nvidia) => (Some(nvidia), None),
@@ -192,19 +193,19 @@ impl Gpus {
         }
     }
 
-    /// All devices found when opened, by index.
+    /// Returns all devices found when opened, by index.
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
 
-    /// Why there is no device, or why those of a driver are missing. On a machine without NVIDIA's driver that is one
-    /// note, and normal.
+    /// Returns why there is no device, or why those of a driver are missing. Without NVIDIA's driver there
+    /// is one such note, which is normal.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Bytes that can be had of each device with memory of its own, where the driver tells. It asks for nothing else, so it blocks for less
-    /// than a millisecond where the driver has no other work.
+    /// Returns the free bytes of each device with its own memory, if the driver reports them. Reads nothing
+    /// else, so it blocks for less than a millisecond while the driver is idle.
     pub fn free(&self) -> Vec<(GpuIndex, u64)> {
         let nvidia = self.nvidia.iter().flat_map(Nvidia::free);
         let all = nvidia.chain(self.cards.iter().map(Card::free)).zip(&self.devices);
@@ -212,8 +213,8 @@ impl Gpus {
         own.filter_map(|(free, device)| Some((device.index, free?))).collect()
     }
 
-    /// One reading of all devices. Blocks for some milliseconds: call it where blocking is allowed. Faults are told to
-    /// the caller of one reading only, so one task should read.
+    /// Reads all devices. Blocks for some milliseconds: call it where blocking is allowed. Each fault is
+    /// reported in one reading only, so a single task should read.
     pub fn read(&self) -> Snapshot {
         Snapshot::read(self)
     }

@@ -1,5 +1,5 @@
-//! NVIDIA GPUs by NVML, opened when the program runs: a machine without the library is normal. MIG instances are devices
-//! of their own here, because that is what a process gets.
+//! NVIDIA GPUs through NVML, opened at run time: a machine without the library is normal. MIG instances are
+//! separate devices here, because a process gets one of them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,7 +16,7 @@ use nvml_wrapper::{Device as Handle, Nvml};
 
 use super::{DeviceReading, Fault};
 
-/// Where the library may be: by its usual name; as only development packages have it; WSL; NixOS.
+/// Names of the library: the usual one; that of development packages; WSL; NixOS.
 pub(super) const LIBRARIES: [&str; 4] = [
     "libnvidia-ml.so.1",
     "libnvidia-ml.so",
@@ -24,13 +24,13 @@ pub(super) const LIBRARIES: [&str; 4] = [
     "/run/opengl-driver/lib/libnvidia-ml.so.1",
 ];
 
-/// Events of one device that are taken in one reading at most: a device in a storm of errors is known by then.
+/// Maximum number of events of one device that are read at once: a device with that many errors is known to
+/// be faulty.
 const EVENTS: usize = 64;
 
-/// Parts of names of GPUs that use the host's memory, for drivers that report that memory as theirs.
+/// Parts of the names of GPUs that use host memory, for drivers that report that memory as VRAM.
 const UNIFIED: [&str; 6] = ["Orin", "Thor", "Xavier", "Tegra", "GB10", "nvgpu"];
 
-/// The GPUs that NVML knows.
 #[derive(Debug)]
 pub(super) struct Nvidia {
     devices: Vec<One>,
@@ -40,20 +40,20 @@ pub(super) struct Nvidia {
 struct One {
     described: Described,
     handle: Handle<'static>,
-    /// Xid and ECC events; `None` where the driver offers none. A set is not to be waited on by two threads.
+    /// Xid and ECC events; `None` if the driver offers none. Two threads must not wait on one set.
     events: Option<Mutex<EventSet<'static>>>,
     last: Mutex<Last>,
 }
 
-/// What is news only once.
+/// State needed to report each fault only once.
 #[derive(Debug, Default)]
 struct Last {
-    /// Uncorrected errors at the last reading that had any.
+    /// Uncorrected errors at the last reading that reported them.
     ecc: Option<u64>,
     gone: bool,
 }
 
-/// What does not change.
+/// Constant properties of a device.
 #[derive(Clone, Debug)]
 pub(super) struct Described {
     pub(super) name: String,
@@ -63,10 +63,10 @@ pub(super) struct Described {
     pub(super) unified: bool,
 }
 
-/// A pid that NVML lists, and its bytes if told.
+/// A pid that NVML lists, and its bytes, if reported.
 pub(super) type Entry = (u32, Option<u64>);
 
-/// One device at the moment of the reading; the index of the reading is the caller's.
+/// Reading of one device; the caller sets the index in it.
 #[derive(Debug)]
 pub(super) struct Told {
     pub(super) reading: DeviceReading,
@@ -74,13 +74,13 @@ pub(super) struct Told {
 }
 
 impl Nvidia {
-    /// An error says in words why there are no devices.
+    /// Opens NVML. The error says in words why there are no devices.
     pub(super) fn open(libraries: &[OsString]) -> Result<Self, String> {
         let mut refused = None;
         for library in libraries {
             match opened(library) {
                 Ok(nvml) => return Self::list(nvml),
-                // Not there, or not a library: the next place.
+                // Missing, or not a library: try the next one.
                 Err(NvmlError::LibloadingError(_)) => {}
                 Err(error) => refused = refused.or(Some(error)),
             }
@@ -106,7 +106,7 @@ impl Nvidia {
         self.devices.iter().map(|one| &one.described)
     }
 
-    /// Bytes that can be had of each, where it tells: nothing else is asked for.
+    /// Returns the free bytes of each device, if reported. Reads nothing else.
     pub(super) fn free(&self) -> impl Iterator<Item = Option<u64>> {
         let free = |one: &One| one.handle.memory_info().ok().map(|memory| memory.free);
         self.devices.iter().map(free)
@@ -117,8 +117,8 @@ impl Nvidia {
     }
 }
 
-/// A library, opened once and for good: events and devices refer to it as long as they live, and who looks at GPUs again, as each reload and
-/// each look at a folder of models does, gets the same.
+/// Opens a library once for the whole run: events and devices refer to it as long as they live. Every
+/// further call, such as at a reload or a scan of a model folder, gets the same one.
 pub(super) fn opened(library: &OsString) -> Result<&'static Nvml, NvmlError> {
     static OPENED: Mutex<BTreeMap<OsString, &'static Nvml>> = Mutex::new(BTreeMap::new());
     let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -130,7 +130,7 @@ pub(super) fn opened(library: &OsString) -> Result<&'static Nvml, NvmlError> {
     Ok(nvml)
 }
 
-/// A GPU, or, where it is split, the instances that exist.
+/// Returns a GPU, or its MIG instances if it is split.
 fn one_or_its_instances(nvml: &'static Nvml, index: u32) -> Vec<One> {
     let Ok(handle) = nvml.device_by_index(index) else { return Vec::new() };
     let split = handle.mig_mode().is_ok_and(|mode| mode.current == 1);
@@ -140,7 +140,7 @@ fn one_or_its_instances(nvml: &'static Nvml, index: u32) -> Vec<One> {
         .map(|part| One::new(nvml, part, &handle))
         .collect();
     if parts.is_empty() {
-        // A device cannot be copied, so it is asked for again.
+        // A device handle cannot be copied, so it is requested again.
         return nvml.device_by_index(index).map(|same| One::new(nvml, same, &handle)).into_iter().collect();
     }
     parts
@@ -150,7 +150,7 @@ impl One {
     fn new(nvml: &'static Nvml, handle: Handle<'static>, whole: &Handle<'static>) -> Self {
         let memory = handle.memory_info();
         let name = handle.name().or_else(|_| whole.name()).unwrap_or_else(|_| "NVIDIA GPU".to_owned());
-        // A discrete GPU always tells its memory; GB10 and Jetson boards say that they have none.
+        // A discrete GPU always reports its memory; GB10 and Jetson boards report that they have none.
         let unified =
             matches!(memory, Err(NvmlError::NotSupported)) || UNIFIED.iter().any(|part| name.contains(part));
         let described = Described {
@@ -190,7 +190,7 @@ impl One {
         }
     }
 
-    /// Compute and graphics processes; Vulkan shows as graphics.
+    /// Lists compute and graphics processes; Vulkan programs count as graphics.
     fn listed(&self) -> Result<Vec<Entry>, String> {
         let compute = twice(|| self.handle.running_compute_processes());
         let graphics = twice(|| self.handle.running_graphics_processes());
@@ -214,7 +214,7 @@ impl One {
         let events = events.lock().unwrap_or_else(PoisonError::into_inner);
         let mut faults = Vec::new();
         for _ in 0..EVENTS {
-            // A timeout: no more of them.
+            // A timeout means that there are no more events.
             let Ok(event) = events.wait(0) else { break };
             if event.event_type.contains(EventTypes::CRITICAL_XID_ERROR) {
                 let number = match event.event_data {
@@ -230,7 +230,7 @@ impl One {
         faults
     }
 
-    /// What was not so at the last reading. A counter that fell was reset.
+    /// Returns the faults that are new since the last reading. A counter that fell was reset.
     fn news(&self, ecc: Option<u64>, gone: bool) -> Vec<Fault> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let more = ecc.zip(last.ecc).map_or(0, |(now, before)| now.saturating_sub(before));
@@ -255,7 +255,7 @@ fn errors(handle: &Handle<'static>) -> Option<u64> {
     handle.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile).ok()
 }
 
-/// The list may grow between counting and listing.
+/// Retries once: the list may grow between counting and listing.
 fn twice(list: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<ProcessInfo>, NvmlError> {
     match list() {
         Err(NvmlError::InsufficientSize(_)) => list(),
@@ -263,7 +263,7 @@ fn twice(list: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<P
     }
 }
 
-/// NVML has domains of eight digits, the kernel of four.
+/// Converts a PCI address: NVML's domains have eight digits, the kernel's four.
 fn address(bus: &str) -> String {
     let bus = bus.to_ascii_lowercase();
     match bus.split_once(':') {

@@ -1,27 +1,28 @@
-//! Whose a pid is that a driver names: found in `/proc`, in our own view of it and in the host's where that is visible.
+//! Identifies the process behind a pid that a driver reports: found in `/proc`, in our own view and, if
+//! visible, in the host's.
 //!
-//! In a container the driver may name processes as the host does. Where the host's `/proc` can be read (at
-//! `/host/proc`, or because it is mounted in place of ours), `NSpid` and `NSpgid` translate; a match counts only if the
-//! namespaces or the start times prove it, because small process ids repeat from container to container.
+//! In a container the driver may report the host's pids. If the host's `/proc` is readable (at
+//! `/host/proc`, or mounted in place of ours), `NSpid` and `NSpgid` translate them. A match counts only if
+//! the namespaces or the start times prove it, because small pids occur in many containers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::ladder::Who;
 
-/// The first namespace of process ids: its number is fixed in the kernel (`PROC_PID_INIT_INO`).
+/// The first pid namespace: its number is fixed in the kernel (`PROC_PID_INIT_INO`).
 const FIRST: &str = "pid:[4026531836]";
 
-/// One `/proc`.
+/// A view of `/proc`.
 #[derive(Clone, Debug)]
 struct View {
     root: PathBuf,
-    /// How many namespaces deep we are in it: 1 if our ids are its ids.
+    /// Depth of our namespace in this view: 1 if our pids are its pids.
     depth: usize,
     namespace: Option<PathBuf>,
 }
 
-/// All views of processes that we have.
+/// All available views of processes.
 #[derive(Clone, Debug)]
 pub(super) struct Processes {
     own: PathBuf,
@@ -33,12 +34,12 @@ impl Processes {
     pub(super) fn open(proc: &Path, host: &Path) -> Self {
         let views: Vec<View> = [proc, host].into_iter().filter_map(View::open).collect();
         let namespace = fs::read_link(proc.join("self/ns/pid")).ok();
-        // Sandboxes that do not say are no host either.
+        // A sandbox that hides its namespace is not the host either.
         let contained = namespace.is_none_or(|namespace| namespace != Path::new(FIRST));
         Self { own: proc.to_owned(), views, contained }
     }
 
-    /// Whether we have process ids of our own.
+    /// Returns whether we are in a pid namespace.
     pub(super) fn contained(&self) -> bool {
         self.contained
     }
@@ -58,7 +59,7 @@ impl Processes {
         if proved { Who::Seen { pid: inner, group } } else { Who::Other }
     }
 
-    /// Whether process `pid` of this view is `inner` of ours.
+    /// Returns whether process `pid` of this view is process `inner` of ours.
     fn proved(&self, view: &View, pid: u32, inner: u32) -> bool {
         let namespace = fs::read_link(view.root.join(format!("{pid}/ns/pid"))).ok();
         if namespace.is_some() && namespace == view.namespace {
@@ -98,19 +99,19 @@ impl Ids {
         if !pids.is_empty() {
             return Some(Self { pids, groups });
         }
-        // Some sandboxes (gVisor) leave them out, and show one namespace only.
+        // Some sandboxes (gVisor) omit these lines, and have only one namespace.
         let group = stat(root, pid, 5).and_then(|group| u32::try_from(group).ok());
         Some(Self { pids: ids("Tgid:"), groups: group.into_iter().collect() })
     }
 }
 
-/// Ticks since the boot.
+/// Returns the start time in clock ticks since the boot.
 fn started(root: &Path, pid: u32) -> Option<u64> {
     stat(root, &pid.to_string(), 22)
 }
 
-/// A field of `stat`, numbered as in its manual page: counted from behind the second, the name, which may contain
-/// anything.
+/// Reads a field of `stat`, numbered as in `proc(5)`. Fields are counted from the end of the second one,
+/// the name, which may contain anything.
 fn stat(root: &Path, pid: &str, field: usize) -> Option<u64> {
     let text = fs::read_to_string(root.join(pid).join("stat")).ok()?;
     text.rsplit_once(')')?.1.split_ascii_whitespace().nth(field.checked_sub(3)?)?.parse().ok()

@@ -1,4 +1,4 @@
-//! All devices at one moment, and who was on them.
+//! A reading of all devices and of the processes on them.
 
 use std::path::PathBuf;
 
@@ -9,25 +9,25 @@ use super::drm::{self, Card, Clients};
 use super::ladder::{self, ChildProcesses, Found, Listed, OnDevice, Place};
 use super::{DeviceReading, Gpus, VramOf, Why};
 
-/// All devices at one moment, and who was on them: answers for every backend of a round of sampling.
+/// A reading of all devices and of the processes on them, for every backend in one round of sampling.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     devices: Vec<DeviceReading>,
     users: Vec<Users>,
     place: Place,
     proc: PathBuf,
-    /// Why there are no devices.
+    /// Reason why there are no devices.
     none: String,
 }
 
-/// Who is on one device.
+/// Processes on one device.
 #[derive(Clone, Debug)]
 enum Users {
-    /// Nobody asks: it has no memory of its own.
+    /// Not read: the device has no memory of its own.
     Unified,
-    /// As NVML tells.
+    /// Listed by NVML.
     Listed(Result<Vec<Listed>, String>),
-    /// To be read from the files of each process, but for what KFD tells.
+    /// To be read from the files of each process, except for KFD's list.
     Files { card: Card, kfd: Vec<Listed> },
 }
 
@@ -56,32 +56,34 @@ impl Snapshot {
         }
     }
 
-    /// Each device, by index.
+    /// Returns the reading of each device, by index.
     pub fn devices(&self) -> &[DeviceReading] {
         &self.devices
     }
 
-    /// The VRAM of the process group that `leader` leads, as drivers tell it; no estimates. On AMD and Intel this reads
-    /// files of the group's processes, so it may block as [`Gpus::read`] does.
+    /// Returns the VRAM of the process group that `leader` leads, as drivers report it; no estimates. On
+    /// AMD and Intel this reads files of the group's processes, so it may block like [`Gpus::read`].
     pub fn of_group(&self, leader: u32) -> VramOf {
         self.of_child(leader, &[], None)
     }
 
-    /// The same with the processes `outside` of the group that belong to it. With what was in use `before` (and whether
-    /// no other backend of ours ran since then, which a hidden list of processes could not tell) there is an estimate
-    /// where the driver does not tell: what the device has more in use than before. It is made only if the device was
-    /// not in use then and nobody else is on it now.
+    /// Like [`Self::of_group`], including the processes `outside` the group that belong to it.
+    ///
+    /// `before` is the use before the spawn, and whether no other backend of ours has run since then, which
+    /// a hidden list of processes could not show. With it there is an estimate if the driver reports no
+    /// bytes: the increase of the device's use. An estimate is made only if the device was idle then and no
+    /// other program is on it now.
     pub fn of_child(&self, leader: u32, outside: &[u32], before: Option<(&Baseline, bool)>) -> VramOf {
         let place = Place { alone: before.map_or(self.place.alone, |(_, alone)| alone), ..self.place };
         self.find(ChildProcesses { leader, outside }, before.map(|(before, _)| before), place)
     }
 
-    /// What is in use now, to be kept until after the next spawn.
+    /// Returns the current use, to be kept until after the next spawn.
     pub fn baseline(&self) -> Baseline {
         let devices = self.devices.iter().zip(&self.users).filter_map(|(device, users)| {
             let nobody = match users {
                 Users::Listed(Ok(listed)) => listed.is_empty(),
-                // Nothing is known: the bytes have to prove it.
+                // Without a list the used bytes have to prove that the device is idle.
                 Users::Listed(Err(_)) => true,
                 Users::Unified | Users::Files { .. } => return None,
             };
@@ -134,7 +136,8 @@ fn listed(gpus: &Gpus, entries: Vec<(u32, Option<u64>)>) -> Vec<Listed> {
     entries.map(|(pid, bytes)| Listed { pid, bytes, who: gpus.processes.who(pid) }).collect()
 }
 
-/// HIP memory by KFD and the rest by fdinfo: newer kernels count HIP in both, so the larger is taken, not the sum.
+/// Determines the VRAM from KFD (HIP) and fdinfo (the rest). Newer kernels count HIP in both, so the larger
+/// one is taken, not the sum.
 fn from_files(
     gpu: GpuIndex,
     child: ChildProcesses<'_>,

@@ -1,4 +1,5 @@
-//! The GPUs as a whole: NVML by a library of our own (`tests/fake-nvml/nvml.c`), AMD and Intel by made-up trees.
+//! The GPUs as a whole: NVML with a fake library (`tests/fake-nvml/nvml.c`), AMD and Intel with artificial
+//! trees.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -17,7 +18,7 @@ mod places;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// A made-up machine.
+/// An artificial machine.
 struct Machine {
     root: tempfile::TempDir,
     libraries: Vec<OsString>,
@@ -50,13 +51,13 @@ impl Machine {
         self
     }
 
-    /// A process without children, in a group.
+    /// Adds a process without children, in a group.
     fn process(&self, pid: u32, group: u32) -> &Self {
         self.write(&format!("proc/{pid}/status"), &format!("Name:\tx\nNSpid:\t{pid}\nNSpgid:\t{group}\n"))
             .write(&format!("proc/{pid}/task/{pid}/children"), "")
     }
 
-    /// NVIDIA's library with a script; `flags` are the compiler's.
+    /// Adds NVIDIA's library with a script; `flags` are for the compiler.
     fn nvml(mut self, script: &str, flags: &[&str]) -> Self {
         self.script(script);
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fake-nvml/nvml.c");
@@ -74,7 +75,7 @@ impl Machine {
         self
     }
 
-    /// What the library says from now on.
+    /// Sets the library's script from now on.
     fn script(&self, script: &str) {
         self.write("script", script);
     }

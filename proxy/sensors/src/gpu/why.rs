@@ -1,10 +1,11 @@
-//! Why the VRAM of a backend is not known: sentences for status and logs. `docs/sensors.md` says what to do about each.
+//! Reasons why the VRAM of a backend is unknown: sentences for status and logs. `docs/sensors.md` gives the
+//! remedies.
 
 use serde::{Serialize, Serializer};
 use warden_policies::GpuIndex;
 
-/// A reason. Its text is the second half of a sentence: "the VRAM policy is off because …", or "… off for GPU 0
-/// because …".
+/// A reason. Its text is the second half of a sentence: "the VRAM policy is off because …", or "… off for
+/// GPU 0 because …".
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message says what its fields are")]
@@ -12,8 +13,8 @@ pub enum Why {
     /// No device was found; the text says which driver is missing.
     #[error("no GPU is visible here: {0}")]
     NoDevice(String),
-    /// The drivers told all, and the backend is on no device. Normal for a backend that computes on the CPU, and for any
-    /// backend in its first second.
+    /// The drivers list everything, and the backend is on no device. Normal for a backend that computes on
+    /// the CPU, and for any backend in its first second.
     #[error("no driver lists this backend on a GPU")]
     NotOnAny,
     /// All devices share the host's memory.
@@ -22,26 +23,26 @@ pub enum Why {
     /// The driver gives no list of processes.
     #[error("the driver does not say which processes use {} ({reason})", named(*.gpu))]
     NotListed { gpu: GpuIndex, reason: String },
-    /// The driver lists the backend, but not what it holds, or as 0 bytes, which no process on a GPU holds.
+    /// The driver lists the backend, but not its bytes, or as 0 bytes, which no process on a GPU holds.
     #[error("the driver lists this backend on {} but not the bytes that it holds; {doubt}", named(*.gpu))]
     NoBytes { gpu: GpuIndex, doubt: Doubt },
-    /// The list of processes cannot be matched with ours.
+    /// The listed processes cannot be matched with ours.
     #[error(
         "the processes that the driver lists on {} cannot be told apart in a container with its own process ids; {doubt}",
         named(*.gpu)
     )]
     Hidden {
-        /// On which device.
+        /// Index of the device.
         gpu: GpuIndex,
-        /// Why there is no estimate.
+        /// Reason why there is no estimate.
         doubt: Doubt,
     },
-    /// The files that have the figures cannot be read.
+    /// The files with the figures cannot be read.
     #[error("what the backend holds on {} cannot be read: {reason}", named(*.gpu))]
     Unreadable { gpu: GpuIndex, reason: String },
 }
 
-/// Why there is no estimate either.
+/// Reasons why there is no estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Doubt {
     /// Nothing was read before the spawn.
@@ -50,16 +51,16 @@ pub enum Doubt {
     /// The device was in use before the backend was spawned.
     #[error("and the GPU was in use before it started")]
     WasInUse,
-    /// Another backend of ours ran meanwhile.
+    /// Another backend of ours ran at the same time.
     #[error("and another backend runs beside it")]
     NotAlone,
-    /// Others are on the device now.
+    /// Other programs are on the device now.
     #[error("and others use the GPU too")]
     Shared,
-    /// Windows draws its desktop on it.
+    /// Windows uses it for its desktop.
     #[error("and Windows uses the GPU too")]
     Windows,
-    /// The driver does not tell what is in use.
+    /// The driver does not report the bytes in use.
     #[error("and the driver does not say what is in use in all")]
     NoTotals,
 }
@@ -69,7 +70,7 @@ fn named(index: GpuIndex) -> String {
 }
 
 impl Why {
-    /// The whole sentence.
+    /// Returns the reason as a whole sentence.
     pub fn sentence(&self) -> String {
         match self.gpu() {
             Some(gpu) => format!("the VRAM policy is off for {} because {self}", named(gpu)),
@@ -77,7 +78,7 @@ impl Why {
         }
     }
 
-    /// The device that it is about; other devices may be known. `None` if it is about all.
+    /// Returns the device concerned; other devices may be known. `None` if all are concerned.
     pub fn gpu(&self) -> Option<GpuIndex> {
         match self {
             Self::NoDevice(_) | Self::NotOnAny | Self::Unified(_) => None,
@@ -88,7 +89,7 @@ impl Why {
         }
     }
 
-    /// Whether nothing is wrong: there is no VRAM of this backend to watch.
+    /// Returns whether nothing is wrong, because the backend has no VRAM to watch.
     pub fn is_normal(&self) -> bool {
         matches!(self, Self::NoDevice(_) | Self::NotOnAny | Self::Unified(_))
     }

@@ -4,16 +4,16 @@ use serde::{Deserialize, Serialize};
 
 use super::ContextReport;
 
-/// What a number is about, and so how it is summed.
+/// Meaning of a number, which determines how it is summed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Span {
-    /// What is there now: that of an ended context does not count.
+    /// A current value; ended contexts do not count.
     Now,
-    /// All that has happened.
+    /// A counter since the start; ended contexts count.
     Ever,
 }
 
-/// The fields in the order of the file, so that the order is written down once.
+/// Declares the fields in the order of the file, so that the order is defined in one place.
 macro_rules! counts {
     ($($(#[$meta:meta])* $span:ident $field:ident,)*) => {
         /// The numbers of one context, or sums of them.
@@ -21,7 +21,7 @@ macro_rules! counts {
         pub struct Counts { $($(#[$meta])* pub $field: u64,)* }
 
         impl Counts {
-            /// Takes the fields from the beginning of `words`; what is missing is 0.
+            /// Takes the fields from the beginning of `words`; missing ones are 0.
             pub(super) fn from_words(words: impl IntoIterator<Item = u64>) -> Self {
                 let mut words = words.into_iter();
                 Self { $($field: words.next().unwrap_or(0),)* }
@@ -41,7 +41,7 @@ counts! {
     Ever computes,
     /// Captured graphs that exist.
     Now graphs_live,
-    /// The most of them at one time.
+    /// Peak number of captured graphs.
     Now graphs_peak,
     /// Nodes in the graphs that exist.
     Now graph_nodes_live,
@@ -49,48 +49,48 @@ counts! {
     Now graph_host_bytes,
     /// Device memory of the graphs that exist, in bytes: an estimate.
     Now graph_device_bytes,
-    /// Graphs destroyed because there were more than the cap.
+    /// Graphs destroyed because the cap was exceeded.
     Ever graphs_evicted,
-    /// Graphs destroyed because nobody had used them for a while.
+    /// Graphs destroyed because they were unused for a while.
     Ever graphs_trimmed,
     /// Parts of the current computation, each with a graph of its own.
     Now live_splits,
-    /// Graphs that may exist: the cap, or more where the live splits need more.
+    /// Graphs that may exist: the cap, or more if the live splits need more.
     Now effective_cap,
     /// Device memory cached in the pools, in bytes.
     Now pool_bytes,
-    /// The most of it, in bytes. Of several contexts the sum, which is at least their common peak.
+    /// Peak bytes cached in the pools. Over several contexts the sum, which is at least their common peak.
     Now pool_bytes_peak,
-    /// Times that the pools were given back.
+    /// Purges of the pools.
     Ever pool_purges,
-    /// Bytes given back by it.
+    /// Bytes released by purges.
     Ever pool_bytes_purged,
     /// cuBLAS handles that exist.
     Now cublas_handles,
     /// Device memory of their workspaces, in bytes.
     Now cublas_workspace_bytes,
-    /// Times that the handles were made anew.
+    /// Times that the handles were recreated.
     Ever cublas_resets,
-    /// Captured graphs that were dropped because a purge or a reset had made them useless.
+    /// Captured graphs dropped because a purge or a reset invalidated them.
     Ever graph_invalidations,
-    /// Safe points that were passed over because something was in use.
+    /// Safe points skipped because something was in use.
     Ever skipped_busy,
     /// Errors of the fixes.
     Ever errors,
 }
 
-/// Sums over contexts. No sum passes the end of its type.
+/// Sums over contexts, saturating.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Contexts that live.
+    /// Live contexts.
     pub contexts: u32,
-    /// What they hold, and what they and the ended ones have done.
+    /// Current values of the live contexts, and counters of all.
     #[serde(flatten)]
     pub counts: Counts,
 }
 
 impl Totals {
-    /// These with one context more.
+    /// Adds one context.
     #[must_use]
     pub fn with(mut self, context: &ContextReport) -> Self {
         self.contexts = self.contexts.saturating_add(u32::from(context.live));

@@ -1,9 +1,9 @@
-//! Where things are in the file. Byte order is the machine's own, because the writer is on it.
+//! Layout of the report file. The byte order is the machine's own, because the writer runs on it.
 
 use super::counts::Counts;
 use super::{ContextReport, Settings};
 
-/// Bytes of the whole file.
+/// Size of the file in bytes.
 pub(super) const FILE_BYTES: usize = 16_384;
 pub(super) const RECORDS: usize = 62;
 
@@ -12,19 +12,19 @@ const RECORD_BYTES: usize = 256;
 const MAGIC: [u8; 8] = *b"LWREPT1\0";
 const VERSION: u32 = 1;
 
-/// Word of a record after the counts: when it was written.
+/// Index of the word after the counts: the time of the last write.
 const UPDATED: usize = 20;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     pub(super) pid: u32,
     pub(super) started_unix_ms: u64,
-    /// A bit for each active fix.
+    /// Bits of the active fixes.
     pub(super) active: u64,
     pub(super) settings: Settings,
 }
 
-/// Little pieces off the front of some bytes.
+/// Reads numbers from the front of some bytes.
 struct Pieces<'a>(&'a [u8]);
 
 impl Pieces<'_> {
@@ -43,7 +43,7 @@ impl Pieces<'_> {
     }
 }
 
-/// The header of a whole file; `None` if this is no report that we can read.
+/// Reads the header of a whole file; `None` if this is no report in a known format.
 pub(super) fn header(file: &[u8]) -> Option<Header> {
     if file.len() != FILE_BYTES {
         return None;
@@ -74,7 +74,7 @@ pub(super) fn header_bytes(file: &[u8]) -> Option<&[u8]> {
     file.get(..HEADER_BYTES)
 }
 
-/// A record that was at rest when it was read.
+/// A record that was not being written while it was read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     state: u32,
@@ -85,7 +85,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// What it says about a context; `None` for a free record, and for a state that we do not know.
+    /// Returns the context it describes; `None` for a free record and for an unknown state.
     pub(super) fn context(self) -> Option<ContextReport> {
         let live = match self.state {
             1 => true,
@@ -97,7 +97,7 @@ impl Record {
     }
 }
 
-/// A record on which two readings agree and that nobody was writing; `None` otherwise.
+/// Returns a record on which two readings agree and that was not being written; `None` otherwise.
 pub(super) fn at_rest(before: &[u8], after: &[u8], index: usize) -> Option<Record> {
     let start = HEADER_BYTES + index * RECORD_BYTES;
     let bytes = after.get(start..start + RECORD_BYTES)?;

@@ -1,18 +1,20 @@
-//! The memory report of a patched llama-server: counters of its CUDA contexts in a small file that it keeps mapped.
+//! Reads the memory report of a patched llama-server: counters of its CUDA contexts in a small file that it
+//! keeps mapped.
 //!
-//! The process writes, we read; nothing locks. The file is read whole, as a plain file, some times in a row: 16 KiB out
-//! of the page cache cost microseconds, and a mapping would need `unsafe` and could end us if the file were cut short.
+//! The process writes, we read; there are no locks. The file is read as a plain file, several times in a
+//! row. Reading 16 KiB from the page cache takes microseconds. A mapping would need `unsafe`, and could
+//! kill us if the file were truncated.
 //!
 //! ```text
 //!   file:    header (128 bytes) | 62 records (256 bytes each) | rest, unused
 //!   record:  seq, state, device, context | 30 numbers of 64 bits
 //! ```
 //!
-//! `seq` is odd while a record is written. A record counts when two readings in a row agree on every byte of it and `seq`
-//! is even; one that never comes to rest is left out. Whatever is no report (no file, a short one, other magic, another
-//! version) is `None` and never an error: a plain build of llama-server writes none.
+//! `seq` is odd while a record is written. A record counts if two readings in a row agree on every byte of
+//! it and `seq` is even; a record that keeps changing is left out. Anything but a report (no file, a short
+//! one, other magic, another version) gives `None` and no error: a plain build of llama-server writes none.
 //!
-//! No number is believed: sums stop at the end of their type, and nothing is indexed by what the file says.
+//! No number is trusted: sums saturate, and no value from the file is used as an index.
 //!
 //! | file | job |
 //! |---|---|
@@ -32,89 +34,90 @@ use serde::{Deserialize, Serialize};
 pub use counts::{Counts, Totals};
 use layout::{FILE_BYTES, RECORDS, Record};
 
-/// The variable that tells a patched llama-server where to publish its report.
+/// Environment variable with the path at which a patched llama-server publishes its report.
 pub const VARIABLE: &str = "LLAMA_WARDEN_REPORT";
 
-/// Readings at most, of which two in a row have to agree. A record is being written for less than a microsecond, about a
-/// thousand times a second.
+/// Maximum number of readings, of which two in a row must agree. A record is being written for less than a
+/// microsecond, about a thousand times a second.
 const READINGS: usize = 6;
 
-/// Names in a folder that are looked at for files beside a report: in a crowded one not all, as this is done every second.
+/// Maximum number of names in a folder that are examined for further reports, because this happens every
+/// second.
 const NAMES: usize = 4096;
 
 /// A fix that is active in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fix {
-    /// Live graphs are limited.
+    /// Limits the number of live graphs.
     GraphCacheCap,
-    /// Pools above their budget are given back.
+    /// Releases pools above their budget.
     PoolPurge,
-    /// cuBLAS handles are made anew now and then.
+    /// Recreates cuBLAS handles periodically.
     CublasReset,
-    /// This report is written.
+    /// Writes this report.
     MemoryReport,
-    /// Graphs that were not used for a while are destroyed.
+    /// Destroys graphs that were unused for a while.
     IdleTrim,
 }
 
-/// In the order of the bits.
+/// All fixes, in the order of the bits.
 const FIXES: [Fix; 5] =
     [Fix::GraphCacheCap, Fix::PoolPurge, Fix::CublasReset, Fix::MemoryReport, Fix::IdleTrim];
 
-/// What the fixes are set to; 0 where one is off.
+/// Settings of the fixes; 0 if one is off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Live graphs that a context may have.
+    /// Maximum number of live graphs of a context.
     pub graph_cap: u64,
-    /// Graphs unused for this many milliseconds are destroyed.
+    /// Milliseconds without use after which graphs are destroyed.
     pub idle_trim_ms: u64,
-    /// Cached bytes of a context's pools above which they are given back.
+    /// Cached bytes of a context's pools above which they are released.
     pub pool_budget_bytes: u64,
-    /// cuBLAS handles are made anew after this many graph computes.
+    /// Graph computes after which cuBLAS handles are recreated.
     pub cublas_every: u64,
-    /// And not more often than once in this many milliseconds.
+    /// Shortest time between two such resets, in milliseconds.
     pub cublas_min_ms: u64,
 }
 
-/// One CUDA context (a `ggml_backend_cuda_context`), living or ended.
+/// A CUDA context (a `ggml_backend_cuda_context`), live or ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextReport {
     /// Number in order of creation within the process.
     pub context: u32,
-    /// Number of its device, as ggml counts.
+    /// Index of its device in ggml.
     pub device: i32,
-    /// False once it has been destroyed: then only its counters mean something.
+    /// False once it has been destroyed: then only its counters are meaningful.
     pub live: bool,
-    /// Its numbers.
+    /// Numbers of the context.
     #[serde(flatten)]
     pub counts: Counts,
-    /// When it last wrote, milliseconds since the Unix epoch.
+    /// Time of its last write, in milliseconds since 1970.
     pub updated_unix_ms: u64,
 }
 
-/// Everything that a process published.
+/// The complete report of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// The process that wrote it, by its own count: in a pid namespace of its own it is another number than ours.
+    /// The writer's own pid: in a pid namespace it differs from ours.
     pub pid: u32,
-    /// When that process made the file, milliseconds since the Unix epoch.
+    /// Creation of the file, in milliseconds since 1970.
     pub started_unix_ms: u64,
-    /// The fixes that are active.
+    /// Active fixes.
     pub active: BTreeSet<Fix>,
-    /// What they are set to.
+    /// Settings of the fixes.
     pub settings: Settings,
-    /// Its contexts, in the order of the file.
+    /// CUDA contexts, in the order of the file.
     pub contexts: Vec<ContextReport>,
 }
 
 impl Report {
-    /// The sum over all contexts.
+    /// Returns the sums over all contexts.
     pub fn totals(&self) -> Totals {
         self.contexts.iter().fold(Totals::default(), Totals::with)
     }
 
-    /// The sums by device, in the order of the devices.
+    /// Returns the sums by device, in the order of the devices.
     pub fn by_device(&self) -> BTreeMap<i32, Totals> {
         let mut devices: BTreeMap<i32, Totals> = BTreeMap::new();
         for context in &self.contexts {
@@ -124,7 +127,7 @@ impl Report {
         devices
     }
 
-    /// Both together, as one process would have told them: the contexts of both, and the fixes of either.
+    /// Merges two reports as if one process had written them: the contexts of both, and the fixes of either.
     #[must_use]
     pub fn with(mut self, other: Self) -> Self {
         self.active.extend(other.active);
@@ -132,8 +135,8 @@ impl Report {
         self
     }
 
-    /// Whether the writer is the process `leader` or a member of the group that it leads, such as a llama-server behind a
-    /// wrapper script. Needed only for a file that several processes may share.
+    /// Returns whether the writer is the process `leader` or a member of its group, such as a llama-server
+    /// started by a wrapper script. Needed only for a file that several processes may share.
     pub fn is_from(&self, leader: u32) -> bool {
         let group = |pid: u32| {
             let process = procfs::process::Process::new(i32::try_from(pid).ok()?).ok()?;
@@ -143,13 +146,13 @@ impl Report {
     }
 }
 
-/// Reads the report at `path`; `None` if there is none. May block for as long as a read of 16 KiB.
+/// Reads the report at `path`; `None` if there is none. May block for a read of 16 KiB.
 pub fn read(path: &Path) -> Option<Report> {
     settle(|| bytes_of(path))
 }
 
-/// The files of processes that inherited the variable of the one that writes `path`: its name with a process id behind it. A
-/// file says nothing of whether its writer lives. Blocks for the reading of a folder.
+/// Returns the files of processes that inherited the variable from the writer of `path`: its name followed
+/// by a pid. A file does not show whether its writer is alive. Blocks for reading a folder.
 pub fn beside(path: &Path) -> Vec<PathBuf> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
         return Vec::new();
@@ -167,9 +170,9 @@ pub fn beside(path: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The whole file, and one byte more, so that a longer one is recognised as something else.
+/// Reads the whole file plus one byte, so that a longer file is recognised as no report.
 fn bytes_of(path: &Path) -> Option<Vec<u8>> {
-    // A pipe would keep us waiting.
+    // Reading a pipe would block.
     if !std::fs::metadata(path).ok()?.is_file() {
         return None;
     }
@@ -178,7 +181,7 @@ fn bytes_of(path: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Takes readings until all records have come to rest, or there were enough.
+/// Takes readings until no record changes any more, or the limit is reached.
 fn settle(mut reading: impl FnMut() -> Option<Vec<u8>>) -> Option<Report> {
     let mut before = reading()?;
     layout::header(&before)?;
@@ -186,7 +189,7 @@ fn settle(mut reading: impl FnMut() -> Option<Vec<u8>>) -> Option<Report> {
     for _ in 1..READINGS {
         let after = reading()?;
         layout::header(&after)?;
-        // Another process has taken over the file: what was known is about the one before.
+        // Another process has taken over the file: the earlier readings belong to the previous one.
         let same_writer = layout::header_bytes(&before) == layout::header_bytes(&after);
         let mut restless = !same_writer;
         for (index, known) in settled.iter_mut().enumerate() {

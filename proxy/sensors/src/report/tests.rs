@@ -1,10 +1,10 @@
-//! Reports as a llama-server writes them, and as none should.
+//! Reports as a llama-server writes them, and invalid ones.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// A file written as the format says, independently of how it is read.
+/// Writes a file by the format, independently of the reader.
 fn file(pid: u32, active: u64, settings: [u64; 5], records: &[[u64; 32]]) -> Vec<u8> {
     let mut bytes = b"LWREPT1\0".to_vec();
     for number in [1, 256, 62, pid] {
@@ -22,7 +22,7 @@ fn file(pid: u32, active: u64, settings: [u64; 5], records: &[[u64; 32]]) -> Vec
     bytes
 }
 
-/// A record in words: `seq`, state, device, context, then what `numbers` gives.
+/// A record in words: `seq`, state, device, context, then `numbers`.
 fn record(seq: u32, state: u32, device: i32, context: u32, numbers: [u64; 30]) -> [u64; 32] {
     let pair = |first: [u8; 4], second: [u8; 4]| {
         let mut both = [0; 8];
@@ -37,12 +37,12 @@ fn record(seq: u32, state: u32, device: i32, context: u32, numbers: [u64; 30]) -
     words
 }
 
-/// 100, 101, 102, …: every number tells which one it is.
+/// 100, 101, 102, …: each value identifies its position.
 fn numbered() -> [u64; 30] {
     std::array::from_fn(|index| 100 + index as u64)
 }
 
-/// A report out of readings, the last of which repeats.
+/// Reads a report from readings, the last of which repeats.
 fn of(readings: &[Vec<u8>]) -> Option<Report> {
     let mut next = 0;
     settle(|| {
@@ -130,7 +130,7 @@ fn a_record_that_is_being_written_is_read_again_and_left_out_if_it_never_rests()
     assert_eq!(of(&readings).unwrap().contexts.len(), 2, "it came to rest");
     let for_ever = file(1, 0, [0; 5], &[calm, odd(3)]);
     assert_eq!(of(&[for_ever]).unwrap().contexts.len(), 1, "the calm one");
-    // Even each time, and another one each time: nobody knows which halves belong together.
+    // `seq` is even each time but different, so halves of two records cannot be told apart.
     let restless: Vec<Vec<u8>> = (0..20).map(|n| file(1, 0, [0; 5], &[calm, odd(2 * n)])).collect();
     assert_eq!(of(&restless).unwrap().contexts.len(), 1);
 }
@@ -203,7 +203,7 @@ proptest! {
     #[test]
     fn no_bytes_make_the_reader_fall(mut bytes in prop::collection::vec(any::<u8>(), 0..20_000)) {
         let _none_or_some = of(std::slice::from_ref(&bytes));
-        // With a good header the records are read, too.
+        // With a valid header the records are read, too.
         bytes.resize(16_384, 0xff);
         bytes[..24].copy_from_slice(&file(1, 0, [0; 5], &[])[..24]);
         let report = of(&[bytes]).unwrap();

@@ -1,17 +1,19 @@
-//! Canaries: another build of llama-server is tried with a model, beside its own. It is a model of its own in the fleet, with the settings
-//! of its model but another binary, so it has processes, leases, memory, health, events like every other. No client can ask for it.
+//! Canaries: another build of llama-server is tried next to a model's own. A canary is a model of its own
+//! in the fleet, with its model's settings but another binary, so it has processes, leases, memory, health
+//! and events like any other. Clients cannot request it by name.
 //!
 //! ```text
-//!   start ── no room ───────────────────────────────> refused, with numbers
-//!     │ its process starts ── it does not come ──────> worse
-//!     v
-//!   running: `trial` is told of each request, death, symptom, verdict on memory
-//!     │ sure, or the time is over; an operator; a reload; another model needs the room; the end
-//!     v
-//!   ended: clients meet the model's own build alone; what runs there is drained; ledger, event, `status`
+//!     start ── no room ──────────────────────────────> refused, with numbers
+//!      │   its process starts ── it does not come up ──> worse
+//!      v
+//!     running: `trial` gets each request, death, symptom and memory verdict
+//!      │   sure, or out of time; an operator; a reload; another model needs the room; shutdown
+//!      v
+//!     ended: clients use the model's own build alone; the canary drains; ledger, event, `status`
 //! ```
 //!
-//! Lock order: `Change` before anything here. The trial's lock is held for moments, and nothing is taken under it.
+//! Lock order: `Change` before any lock here. The trial's lock is held for moments, and no lock is taken
+//! under it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -36,51 +38,51 @@ use crate::sync::lock;
 use crate::view::canary::{CanaryEntry, CanaryKind, CanaryState, CanaryView};
 use crate::view::event::EventKind;
 
-/// Behind the name of a model: its canary.
+/// Suffix of a canary's name after the name of its model.
 const SUFFIX: &str = "@canary";
 
-/// The name under which the canary of a model stands.
+/// Name of a model's canary.
 pub(super) fn name_of(model: &ModelName) -> ModelName {
     ModelName::new(format!("{model}{SUFFIX}"))
 }
 
-/// Canaries that run, and the last one of each model.
+/// Running canaries, and the last one of each model.
 #[derive(Debug, Default)]
 pub(super) struct Canaries {
-    /// There is one, so that nobody looks where there is none.
+    /// A canary runs; avoids the lookup while none does.
     any: AtomicBool,
     running: ArcSwap<QuickMap<ModelName, Arc<Running>>>,
     past: Mutex<BTreeMap<ModelName, CanaryView>>,
-    /// Of each canary another one, so that each gets other conversations.
+    /// Counter for seeds: each canary gets other conversations.
     seeds: AtomicU64,
 }
 
-/// Where a canary is, for those who wait for it. From each it goes to a later one only.
+/// Stage of a canary, for tasks that wait for it; only moves forward.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Stage {
-    /// It asks for room.
+    /// Waits for room.
     Waits,
-    /// Its process was made.
+    /// The process was made.
     Starts,
-    /// It was ready once.
+    /// The process was ready once.
     Runs,
     Ended(Box<CanaryView>),
 }
 
-/// A canary that runs.
+/// A running canary.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) model: ModelName,
     pub(super) name: ModelName,
     pub(super) spec: CanarySpec,
     seed: u64,
-    /// Its processes are made after this one.
+    /// Last generation before its processes.
     pub(super) after: GenerationId,
     began: Instant,
     began_at: String,
     pub(super) trial: Mutex<Trial>,
     pub(super) stage: watch::Sender<Stage>,
-    /// Something was told.
+    /// Wakes the trial's task: something was recorded.
     pub(super) told: tokio::sync::Notify,
 }
 
@@ -105,7 +107,7 @@ impl Running {
         self.began.elapsed()
     }
 
-    /// It has come so far, if it was not farther already.
+    /// Moves forward to a stage, unless it is already further.
     pub(super) fn reaches(&self, now: Stage) {
         let rank = |stage: &Stage| match stage {
             Stage::Waits => 0,
@@ -139,7 +141,7 @@ impl Running {
         }
     }
 
-    /// As it is now.
+    /// Present view.
     fn view(&self) -> CanaryView {
         match &*self.stage.borrow() {
             Stage::Ended(view) => return (**view).clone(),
@@ -153,30 +155,30 @@ impl Running {
     }
 }
 
-/// The canary of a model, as requests see it.
+/// Canary of a model, for requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CanaryRoute {
-    /// Under which name its leases are.
+    /// Name under which it has its leases.
     pub name: ModelName,
-    /// The share of conversations whose clients it answers.
+    /// Share of conversations that it answers.
     pub share: f64,
-    /// Of each canary another one, so that each gets other conversations.
+    /// Seed for choosing conversations, different for each canary.
     pub seed: u64,
-    /// For how long the beginning of its answer may be awaited before the model's own build is asked.
+    /// Time to wait for the beginning of its answer before the model's own build is used.
     pub patience: Duration,
 }
 
 impl CanaryRoute {
-    /// Whether it answers the clients of this conversation. The same at each turn of it.
+    /// True if it answers this conversation. The result is the same for each turn.
     pub fn takes(&self, conversation: u64) -> bool {
-        // Spread evenly whatever the hash is like.
+        // Mix the bits, because the hash may not be uniform.
         SplitMix::new(conversation ^ self.seed).chance(self.share)
     }
 }
 
 impl Fleet {
-    /// The canary of a model that runs, if it has one. Costs one load where there is none at all. None, too, while clients have set
-    /// something in the model's own processes, which the canary's do not have.
+    /// Running canary of a model, if any. Costs one load while the fleet has none. `None`, too, while
+    /// clients have changed settings in the model's own processes, which the canary's processes lack.
     pub fn canary(&self, model: &ModelName) -> Option<CanaryRoute> {
         let running = self.running_canary(model)?;
         if !self.leases(model).ok()?.settings.are_untouched() {
@@ -199,7 +201,8 @@ impl Fleet {
         canaries.running.load().get(model).cloned()
     }
 
-    /// A request of a model that has a canary has ended, on either side. Nothing, if it has none.
+    /// Records the end of a request to a model with a canary, by either build. Without effect on other
+    /// models.
     pub fn note_exchange(&self, model: &ModelName, exchange: &Exchange) {
         if let Some(running) = self.running_canary(model)
             && *running.stage.borrow() == Stage::Runs
@@ -209,21 +212,21 @@ impl Fleet {
         }
     }
 
-    /// A lease that can be had at once: nobody waits, is refused, or is loaded for it.
+    /// Lease that is available at once. No request waits or is refused, and no model is loaded for it.
     pub fn lease_now(&self, model: &ModelName, kind: LeaseKind, tokens: Option<u64>) -> Option<Lease> {
         self.leases(model).ok()?.lease_now(kind, tokens)
     }
 
-    /// Tries another build with a model, beside its own. Resolves when its process is being started.
+    /// Tries another build with a model, next to its own. Resolves when its process is being started.
     ///
     /// # Errors
     ///
-    /// There is no such model, an endpoint serves it, it has a canary, the binary is missing, there is no room beside the models that are
-    /// loaded, the share cannot be had, or everything ends.
+    /// There is no such model, it is remote, it has a canary, the binary is missing, there is no room next
+    /// to the loaded models, the share is invalid, or the fleet is shutting down.
     pub async fn start_canary(&self, model: &str, spec: CanarySpec) -> Result<CanaryView, CanaryError> {
         let fleet = self.clone();
         let model = self.inner.roster.load().resolve(Some(model))?;
-        // In a task of its own: a caller that leaves must not leave half a canary behind.
+        // In its own task, so that a caller that leaves does not leave half a canary behind.
         let task = self.inner.tasks.spawn(async move { fleet.begin_canary(model, spec).await });
         let running = task.await.unwrap_or(Err(CanaryError::ShuttingDown))?;
         let mut stage = running.stage.subscribe();
@@ -269,7 +272,7 @@ impl Fleet {
         let seed = inner.canaries.seeds.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
         let running = Arc::new(Running::new(model.clone(), spec, seed, inner.context.last_generation()));
         let binary = running.spec.binary.clone();
-        // Before its model's task is there, so that no event of it is missed.
+        // Before its model's task exists, so that no event is missed.
         let watching = self.clone().watch_canary(Arc::clone(&running));
         inner.tasks.spawn(watching);
         inner.canaries.insert(&running);
@@ -279,7 +282,7 @@ impl Fleet {
         Ok(running)
     }
 
-    /// Ends the canary of a model. What runs there is answered; resolves when no new request goes there any more.
+    /// Ends the canary of a model. Running requests are answered; resolves when the canary gets no new ones.
     ///
     /// # Errors
     ///
@@ -299,22 +302,22 @@ impl Fleet {
         let ended = running.stage.borrow().clone();
         match ended {
             Stage::Ended(view) => Ok(*view),
-            // Cannot be: it was ended above.
+            // Unreachable: it was ended above.
             _ => Ok(running.view()),
         }
     }
 
-    /// The canary of a model: the one that runs, else the last one.
+    /// Canary of a model: the running one, else the last one.
     ///
     /// # Errors
     ///
-    /// There is no such model, or it never had a canary since we run.
+    /// There is no such model, or it had no canary in this run.
     pub fn canary_view(&self, model: &str) -> Result<CanaryView, CanaryError> {
         let model = self.inner.roster.load().resolve(Some(model))?;
         self.inner.canaries.view(&model).ok_or(CanaryError::None(model))
     }
 
-    /// Ends a canary, once: with the first of those who do.
+    /// Ends a canary once, for the first caller.
     pub(super) async fn end_canary(&self, running: &Arc<Running>, verdict: Verdict) {
         let mut change = self.inner.change.lock().await;
         let is_its = change.canaries.contains_key(&running.model) && self.conclude_canary(running, verdict);
@@ -325,7 +328,7 @@ impl Fleet {
         }
     }
 
-    /// No new request goes to a canary any more, and what was made of it is kept. False if that was so already.
+    /// Sends no new requests to a canary, and stores its result. Returns false if that was done before.
     pub(super) fn conclude_canary(&self, running: &Arc<Running>, verdict: Verdict) -> bool {
         let canaries = &self.inner.canaries;
         if !canaries.remove(running) {
@@ -343,7 +346,7 @@ impl Fleet {
         true
     }
 
-    /// Everything ends.
+    /// Ends all canaries at shutdown.
     pub(super) fn conclude_all_canaries(&self, change: &mut Change) {
         change.canaries.clear();
         for running in self.inner.canaries.all() {
@@ -351,7 +354,7 @@ impl Fleet {
         }
     }
 
-    /// Ends those that cannot go on under a new configuration.
+    /// Ends canaries that a new configuration does not allow.
     pub(super) fn keep_canaries(&self, change: &mut Change, new: &FleetConfig) {
         for running in self.inner.canaries.all() {
             let of = |config: &FleetConfig| {
@@ -400,19 +403,19 @@ impl Canaries {
         self.running.load().values().cloned().collect()
     }
 
-    /// The one of a model that runs, else the last one.
+    /// The running canary of a model, else the last one.
     pub(super) fn view(&self, model: &ModelName) -> Option<CanaryView> {
         let running = self.running.load().get(model).cloned();
         running.map(|running| running.view()).or_else(|| lock(&self.past).get(model).cloned())
     }
 
-    /// Forgets those of models that are gone.
+    /// Drops canaries of removed models.
     pub(super) fn forget_others(&self, config: &FleetConfig) {
         lock(&self.past).retain(|model, _| config.models.iter().any(|spec| spec.name == *model));
     }
 }
 
-/// A configuration with the canaries among its models, behind them.
+/// Configuration with the canaries appended to its models.
 pub(super) fn with_canaries(
     configured: &FleetConfig,
     canaries: &BTreeMap<ModelName, CanarySpec>,
@@ -425,7 +428,7 @@ pub(super) fn with_canaries(
     config
 }
 
-/// A canary as a model: all that is its model's, but for what concerns names, room, and the binary.
+/// Spec of a canary: that of its model except for names, room, and the binary.
 fn spec_of(base: &ModelSpec, canary: &CanarySpec) -> ModelSpec {
     let mut spec = base.clone();
     spec.name = name_of(&base.name);
@@ -433,14 +436,14 @@ fn spec_of(base: &ModelSpec, canary: &CanarySpec) -> ModelSpec {
     spec.canary_of = Some(base.name.clone());
     spec.command.binary.clone_from(&canary.binary);
     (spec.run.replicas, spec.run.preload, spec.run.pin) = (1, true, false);
-    // Its conversations go back to the other one.
+    // After the canary, its conversations return to the model's own build.
     spec.run.warm = warden_policies::modes::Warm::Off;
     (spec.ttl, spec.fallback) = (None, None);
     spec.loading.guest = true;
     (spec.loading.pin, spec.loading.ttl) = (false, None);
     spec.loading.with.clear();
     if let Some(needs) = &mut spec.loading.needs {
-        // The other one has the same file mapped.
+        // The model's own process has the same file mapped.
         needs.mapped = 0;
     }
     spec

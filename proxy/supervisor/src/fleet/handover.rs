@@ -1,12 +1,12 @@
-//! The fleet goes on in another instance of ourselves, with the processes that there are.
+//! Hands a fleet over to the next instance of the program, with its running processes.
 //!
 //! ```text
-//!   this one:  serves ── freeze ── will ──────────────────── let go ── sees its requests off ── disbanded
-//!                                    │                         ^ │ counts, until there are none
-//!   the next:               starts ──┴── adopts, probes ── ready ┴── begins ── decides ...
+//!     this one:  serves ── freeze ── will ─────────────────── let go ── remaining leases ── disbanded
+//!                                     │                         ^ │ counts, until all are zero
+//!     the next:            starts ────┴── adopts, probes ── ready ┴── begins ── decides ...
 //! ```
 //!
-//! Between the freezing and the letting go nobody decides anything; requests go on here as ever.
+//! Between freezing and letting go no decisions are made; requests are served here as usual.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -35,10 +35,10 @@ use crate::process::heir::{Gate, Heir, HeirRecord};
 use crate::process::settings::SetElsewhere;
 use crate::sync::lock;
 
-/// How often a fleet is asked again that is busy.
+/// Interval for asking a busy fleet again.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
-/// What a fleet leaves to the next one.
+/// Everything that a fleet hands over to the next one.
 #[derive(Debug)]
 pub struct FleetWill {
     record: FleetRecord,
@@ -47,12 +47,12 @@ pub struct FleetWill {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct FleetRecord {
-    /// When the first fleet began, by the machine's clock that never jumps.
+    /// Start of the first fleet, by the machine's monotonic clock.
     began: Duration,
     generations: u64,
 }
 
-/// One piece of a will as it is written: all of them, with the files of each, are the will.
+/// A serialized piece of a will. All pieces with their files make up the will.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct WillPiece(Piece);
@@ -62,12 +62,12 @@ pub struct WillPiece(Piece);
 enum Piece {
     Fleet(FleetRecord),
     Model(Box<WillRecord>),
-    /// A process of the last model, with its files.
+    /// Process of the preceding model, with its files.
     Process(Box<HeirRecord>),
 }
 
 impl FleetWill {
-    /// As it is sent: each piece with its files, which are at most three.
+    /// Splits the will into pieces, each with at most three files.
     pub fn into_pieces(self) -> impl Iterator<Item = (WillPiece, Vec<OwnedFd>)> {
         let model = |will: ModelWill| {
             let heirs = will.heirs.into_iter();
@@ -79,7 +79,7 @@ impl FleetWill {
             .map(|(piece, files)| (WillPiece(piece), files))
     }
 
-    /// Put together again. `None` if the pieces are not a whole.
+    /// Joins the pieces. `None` if they are incomplete.
     pub fn from_pieces(pieces: impl IntoIterator<Item = (WillPiece, Vec<OwnedFd>)>) -> Option<Self> {
         let mut pieces = pieces.into_iter();
         let (WillPiece(Piece::Fleet(record)), _) = pieces.next()? else { return None };
@@ -96,7 +96,7 @@ impl FleetWill {
         Some(Self { record, models })
     }
 
-    /// How many processes there are.
+    /// Number of processes.
     pub fn processes(&self) -> usize {
         self.models.iter().map(|model| model.heirs.len()).sum()
     }
@@ -117,73 +117,75 @@ impl FleetWill {
     }
 }
 
-/// What runs of a generation in another instance.
+/// Requests of a generation in another instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Count {
     model: String,
     generation: GenerationId,
     in_flight: u32,
-    /// More may come.
+    /// New requests may come.
     #[serde(default)]
     open: bool,
-    /// All that was done so far.
+    /// Total work so far.
     work: Work,
 }
 
-/// What was set in processes of a model over there.
+/// Settings made in the other instance in a model's processes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Touched {
     model: String,
-    /// What of it is kept, unless the next instance knows it anyway.
+    /// Settings that are kept, unless the next instance knows them already.
     #[serde(default)]
     settings: Vec<SetElsewhere>,
 }
 
-/// What an instance that has let go of its processes still has to do.
+/// Remaining work of an instance that has let go of its processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Remains {
     counts: Vec<Count>,
-    /// Callers who wait, by model: whoever starts processes now has to know that somebody needs one.
+    /// Waiting requests by model, which need a process of the deciding instance.
     #[serde(default)]
     waiting: BTreeMap<String, usize>,
-    /// How many have had to wait for those so far: one who comes while another one leaves is not seen otherwise.
+    /// Total of requests that had to wait, by model, which reveals a request that comes while another one
+    /// leaves.
     #[serde(default)]
     came: BTreeMap<String, u64>,
-    /// Models in whose processes clients have set something, which is to be set in all of them, and in those that follow.
+    /// Models whose processes got settings from clients, to be applied to all present and later processes.
     #[serde(default)]
     touched: Vec<Touched>,
-    /// There is an instance before it, which has not ended and tells it, too, what it still has to do.
+    /// An earlier instance still lives and reports its remaining work to it.
     #[serde(default)]
     elders: bool,
 }
 
 impl Remains {
-    /// Whether nothing runs, nobody waits, and neither can happen any more.
+    /// True if no request runs or waits, and none can come.
     pub fn is_nothing(&self) -> bool {
         !self.elders && self.waiting.is_empty() && self.counts.iter().all(|count| count.in_flight == 0)
     }
 }
 
-/// Places in the slots that requests of another instance have. That instance lives for as long as they do.
+/// Slots used by requests of another instance, while that instance lives.
 #[derive(Debug)]
 pub struct Shares {
     fleet: Fleet,
     held: HashMap<GenerationId, (Vec<Lease>, Work)>,
-    /// The last number of what was set there, by model and route.
+    /// Last setting number received, by model and route.
     set: HashMap<(String, String), u64>,
-    /// Models that were found touched there: what follows after all that was unloaded is as its command made it.
+    /// Models with settings made there. A process that starts after all were unloaded has only its
+    /// command's settings.
     touched: HashSet<String>,
-    /// Models that were told.
+    /// Models that got an update.
     known: Vec<Arc<Handle>>,
 }
 
-/// A fleet that decides nothing. Dropped, it goes on as before.
+/// A fleet that makes no decisions. Dropping it resumes the fleet.
 #[derive(Debug)]
 #[must_use = "dropped, the fleet decides again"]
 pub struct Frozen<'a>(Option<&'a Fleet>);
 
 impl Frozen<'_> {
-    /// It comes to the hand-over: the fleet never decides again.
+    /// Completes the handover: the fleet never decides again.
     pub fn stay(mut self) {
         self.0 = None;
     }
@@ -198,19 +200,20 @@ impl Drop for Frozen<'_> {
 }
 
 impl Fleet {
-    /// Models of the other instance whose processes run and that are not configured here: nobody would ever end those.
+    /// Models of the other instance with running processes that are not configured here, so that no task
+    /// would end them.
     pub fn unclaimed(&self) -> Vec<String> {
         let will = lock(&self.inner.will);
         let left = will.iter().flat_map(|will| &will.models).filter(|model| !model.heirs.is_empty());
         left.map(|model| model.record.name.clone()).collect()
     }
 
-    /// Stops deciding, and says what there is. Requests go on. Waits for what is under way, until the deadline. Whoever does not wait for
-    /// it leaves all as it was.
+    /// Stops decisions and returns the will. Requests continue. Waits for actions under way until the
+    /// deadline. Dropping the future leaves everything as it was.
     ///
     /// # Errors
     ///
-    /// What is still under way then, in words. All goes on as before.
+    /// Description of the actions still under way at the deadline. The fleet continues as before.
     pub async fn bequeath(&self, deadline: Instant) -> Result<(FleetWill, Frozen<'_>), String> {
         let inner = &self.inner;
         if inner.ending.swap(true, Ordering::SeqCst) {
@@ -259,7 +262,7 @@ impl Fleet {
         Ok(wills)
     }
 
-    /// Those of the roster that have processes here.
+    /// Models of the roster with processes here.
     fn own(&self) -> Vec<Arc<Handle>> {
         let roster = self.inner.roster.load();
         roster.handles().filter(|handle| !handle.is_remote).cloned().collect()
@@ -271,24 +274,24 @@ impl Fleet {
         }
     }
 
-    /// It did not come to the hand-over: everything goes on.
+    /// Resumes all tasks after a failed handover.
     fn thaw(&self) {
         self.send_all(|| Control::Thaw);
         self.inner.ending.store(false, Ordering::SeqCst);
     }
 
-    /// The next instance has the processes from now on. What has a lease here, or waits for one, goes on.
+    /// Leaves the processes to the next instance. Leases and waiting requests here continue.
     pub async fn let_go(&self) {
         self.inner.loader_ends.cancel();
         for handle in self.own() {
             let (reply, done) = oneshot::channel();
             handle.send(Control::LetGo(reply));
-            // Fails only if its task has ended.
+            // Fails only if the task has ended.
             let _gone = done.await;
         }
     }
 
-    /// After [`Self::let_go`], when nothing runs here any more: ends all tasks. The processes live on.
+    /// Ends all tasks after [`Self::let_go`], when no request runs here. The processes live on.
     pub async fn disband(&self) {
         self.send_all(|| Control::Disband);
         let until = Instant::now();
@@ -299,13 +302,13 @@ impl Fleet {
         self.inner.tasks.wait().await;
     }
 
-    /// After [`Self::let_go`]: nobody new is let in, for whom there is no slot at once.
+    /// After [`Self::let_go`]: refuses new requests, unless a slot is free at once.
     pub fn close_queues(&self) {
         let now = Instant::now();
         self.send_all(|| Control::Shutdown(now));
     }
 
-    /// Waits until all processes of the instance before answer. False at the deadline.
+    /// Waits until all processes of the previous instance answer. Returns false at the deadline.
     pub async fn has_adopted(&self, deadline: Instant) -> bool {
         let mut views = self.subscribe();
         loop {
@@ -322,15 +325,15 @@ impl Fleet {
         }
     }
 
-    /// The instance before us has let go: decisions are ours, and so are its processes.
+    /// Starts deciding: the previous instance has let go of its processes.
     pub fn begin(&self) {
-        // What is left of it is of no model that there is.
+        // The rest belongs to models that are no longer configured.
         *lock(&self.inner.will) = None;
         self.inner.context.begun.cancel();
         self.send_all(|| Control::Begin);
     }
 
-    /// What is still to be done here, for the instance that the processes were let go to. What is to be done in the one before us counts, too.
+    /// Remaining work here, and in earlier instances, for the instance that owns the processes.
     pub fn remains(&self) -> Remains {
         let of = |handle: Arc<Handle>| {
             let model = handle.leases.name().to_string();
@@ -361,14 +364,14 @@ impl Fleet {
         Remains { counts: own.into_iter().flat_map(of).collect(), waiting, came, touched, elders }
     }
 
-    /// Waits until no instance before us has anything to do any more.
+    /// Waits until no earlier instance has any work left.
     pub async fn elders_ended(&self) {
         let mut elders = self.inner.elders.subscribe();
-        // Fails only without a sender, which we have.
+        // Fails only without a sender, and we hold one.
         drop(elders.wait_for(|elders| *elders == 0).await);
     }
 
-    /// Where requests for models with processes go now, for the instance before us: what it still has may have to be sent again.
+    /// Open gates of models with processes, for the previous instance, which may have to repeat requests.
     pub fn gates(&self) -> Vec<Gate> {
         let view = self.view();
         let slots = |generation| {
@@ -394,19 +397,20 @@ impl Fleet {
         gates
     }
 
-    /// Resolves when a model has followed the gates of the next instance: what [`Self::gates`] says may be another.
+    /// Resolves when a model has followed the gates of the next instance, so that [`Self::gates`] may have
+    /// changed.
     pub async fn followed(&self) {
         self.inner.context.followed.notified().await;
     }
 
-    /// Of which models callers were turned away, a moment ago at most, for the instance before us: who waits there is to hear the same.
+    /// Recent refusals by model, for the previous instance, whose waiting requests are refused too.
     pub fn refusals(&self) -> Vec<Refused> {
         let context = &self.inner.context;
         let of_ours = self.own().into_iter().filter_map(|handle| {
             let denied = handle.leases.refusal_elsewhere()?;
             Refused::now(handle.leases.name().as_str(), &denied)
         });
-        // Nobody here will ever do anything for those.
+        // No task here serves these models.
         let roster = self.inner.roster.load();
         let is_ours = |model: &String| {
             roster.get(&ModelName::new(model.as_str())).is_some_and(|handle| !handle.is_remote)
@@ -420,10 +424,10 @@ impl Fleet {
         context.refused.all()
     }
 
-    /// After [`Fleet::let_go`]: these are the gates of the next instance, and whom it turned away.
+    /// After [`Fleet::let_go`]: applies gates and refusals of the next instance.
     pub fn follow_gates(&self, gates: &[Gate], refusals: &[Refused]) {
         for refused in refusals {
-            // For whoever is before us.
+            // Pass it on to an earlier instance.
             self.inner.context.refused.note(refused.clone());
         }
         for handle in self.own() {
@@ -434,7 +438,7 @@ impl Fleet {
         }
     }
 
-    /// Keeps places for what runs in the instance before us.
+    /// Starts keeping slots for requests of the previous instance.
     pub fn shares(&self) -> Shares {
         self.inner.elders.send_modify(|elders| *elders += 1);
         let (held, set, touched) = (HashMap::new(), HashMap::new(), HashSet::new());
@@ -443,9 +447,9 @@ impl Fleet {
 }
 
 impl Shares {
-    /// So much is to be done there now.
+    /// Applies the remaining work reported by the other instance.
     pub fn update(&mut self, remains: &Remains) {
-        // One that left the roster may have its process still, and be told of there.
+        // A removed model may still have a process, and needs updates.
         self.known.retain(|handle| !handle.is_gone());
         for handle in self.fleet.own() {
             if !self.known.iter().any(|known| Arc::ptr_eq(known, &handle)) {
@@ -474,8 +478,8 @@ impl Shares {
                 leases.settings.touch();
             }
             for SetElsewhere { generation, number, path, body } in settings {
-                // Once, however often this is said: a client may set something else here. Whoever does so in the moment in which this is on
-                // its way is overtaken by it.
+                // Apply each setting once, because a client may change it here later. A change made here
+                // while this one is on its way is overwritten.
                 let last = self.set.entry((model.clone(), path.clone())).or_default();
                 if number > last {
                     *last = *number;
@@ -487,7 +491,7 @@ impl Shares {
             }
         }
         self.held.retain(|generation, _| remains.counts.iter().any(|count| count.generation == *generation));
-        // Last: a process that drains waits for what was just counted.
+        // At the end, because a draining process waits for the requests just counted.
         let roster = self.fleet.inner.roster.load();
         for handle in &self.known {
             let name = handle.leases.name();
@@ -501,7 +505,7 @@ impl Shares {
         *lock(&self.fleet.inner.awaited) = remains.waiting.keys().cloned().collect();
     }
 
-    /// How many places are kept.
+    /// Number of slots kept.
     pub fn held(&self) -> usize {
         self.held.values().map(|(leases, _)| leases.len()).sum()
     }

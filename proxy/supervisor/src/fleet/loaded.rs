@@ -1,4 +1,4 @@
-//! Requests that load nothing, and unloading by a client: llama-server's router has both.
+//! Requests that load no model, and unloading by a client, as in llama-server's router.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::lease::Lease;
 use crate::model::Control;
 use crate::view::ModelState;
 
-/// How often a request that loads nothing looks for a process. It waits in no queue, because a queue is a reason to
-/// start one.
+/// Polling interval of a request that loads nothing. Such a request does not join the queue, because a
+/// queued request starts a process.
 const COMING_LOOK: Duration = Duration::from_millis(50);
 
 impl Fleet {
-    /// A lease for a request that loads nothing: a process that serves is used, and one that starts or is replaced is
-    /// waited for. `None`: the model is not loaded, and nobody is loading it.
+    /// Lease for a request that loads nothing: on a serving process, or after waiting for one that starts
+    /// or is replaced. `None`: the model is not loaded and not being loaded.
     ///
     /// # Errors
     ///
@@ -35,7 +35,7 @@ impl Fleet {
                 if kind == LeaseKind::Slot {
                     return leases.lease(kind, tokens).await.map(Some);
                 }
-                // Who waits in the queue is a reason to start a process.
+                // A queued request would start a process.
                 if let Some(lease) = leases.lease_now(kind, tokens) {
                     return Ok(Some(lease));
                 }
@@ -47,7 +47,7 @@ impl Fleet {
         }
     }
 
-    /// Whether a process of the model serves, or will without a further request.
+    /// True if a process of the model serves, or will without a further request.
     fn is_coming(&self, model: &ModelName) -> bool {
         let view = self.inner.context.publisher.view();
         let shown = view.models.iter().find(|shown| shown.name == *model);
@@ -56,7 +56,7 @@ impl Fleet {
         })
     }
 
-    /// Drains and stops a model, as [`Self::drain_by`] does, and does not wait for that.
+    /// Drains and stops a model as [`Self::drain_by`] does, without waiting for the end.
     ///
     /// # Errors
     ///

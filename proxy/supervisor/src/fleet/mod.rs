@@ -1,4 +1,4 @@
-//! All models by name: the entry point of everything.
+//! All models by name: the entry point of the crate.
 
 mod beat;
 mod canary;
@@ -51,7 +51,7 @@ use crate::view::pin_entry::PinView;
 use crate::view::reclaim_entry::ReclaimEntry;
 use crate::worker_threads::{WorkKind, run_job};
 
-/// Digits of a fingerprint that are enough to name it.
+/// Digits of a fingerprint that are shown.
 const FINGERPRINT_SHOWN: usize = 8;
 
 /// All models. Cheap to clone.
@@ -65,39 +65,41 @@ struct Inner {
     context: Arc<Context>,
     roster: ArcSwap<Roster>,
     tasks: TaskTracker,
-    /// Ends the task that decides which models are loaded.
+    /// Ends the loader's task.
     loader_ends: CancellationToken,
     ending: AtomicBool,
-    /// Instances before us that have something to do still.
+    /// Number of earlier instances that still have work.
     elders: watch::Sender<usize>,
     canaries: Canaries,
-    /// What an instance before us left of models that are not there yet.
+    /// Will of the previous instance for models that do not exist here yet.
     will: std::sync::Mutex<Option<FleetWill>>,
-    /// Models that somebody waits for in the instance before us.
+    /// Models with waiting requests in the previous instance.
     awaited: std::sync::Mutex<Vec<String>>,
-    /// Held by whoever changes the roster.
+    /// Held while the roster changes.
     change: Mutex<Change>,
 }
 
 #[derive(Debug)]
 struct Change {
-    /// What is in place, with the canaries among its models.
+    /// Present configuration, with the canaries among its models.
     config: FleetConfig,
-    /// What was configured.
+    /// Configuration as given.
     configured: FleetConfig,
-    /// Builds that are tried, by their models.
+    /// Canaries by their models.
     canaries: BTreeMap<ModelName, CanarySpec>,
-    /// Tasks of removed models, which may still have processes.
+    /// Removed models, which may still have processes.
     leaving: Vec<Arc<Handle>>,
 }
 
 impl Fleet {
-    /// Makes the directories, opens the ledger and starts a task for each model. Preloading begins in the background.
-    /// What an instance that was killed left in its control groups is ended before: it may hold memory that we count.
+    /// Creates the directories, opens the ledger and starts a task for each model. Preloading begins in the
+    /// background. First it ends processes left in control groups by killed instances, because their memory
+    /// would count.
     ///
     /// # Errors
     ///
-    /// A directory cannot be made or is somebody else's, the ledger cannot be opened, or names are taken twice.
+    /// A directory cannot be created or belongs to another user, the ledger cannot be opened, or a name is
+    /// used twice.
     pub async fn start(config: FleetConfig, nursery: NurseryHandle) -> Result<Self, FleetError> {
         if let Err(error) = run_job(WorkKind::Kernel, control_group::end_abandoned).await {
             tracing::warn!(%error, "what a llama-warden that was killed left running was not looked for");
@@ -105,7 +107,7 @@ impl Fleet {
         Self::start_in(config, Arc::new(Host::new(nursery))).await
     }
 
-    /// The same with the processes of an instance before us. Nothing is decided about anything before [`Fleet::begin`].
+    /// Starts with the processes of the previous instance. No decisions are made before [`Fleet::begin`].
     ///
     /// # Errors
     ///
@@ -178,34 +180,37 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// The model that a client's name means: a name, an alias, or with `any_name` anything. Without a name, the only model.
+    /// Resolves a client's name: a name, an alias, or with `any_name` anything. Without a name, the only
+    /// model.
     ///
     /// # Errors
     ///
-    /// No model has that name, or none was named and there are several.
+    /// No model has that name, or none was given and there are several.
     pub fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
         self.inner.roster.load().resolve(name)
     }
 
-    /// Whether every name means the only model.
+    /// True if every name means the only model.
     pub fn takes_any_name(&self) -> bool {
         self.inner.roster.load().takes_any_name()
     }
 
-    /// Waits for the right to send one request to the model. Starts the model if need be.
+    /// Waits for the right to send one request to the model. Starts the model if necessary.
     ///
-    /// Callers of one kind are served in the order in which they came. Dropping the future gives up the place, or the
-    /// lease if it was granted meanwhile.
+    /// Requests of one kind are served in order. Dropping the future gives up the place, or the lease if it
+    /// was granted meanwhile.
     ///
     /// # Errors
     ///
-    /// The queue is full or took too long, the model does not start, was removed, or everything ends.
+    /// The queue is full or took too long, the model does not start or was removed, or the fleet is
+    /// shutting down.
     pub async fn lease(&self, model: &ModelName, kind: LeaseKind) -> Result<Lease, Denied> {
         self.lease_for(model, kind, None).await
     }
 
-    /// The same for a prompt of so many tokens. Where the model's admission is enforced, it is granted only where it fits
-    /// into memory, waits for that, or is refused; where it only warns, that is told.
+    /// Same as [`Self::lease`] for a prompt with this many tokens. If admission is enforced, the lease is
+    /// granted only where the prompt fits into memory; otherwise the request waits or is refused. If
+    /// admission only warns, the warning is logged.
     ///
     /// # Errors
     ///
@@ -219,11 +224,11 @@ impl Fleet {
         self.leases(model)?.lease(kind, tokens).await
     }
 
-    /// The same for a request whose generation has died: it was let in once, so a full queue does not turn it away.
+    /// Same as [`Self::lease_for`] after a generation has died. A full queue does not refuse the request.
     ///
     /// # Errors
     ///
-    /// As [`Self::lease_for`], but for a full queue.
+    /// As [`Self::lease_for`], except for a full queue.
     pub async fn lease_again(
         &self,
         model: &ModelName,
@@ -238,55 +243,55 @@ impl Fleet {
         leases.ok_or(Denied::Removed)
     }
 
-    /// Whether a prompt of this size would find room now. Decides nothing: it tells whether counting its tokens
-    /// exactly is worth while.
+    /// Checks if a prompt of this size would fit now. The result only tells if an exact count of its tokens
+    /// is worthwhile.
     pub fn weigh(&self, model: &ModelName, size: Size) -> Weighed {
         let roster = self.inner.roster.load();
         roster.get(model).map_or(Weighed::Unasked, |handle| handle.leases.weigh(size))
     }
 
-    /// When a model will serve of which no process does; `None` if one does, or there is no such model.
+    /// Expectation for the next process of a model; `None` if one serves, or there is no such model.
     pub fn coming(&self, model: &ModelName) -> Option<Coming> {
         self.inner.roster.load().get(model)?.leases.coming()
     }
 
-    /// Whether a request for a model would be refused at once now.
+    /// True if a request for a model would be refused at once.
     pub fn refuses(&self, model: &ModelName) -> bool {
         let roster = self.inner.roster.load();
         let is_shut = roster.get(model).is_none_or(|handle| handle.leases.refuses());
         is_shut || self.inner.context.loading.refuses(model)
     }
 
-    /// Whether a model is loaded, or could be without another one's leaving, by what is known of memory.
+    /// True if a model is loaded, or could be without unloading another one, by what is known of memory.
     pub fn has_room(&self, model: &ModelName) -> bool {
         self.inner.context.loading.has_room(model)
     }
 
-    /// What is known against a request to a model.
+    /// Quarantine standing of a request to a model.
     pub fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing {
         let roster = self.inner.roster.load();
         roster.get(model).map_or(Standing::Clear, |handle| handle.leases.standing(request))
     }
 
-    /// A request was refused because of what is known against it.
+    /// Records that a request was refused by the quarantine.
     pub fn note_refusal(&self, model: &ModelName, request: Fingerprint) {
         if let Some(handle) = self.inner.roster.load().get(model) {
             handle.leases.note_refusal(request);
         }
     }
 
-    /// Releases requests that are suspected or refused: those of a model, those whose fingerprint begins so, or all.
-    /// Returns how many.
+    /// Releases suspected or refused requests: those of a model, those with this fingerprint prefix, or
+    /// all. Returns their number.
     ///
     /// # Errors
     ///
-    /// No model and no known request is meant by that.
+    /// `which` matches no model and no known request.
     pub fn release_requests(&self, which: Option<&str>) -> Result<usize, ResolveError> {
         let roster = self.inner.roster.load();
         let Some(which) = which else {
             return Ok(roster.handles().map(|handle| handle.leases.release_requests(None)).sum());
         };
-        // Where every name means the only model, one that is written like a fingerprint is one.
+        // If every name means the only model, a text that looks like a fingerprint is one.
         let named = roster.resolve(Some(which));
         let is_model = named.as_ref().is_ok_and(|model| {
             let handle = roster.get(model);
@@ -305,7 +310,7 @@ impl Fleet {
         Err(ResolveError::Unknown { name: which.to_owned(), known })
     }
 
-    /// Tells that an operator did something to a request, which is no business of a model's task.
+    /// Logs an operator's action on a request, which does not involve a model's task.
     pub fn tell_of_request(
         &self,
         model: Option<&ModelName>,
@@ -315,7 +320,7 @@ impl Fleet {
         self.inner.context.journal.tell(model, generation, kind);
     }
 
-    /// The fleet now: the last published picture, with the counts of this moment.
+    /// The last published view of the fleet, with present counts.
     pub fn view(&self) -> Arc<FleetView> {
         let mut view = FleetView::clone(&self.inner.context.publisher.view());
         let roster = self.inner.roster.load();
@@ -326,8 +331,8 @@ impl Fleet {
             let canary = self.inner.canaries.view(&model.name).map(Box::new);
             let is_current = model.backends.is_empty()
                 && (model.waiting, &model.quarantine, &model.canary) == (waiting, &quarantine, &canary);
-            // The view of an idle model stays shared with the published one: each request reads the fleet, and a copy of
-            // 1,000 models costs more than the request.
+            // The view of an idle model stays shared with the published one. Each request reads the fleet,
+            // and a copy of 1,000 models would cost more than the request.
             if is_current {
                 continue;
             }
@@ -342,14 +347,14 @@ impl Fleet {
         Arc::new(view)
     }
 
-    /// The fleet at every change.
+    /// Subscribes to the fleet's view.
     pub fn subscribe(&self) -> watch::Receiver<Arc<FleetView>> {
         self.inner.context.publisher.subscribe()
     }
 
-    /// Replaces every process of a model, one after another. Resolves when the new ones serve and the old ones are gone.
-    /// Clears `failed`, the backoff and what holds the policy back. A replacement that is under way counts if its new
-    /// process is made after this call.
+    /// Replaces every process of a model, one after another. Resolves when the new ones serve and the old
+    /// ones are gone. Clears `failed`, the backoff and the cooldown. A replacement under way counts if its
+    /// new process is made after this call.
     ///
     /// # Errors
     ///
@@ -358,7 +363,7 @@ impl Fleet {
         self.restart_by(model, None).await
     }
 
-    /// The same; `by` is who asked for it, for the ledger and the events.
+    /// Same as [`Self::restart`]; `by` is the operator, for the ledger and the events.
     ///
     /// # Errors
     ///
@@ -376,12 +381,12 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// There is no such model, or everything ends.
+    /// There is no such model, or the fleet is shutting down.
     pub async fn drain(&self, model: &str) -> Result<(), ControlError> {
         self.drain_by(model, None).await
     }
 
-    /// The same; `by` is who asked for it, for the events.
+    /// Same as [`Self::drain`]; `by` is the operator, for the events.
     ///
     /// # Errors
     ///
@@ -393,17 +398,17 @@ impl Fleet {
         answer.await.unwrap_or(Err(ControlError::ShuttingDown))
     }
 
-    /// Asks the processes of a model to give back what they hoard; resolves when each has answered and was read again, or
-    /// was waited for in vain. They serve on.
+    /// Asks the processes of a model to give hoarded memory back. Resolves when each has answered and was
+    /// read again, or has timed out. They serve meanwhile.
     ///
     /// # Errors
     ///
-    /// There is no such model, none of its processes serves or can be asked, or everything ends.
+    /// There is no such model, none of its processes serves or can be asked, or the fleet is shutting down.
     pub async fn reclaim(&self, model: &str) -> Result<Vec<ReclaimEntry>, ControlError> {
         self.reclaim_by(model, None).await
     }
 
-    /// The same; `by` is who asked for it, for the ledger and the events.
+    /// Same as [`Self::reclaim`]; `by` is the operator, for the ledger and the events.
     ///
     /// # Errors
     ///
@@ -417,12 +422,13 @@ impl Fleet {
         done
     }
 
-    /// Says that a model never leaves for another one, or that it may, whatever is configured: until it is said otherwise, or everything
-    /// ends. `by` is who says so, for the ledger and the events.
+    /// Pins or unpins a model, overriding the configuration until the next call or the end of the program.
+    /// A pinned model is never unloaded for another one. `by` is the operator, for the ledger and the
+    /// events.
     ///
     /// # Errors
     ///
-    /// There is no such model, it is none that could be pinned, or everything ends.
+    /// There is no such model, it cannot be pinned, or the fleet is shutting down.
     pub async fn pin(&self, model: &str, pinned: bool, by: &str) -> Result<PinView, ControlError> {
         let handle = self.handle(model)?;
         let (reply, answer) = oneshot::channel();
@@ -432,18 +438,18 @@ impl Fleet {
         done
     }
 
-    /// What operators do is in the ledger when they are answered, unless its disk hangs.
+    /// Waits until actions of operators are in the ledger, unless its disk hangs.
     pub(super) async fn kept_in_time(&self) {
         const PATIENCE: Duration = Duration::from_millis(250);
         self.inner.context.state.written(PATIENCE).await;
     }
 
-    /// Where all that is kept in the state directory is written.
+    /// Writer of the state directory.
     pub fn state_writer(&self) -> &StateWriter {
         &self.inner.context.state
     }
 
-    /// Tells that somebody asks something of a model, if it is known who.
+    /// Finds a model for an operator's action, and logs the action if the operator is known.
     fn asked(&self, model: &str, action: &str, by: Option<&str>) -> Result<Arc<Handle>, ControlError> {
         let handle = self.handle(model)?;
         if let Some(by) = by {
@@ -452,7 +458,7 @@ impl Fleet {
         Ok(handle)
     }
 
-    /// Tells that somebody asks for something that the fleet is not asked for by name.
+    /// Logs an operator's action that does not go through the fleet.
     pub fn note_asked(&self, model: Option<&ModelName>, action: &str, by: &str) {
         let kind = EventKind::Asked { action: action.to_owned(), by: by.to_owned() };
         self.inner.context.journal.tell(model, None, kind);
@@ -468,17 +474,18 @@ impl Fleet {
         roster.get(&model).cloned().ok_or(ControlError::ShuttingDown)
     }
 
-    /// Takes over a new configuration. Only models whose command changed get new processes; other settings apply in
-    /// place. Nothing is taken over if anything in it is wrong.
+    /// Applies a new configuration. Only models with a changed command get new processes; other settings
+    /// change in place. If any part is invalid, nothing changes.
     ///
     /// # Errors
     ///
-    /// Names or aliases are taken twice, a socket would have too long a path, or everything ends. Nothing has changed then.
+    /// Names or aliases are used twice, a socket path would be too long, or the fleet is shutting down.
+    /// Nothing has changed then.
     pub async fn apply(&self, config: FleetConfig) -> Result<ApplyReport, FleetError> {
         self.apply_with(config, ApplyReport::default()).await
     }
 
-    /// The same. `known`: what the caller knows to have changed outside of the fleet; it is a part of the report.
+    /// Same as [`Self::apply`]. `known`: changes outside of the fleet, which are added to the report.
     ///
     /// # Errors
     ///
@@ -491,10 +498,10 @@ impl Fleet {
         let config = absolute(config);
         check(&config)?;
         let fleet = self.clone();
-        // In a task of its own: a caller that leaves must not leave half a configuration behind.
+        // In its own task, so that a caller that leaves does not leave half a configuration behind.
         let task = self.inner.tasks.spawn(async move {
             let mut report = fleet.take_over(config).await?;
-            // Rules of requests and the like are not the fleet's, but the model has changed for whoever uses it.
+            // Request rules and the like are not part of the fleet, but for users the model has changed.
             let of_others = |name: &ModelName| known.updated.contains(name);
             let (updated, unchanged) = std::mem::take(&mut report.unchanged).into_iter().partition(of_others);
             let updated: Vec<ModelName> = updated;
@@ -508,8 +515,9 @@ impl Fleet {
         task.await.unwrap_or(Err(FleetError::ShuttingDown))
     }
 
-    /// So much is known now of the binary that a model runs: what was learned while it ran. Its processes go on, and their
-    /// leases know it at once. Nothing happens if the model runs another binary by now, or is gone.
+    /// Stores facts about the binary that a model runs, measured meanwhile. Its processes continue, and
+    /// their leases see the facts at once. Without effect if the model runs another binary by now, or is
+    /// gone.
     pub async fn learn(&self, model: &ModelName, binary: &Path, facts: ServerFacts) {
         let mut change = self.inner.change.lock().await;
         let Change { config, configured, .. } = &mut *change;
@@ -517,7 +525,7 @@ impl Fleet {
         for spec in config.models.iter_mut().chain(&mut configured.models).filter(runs_it) {
             spec.facts = facts;
         }
-        // Also one that leaves: its processes may still hold leases.
+        // Include removed models, whose processes may still hold leases.
         let roster = self.inner.roster.load_full();
         for handle in roster.handles().chain(roster.canaries()).chain(&change.leaving) {
             if handle.leases.name() == model {
@@ -534,11 +542,11 @@ impl Fleet {
         }
         self.keep_canaries(&mut change, &config);
         inner.canaries.forget_others(&config);
-        // Rare and large: not a part of the caller's future.
+        // Boxed because it is rare and large, and should not be part of the caller's future.
         Ok(Box::pin(self.put_in_place(&mut change, config)).await)
     }
 
-    /// Makes the models those of a configuration and the canaries that there are.
+    /// Changes the models to those of a configuration, plus the present canaries.
     async fn put_in_place(&self, change: &mut Change, configured: FleetConfig) -> ApplyReport {
         let inner = &self.inner;
         let config = with_canaries(&configured, &change.canaries);
@@ -572,7 +580,7 @@ impl Fleet {
             if !handle.is_remote {
                 inner.context.leaving.fetch_add(1, Ordering::SeqCst);
             }
-            // What goes makes room for what comes.
+            // Removed models make room for new ones.
             handle.send(Control::Remove);
         }
         for spec in &config.models {
@@ -613,10 +621,10 @@ impl Fleet {
         if is_first {
             inner.context.publisher.set_paused(false);
         }
-        // Callers find the new roster before the old models refuse, so that they are told that the model is unknown.
+        // Store the new roster before the old models refuse, so that clients hear that the model is unknown.
         inner.roster.store(Arc::new(Roster::new(&config, handles, canaries)));
         for handle in gone {
-            // Here and not by its task, so that nobody is let in after this call.
+            // Here and not in its task, so that no request gets in after this call.
             handle.leases.refuse(Some(Refusal::Removed));
             handle.leases.dismiss(&Denied::Removed);
             if old.canary(handle.leases.name().as_str()).is_none() {
@@ -625,14 +633,14 @@ impl Fleet {
             change.leaving.push(handle);
         }
         change.leaving.retain(|handle| !handle.is_gone());
-        // What is not taken over stays to be told at the next reload.
+        // Keep the settings that need a restart, so that the next reload reports them again.
         let (runtime_dir, state_dir) = (change.config.runtime_dir.clone(), change.config.state_dir.clone());
         change.config = FleetConfig { runtime_dir, state_dir, ..config };
         change.configured = configured;
         report
     }
 
-    /// Starts the task of a model. With `after_others` its first process lets those of removed models go first.
+    /// Starts the task of a model. `after_others`: its first process waits for removed models to end.
     fn launch(&self, spec: &SharedSpec, watch: Watch, after_others: bool) -> Arc<Handle> {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
@@ -657,30 +665,30 @@ impl Fleet {
         Arc::new(Handle { leases, logs, sender, is_remote: false })
     }
 
-    /// Starts the task of a model that somebody else's endpoint serves.
+    /// Starts the task of a remote model.
     fn point(&self, spec: &RemoteSpec) -> Arc<Handle> {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
         let leases = Arc::new(Leases::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
-        // No process of ours dies of what it is sent.
+        // A remote model has no process that a request could kill.
         leases.set_quarantine(QuarantinePolicy {
             refuse_for: Duration::ZERO,
             ..warden_policies::defaults().quarantine
         });
-        // It says nothing that we could hear.
+        // A remote endpoint has no output to log.
         let logs = Arc::new(LogRing::new(spec.name.clone(), 0));
         let (remote, sender) = Remote::new(Arc::clone(context), Arc::clone(&leases), spec.clone());
         self.inner.tasks.spawn(Box::new(remote).run());
         Arc::new(Handle { leases, logs, sender, is_remote: true })
     }
 
-    /// Ends everything: no new leases, running ones (and queued ones that a backend can take) go on until the deadline,
-    /// then TERM, the grace, KILL. All children are reaped when it returns.
+    /// Shuts down: no new leases. Running ones, and queued ones that a backend can take, continue until the
+    /// deadline. Then TERM, the grace, KILL. All children are reaped when it returns.
     pub async fn shutdown(&self, deadline: Duration) {
         let until = clock::after(Instant::now(), deadline);
         let inner = &self.inner;
         inner.ending.store(true, Ordering::SeqCst);
-        // Whoever changes the roster now is waited for, so that no model starts after we have looked.
+        // Wait for a change of the roster under way, so that no model starts after this point.
         let mut change = inner.change.lock().await;
         self.conclude_all_canaries(&mut change);
         let roster = inner.roster.load_full();
@@ -694,28 +702,28 @@ impl Fleet {
         inner.tasks.wait().await;
     }
 
-    /// The output of a model's processes; `None` if there is no such model.
+    /// Output of a model's processes; `None` if there is no such model.
     pub fn logs(&self, model: &str) -> Option<LogTail> {
         Some(self.handle(model).ok()?.logs.tail())
     }
 
-    /// What happened and what will.
+    /// Past events, and a receiver for new ones.
     pub fn events(&self) -> EventTail {
         self.inner.context.journal.tail()
     }
 
-    /// The number of the last event; 0 before the first.
+    /// Number of the last event; 0 before the first.
     pub fn last_event(&self) -> u64 {
         self.inner.context.journal.last()
     }
 
-    /// Where the ledger is.
+    /// Path of the ledger.
     pub fn ledger_path(&self) -> &Path {
         self.inner.context.ledger.path()
     }
 }
 
-/// With a runtime directory that means the same from wherever a child is started.
+/// Makes the runtime directory absolute, because children have other working directories.
 fn absolute(mut config: FleetConfig) -> FleetConfig {
     if let Ok(path) = std::path::absolute(&config.runtime_dir) {
         config.runtime_dir = path;
@@ -723,7 +731,7 @@ fn absolute(mut config: FleetConfig) -> FleetConfig {
     config
 }
 
-/// What can be wrong with a configuration, whatever the machine.
+/// Checks a configuration, independent of the machine.
 fn check(config: &FleetConfig) -> Result<(), FleetError> {
     if let Some(spec) = config.models.iter().find(|spec| spec.run.replicas == 0) {
         return Err(FleetError::NoReplicas(spec.name.clone()));
@@ -734,7 +742,7 @@ fn check(config: &FleetConfig) -> Result<(), FleetError> {
 
 impl Handle {
     fn send(&self, control: Control) {
-        // Fails only when the task has ended; then there is nothing to be controlled.
+        // Fails only when the task has ended, and needs no control any more.
         self.sender.send(Message::Control(control));
     }
 
@@ -742,7 +750,7 @@ impl Handle {
         self.sender.is_closed()
     }
 
-    /// Whether it stays under this configuration: what a process serves and what an endpoint serves are two models.
+    /// True if the model remains in this configuration. A local and a remote model of one name are different.
     fn is_in(&self, config: &FleetConfig) -> bool {
         let name = self.leases.name();
         if self.is_remote {

@@ -1,4 +1,4 @@
-//! Which name means which model. Immutable: a reload makes a new one.
+//! Maps names to models. Immutable: a reload makes a new one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::model::mailbox::Outbox;
 use crate::spec::FleetConfig;
 use crate::view::log::LogRing;
 
-/// What the fleet holds of one model.
+/// Parts of one model that the fleet holds.
 #[derive(Debug)]
 pub(super) struct Handle {
     pub(super) leases: Arc<Leases>,
     pub(super) logs: Arc<LogRing>,
     pub(super) sender: Outbox,
-    /// Somebody else's endpoint serves it.
+    /// The model is served by a remote endpoint.
     pub(super) is_remote: bool,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Handle {
 pub(super) struct Roster {
     handles: Vec<Arc<Handle>>,
     by_name: QuickMap<String, usize>,
-    /// By their own names, which mean nothing to clients.
+    /// By their own names, which clients cannot use.
     canaries: QuickMap<ModelName, Arc<Handle>>,
     any_name: bool,
 }
@@ -63,8 +63,8 @@ impl Roster {
         self.handles.iter().map(|handle| handle.leases.name().to_string()).collect()
     }
 
-    /// The names of all models in configured order, each with its aliases after it. Built for a refusal
-    /// alone: kept, the list would take memory for each of a thousand models.
+    /// Names of all models in configured order, each followed by its aliases. Built only for a refusal,
+    /// because a stored list would take memory for each of a thousand models.
     fn all_names(&self) -> Vec<String> {
         let own = |index: usize| self.handles.get(index).map(|handle| handle.leases.name().as_str());
         let mut names: Vec<(usize, bool, &String)> =
@@ -73,18 +73,18 @@ impl Roster {
         names.into_iter().map(|(.., name)| name.clone()).collect()
     }
 
-    /// Whether every name means the only model.
+    /// True if every name means the only model.
     pub(super) fn takes_any_name(&self) -> bool {
         self.any_name && self.handles.len() == 1
     }
 
-    /// By its own name only.
+    /// Finds a model by its own name only.
     pub(super) fn get(&self, name: &ModelName) -> Option<&Arc<Handle>> {
         let Some(index) = self.by_name.get(name.as_str()) else { return self.canaries.get(name) };
         self.handles.get(*index).filter(|handle| handle.leases.name() == name)
     }
 
-    /// The canary of this name.
+    /// Finds a canary by its name.
     pub(super) fn canary(&self, name: &str) -> Option<&Arc<Handle>> {
         self.canaries.iter().find(|(own, _)| own.as_str() == name).map(|(_, handle)| handle)
     }
@@ -98,7 +98,7 @@ impl Roster {
     }
 }
 
-/// No name means two models.
+/// Checks that no name means two models.
 pub(super) fn check_names(config: &FleetConfig) -> Result<(), FleetError> {
     let mut seen: HashMap<&str, &ModelName> = HashMap::new();
     let canaries = config.models.iter().filter(|spec| spec.canary_of.is_some());
@@ -121,7 +121,7 @@ fn is_twice(config: &FleetConfig, name: &str) -> bool {
     names(config).filter(|(own, _)| own.as_str() == name).count() > 1
 }
 
-/// The names and aliases of all models that clients can ask for, in the order in which they are listed.
+/// Names and aliases of all models that clients can request, in listed order.
 pub(super) fn names(config: &FleetConfig) -> impl Iterator<Item = (&ModelName, &Vec<String>)> {
     let models = config.models.iter().filter(|spec| spec.canary_of.is_none());
     let models = models.map(|spec| (&spec.name, &spec.aliases));

@@ -1,4 +1,4 @@
-//! The task beside a canary: what happens to both builds is told to the trial, and what is made of it is carried out.
+//! Task of a canary: passes events of both builds to the trial, and acts on its verdict.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::sync::lock;
 use crate::view::event::{Event, EventKind};
 use crate::view::{FleetView, ModelState, ModelView};
 
-/// What was told within this time is judged at once: more often nobody could act on it.
+/// Interval for gathering events before the trial judges them.
 const GATHER: Duration = Duration::from_millis(20);
 
 impl Fleet {
-    /// Watches a canary until it has ended. Listens from the call on.
+    /// Watches a canary until it has ended. Subscribes at the call.
     pub(super) fn watch_canary(self, running: Arc<Running>) -> impl Future<Output = ()> + Send + 'static {
         let mut events = self.events().receiver;
         let mut views = self.subscribe();
@@ -36,7 +36,7 @@ impl Fleet {
                     () = ended => return,
                     event = events.recv() => match event {
                         Ok(event) => told(&running, &event),
-                        // What was missed shows in the picture, or at the next one.
+                        // Missed events show in the present or next view.
                         Err(RecvError::Lagged(_)) => None,
                         Err(RecvError::Closed) => return,
                     },
@@ -55,16 +55,16 @@ impl Fleet {
     }
 }
 
-/// What is made of the trial, if it is over.
+/// Verdict of the trial, if it is over.
 fn judged(running: &Running) -> Option<Verdict> {
     let runs = *running.stage.borrow() == Stage::Runs;
     let (verdict, over) = lock(&running.trial).judge(running.elapsed());
-    // What never came is worse or has no room; who says so is the event.
+    // A canary that never became ready is worse or has no room, as an event says.
     let late = !runs && running.elapsed() >= running.spec.numbers.time;
     (over && runs || late).then_some(verdict)
 }
 
-/// Something has happened. What ends it at once is returned.
+/// Records an event. Returns a verdict that ends the canary at once.
 fn told(running: &Running, event: &Event) -> Option<Verdict> {
     let model = event.model.as_ref()?;
     let arm = if *model == running.name {
@@ -74,7 +74,7 @@ fn told(running: &Running, event: &Event) -> Option<Verdict> {
     } else {
         return None;
     };
-    // What an earlier canary of the model left behind says nothing of this one.
+    // Events of an earlier canary's processes do not concern this one.
     if arm == Arm::Canary && event.generation.is_some_and(|generation| generation <= running.after) {
         return None;
     }
@@ -104,7 +104,7 @@ fn told(running: &Running, event: &Event) -> Option<Verdict> {
     None
 }
 
-/// Of a process that did not come up; `again`: one had been ready before it.
+/// Verdict for a process that did not start; `again`: one had been ready before it.
 fn does_not_start(failure: &Failure, again: bool) -> Verdict {
     if again {
         Verdict::worse(format!("it does not start again: {}", failure.message))
@@ -115,7 +115,8 @@ fn does_not_start(failure: &Failure, again: bool) -> Verdict {
     }
 }
 
-/// What both do now: their memory, and what events that were missed would have said. What ends it at once is returned.
+/// Records the state of both: memory, and what missed events would have reported. Returns a verdict that
+/// ends the canary at once.
 fn seen(running: &Running, view: &FleetView) -> Option<Verdict> {
     let base = view.models.iter().find(|model| model.name == running.model);
     let canary = view.canaries.iter().find(|model| model.name == running.name);
@@ -136,7 +137,7 @@ fn seen(running: &Running, view: &FleetView) -> Option<Verdict> {
     Some(does_not_start(failure, canary.was_ready))
 }
 
-/// Of all its processes: each series as the worst of them has it.
+/// Memory of a model's processes: the worst state of each series.
 fn memory(model: &ModelView) -> Memory {
     let mut growth: Vec<Growth> = Vec::new();
     for one in model.backends.iter().flat_map(|backend| &backend.memory.growth) {

@@ -1,21 +1,21 @@
-//! Where a generation takes requests.
+//! Address to which a generation's requests are sent.
 
 use std::sync::Arc;
 
 use crate::origin::Origin;
 use crate::process::endpoint::Endpoint;
 
-/// Where a generation takes requests.
+/// Address to which a generation's requests are sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// A process of ours listens there.
+    /// A local process.
     Process(Endpoint),
-    /// Somebody else's endpoint.
+    /// A remote endpoint.
     Remote(Arc<Origin>),
 }
 
 impl Address {
-    /// Where a process of ours listens.
+    /// Address of a local process.
     pub(crate) fn endpoint(&self) -> Option<&Endpoint> {
         match self {
             Self::Process(endpoint) => Some(endpoint),

@@ -1,18 +1,19 @@
-//! Whether a prompt fits into the memory of the process that it is about to go to, and who waits because it does not.
+//! Checks that a prompt fits into the memory of its process, and keeps the queue of prompts that do not fit
+//! yet.
 //!
 //! ```text
-//!   granted by the queue --> [ fits? ] --yes--> Lease
-//!                               | no: the lease goes back
-//!                               v
-//!                            waiting --- fits here, or on another process ----------> Lease there
-//!                               |   \--- short until requests have ended: nobody else gets a slot there
-//!                               |   \--- fits into a fresh process: the model's task is asked for one
-//!                               +------- fits nowhere, or the deadline --------------> refused, with the numbers
+//!     granted by the queue --> [ fits? ] --yes--> Lease
+//!                                | no: the lease goes back
+//!                                v
+//!                             waiting --- fits here, or on another process -------> Lease there
+//!                                |   \--- too little until requests end: slots there are held for it
+//!                                |   \--- fits into a fresh process: the model's task is asked for one
+//!                                +------- fits nowhere, or deadline passed --------> refused, with numbers
 //! ```
 //!
-//! Prices and headroom are [`Board`]: the model's task publishes it after each reading. Nothing here measures, and nothing
-//! here decides: [`warden_policies::admission::admit`] does. Whoever waits is judged again at everything that can change
-//! the answer: a lease that ends, a reading, a process that opens or goes. So nobody waits for what has already happened.
+//! The model's task publishes prices and headroom as a [`Board`] after each reading. This module measures
+//! nothing, and [`warden_policies::admission::admit`] makes the decisions. Waiting prompts are judged again
+//! at each event that can change the answer: a lease that ends, a reading, a process that opens or ends.
 
 use warden_policies::GenerationId;
 use warden_policies::admission::{
@@ -23,81 +24,80 @@ use warden_policies::sample::MemoryKind;
 
 use crate::error::{Denied, NoRoom};
 
-/// What the model's task knows about memory.
+/// Memory figures published by the model's task.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Board {
-    /// What is left in the open processes. One that is not in the list has just started: everything fits.
+    /// Headroom of the open processes. A missing process has just started, and everything fits.
     pub(crate) known: Vec<Known>,
 }
 
-/// What is left in one process.
+/// Headroom of one process.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) generation: GenerationId,
-    /// Tokens of its largest prompt when its memory was read.
+    /// Tokens of its largest prompt, at the reading.
     pub(crate) largest: u64,
-    /// Requests were in flight when its memory was read, so that some of it may come back.
+    /// Requests were in flight at the reading, so some memory may come back.
     pub(crate) busy: bool,
-    /// What a recycle of it costs in waiting; `None` if it may not be recycled now.
+    /// Waiting time that a recycle costs; `None` if it may not be recycled now.
     pub(crate) recycle: Option<std::time::Duration>,
-    /// Its memories that are known.
+    /// Headroom of each known memory.
     pub(crate) left: Vec<Left>,
-    /// What a prompt token costs in it.
     pub(crate) cost: PromptCost,
 }
 
-/// What is left in one memory of a process.
+/// Headroom in one memory of a process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Left {
     pub(crate) series: MemoryKind,
-    /// Bytes until its limit; `None` if not known.
+    /// Bytes until its limit; `None` if unknown.
     pub(crate) now: Option<u64>,
     /// Bytes that come back when the requests in flight have ended.
     pub(crate) returns: u64,
-    /// The same as `now` in a fresh, settled process.
+    /// Same as `now`, in a fresh, settled process.
     pub(crate) fresh: Option<u64>,
 }
 
-/// Whether a prompt of a size would find room.
+/// Answer to the question if a prompt of a size would fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weighed {
-    /// Nobody asks: admission is off for this model, or nothing was learnt yet.
+    /// Not checked: admission is off for this model, or no prices are known yet.
     Unasked,
-    /// It fits.
+    /// Fits.
     Fits {
-        /// Its tokens, or a bound.
+        /// Tokens of the prompt, or a bound.
         tokens: u64,
     },
-    /// It does not: worth counting its tokens exactly.
+    /// Does not fit by this bound, so an exact count is useful.
     Unclear {
-        /// Its tokens, or a bound.
+        /// Tokens of the prompt, or a bound.
         tokens: u64,
     },
 }
 
-/// The size of a prompt.
+/// Size of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// Bytes of text: an upper bound is made of them.
+    /// Bytes of text, from which a bound is computed.
     Bytes(u64),
-    /// Tokens, counted.
+    /// Exact tokens.
     Tokens(u64),
 }
 
-/// Somebody whose prompt has no room yet.
+/// Waiting prompt without room.
 #[derive(Debug)]
 struct Waiting {
     ticket: Ticket,
     kind: LeaseKind,
     tokens: u64,
-    /// What was said to be done, at the last look.
+    /// Action at the last look.
     action: &'static str,
-    /// What is short, at the last look.
+    /// Shortage at the last look.
     short: NoRoom,
 }
 
 impl Waiting {
-    /// The answer is this now. True if it is another one than before.
+    /// Updates the action. Returns true if it has changed.
     fn answer(&mut self, judged: &Judged) -> bool {
         let Some((action, short)) = judged.action() else { return false };
         self.short = *short;
@@ -105,23 +105,23 @@ impl Waiting {
     }
 }
 
-/// What is to be done about one prompt.
+/// Decision about one prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Judged {
-    /// It may go to the process that was chosen for it.
+    /// Fits into the process that was chosen for it.
     Fits,
-    /// It fits into this one.
+    /// Fits into this process.
     Elsewhere(GenerationId, NoRoom),
-    /// It fits there when requests have ended.
+    /// Fits there when requests have ended.
     Wait(GenerationId, NoRoom),
-    /// It fits into a fresh process in the place of this one.
+    /// Fits into a fresh process in place of this one.
     Recycle(GenerationId, NoRoom),
-    /// It fits nowhere.
+    /// Fits nowhere.
     Refuse(NoRoom),
 }
 
 impl Judged {
-    /// What is done, in the words of events; `None` if nothing is.
+    /// Name of the action in events; `None` if it just fits.
     pub(crate) fn action(&self) -> Option<(&'static str, &NoRoom)> {
         match self {
             Self::Fits => None,
@@ -133,22 +133,22 @@ impl Judged {
     }
 }
 
-/// What a look at those who wait has changed.
+/// Changes found by judging the waiting prompts.
 #[derive(Debug, Default)]
 pub(crate) struct Looked {
     /// Leases taken for them.
     pub(crate) granted: Vec<(Ticket, GenerationId, LeaseKind)>,
-    /// Those who are refused.
+    /// Prompts that are refused.
     pub(crate) refused: Vec<(Ticket, NoRoom)>,
-    /// What is done now about those for whom it was something else.
+    /// Changed actions.
     pub(crate) told: Vec<(GenerationId, &'static str, NoRoom)>,
-    /// Processes on which nobody else may get a slot.
+    /// Processes whose slots are held for a waiting prompt.
     pub(crate) held: Vec<GenerationId>,
-    /// There are new wishes for the model's task.
+    /// The model's task has new requests for a fresh process.
     pub(crate) wished: bool,
 }
 
-/// The state of one model, under its lock.
+/// Admission state of one model, under its lock.
 #[derive(Debug)]
 pub(crate) struct Admit {
     mode: AdmissionMode,
@@ -171,18 +171,18 @@ impl Admit {
         self.board = board;
     }
 
-    /// Whether prompts are looked at, at all.
+    /// True if prompts are checked at all.
     pub(crate) fn asks(&self) -> bool {
         let priced = |known: &Known| known.left.iter().any(|left| known.cost.price(left.series).is_some());
         self.mode != AdmissionMode::Off && self.board.known.iter().any(priced)
     }
 
-    /// Whether prompts without room are kept from being sent.
+    /// True if prompts without room have to wait.
     pub(crate) fn enforces(&self) -> bool {
         self.mode == AdmissionMode::Enforce
     }
 
-    /// Whether a prompt of this size would fit somewhere now.
+    /// Checks if a prompt of this size would fit somewhere now.
     pub(crate) fn weigh(&self, dispatch: &Dispatch, size: Size) -> Weighed {
         let tokens = match size {
             Size::Bytes(bytes) => admission::estimate_tokens(&self.policy, bytes),
@@ -197,7 +197,7 @@ impl Admit {
         }
     }
 
-    /// What becomes of a prompt that would go to `chosen`. With `leased`, it holds a lease there already.
+    /// Decides about a prompt for process `chosen`. `leased`: it holds a lease there already.
     pub(crate) fn judge(
         &self,
         dispatch: &Dispatch,
@@ -214,7 +214,7 @@ impl Admit {
             .zip(&open)
             .map(|(replica, id)| self.replica(dispatch, replica, *id, tokens, leased && *id == chosen))
             .collect();
-        // Replicas are named by their places in this list: the one name that admission needs.
+        // Replicas are identified by their places in this list, which is all that admission needs.
         let of = |replica: u32| open.get(replica as usize).copied().unwrap_or(chosen);
         match admission::admit(&self.policy, index(at), &replicas) {
             Admission::Fits => Judged::Fits,
@@ -267,12 +267,12 @@ impl Admit {
             need_fresh: need(&fresh, left.series),
             left_fresh: left.fresh,
         });
-        // What was read while requests ran is still their memory until the next reading, though they may have ended.
+        // Memory read while requests ran counts as theirs until the next reading, even if they have ended.
         let in_flight = running.max(u32::from(known.busy));
         Replica { replica, in_flight, recycle: known.recycle, rooms: rooms.collect() }
     }
 
-    /// The numbers of what is short in a replica: in this memory, or in the first that is.
+    /// Shortage in a replica: in this memory, or in the first one that is short.
     fn short(&self, tokens: u64, id: GenerationId, replica: &Replica, series: Option<MemoryKind>) -> NoRoom {
         let lacks = |room: &&Room| {
             room.left.is_some_and(|left| left < room.need.saturating_add(self.policy.reserve.0))
@@ -293,9 +293,9 @@ impl Admit {
         }
     }
 
-    // --- those who wait ---
+    // --- waiting prompts ---
 
-    /// Somebody who had his turn waits for room.
+    /// Adds a prompt that had its turn in the queue.
     pub(crate) fn wait(&mut self, ticket: Ticket, kind: LeaseKind, action: &'static str, short: NoRoom) {
         self.waiting.push(Waiting { ticket, kind, tokens: short.tokens, action, short });
     }
@@ -304,24 +304,24 @@ impl Admit {
         self.waiting.len()
     }
 
-    /// Somebody leaves. What he lacked, if he waited here.
+    /// Removes a request. Returns its shortage, if it waited here.
     pub(crate) fn leave(&mut self, ticket: Ticket) -> Option<NoRoom> {
         let at = self.waiting.iter().position(|waiting| waiting.ticket == ticket)?;
         Some(self.waiting.remove(at).short)
     }
 
-    /// All leave.
+    /// Removes all requests.
     pub(crate) fn dismiss(&mut self) -> Vec<Ticket> {
         self.wishes.clear();
         self.waiting.drain(..).map(|waiting| waiting.ticket).collect()
     }
 
-    /// The memory for which a prompt wants a fresh process in the place of this one.
+    /// Memory for which a prompt needs a fresh process in place of this one.
     pub(crate) fn wish(&self, generation: GenerationId) -> Option<MemoryKind> {
         self.wishes.iter().find(|(of, _)| *of == generation).map(|(_, series)| *series)
     }
 
-    /// Judges all who wait again, in order. Takes leases for those who fit.
+    /// Judges all waiting prompts again, in order. Takes leases for those that fit.
     pub(crate) fn look(&mut self, dispatch: &mut Dispatch) -> Looked {
         let mut looked = Looked::default();
         let mut wishes: Vec<(GenerationId, MemoryKind)> = Vec::new();
@@ -330,7 +330,7 @@ impl Admit {
                 self.waiting.push(one);
                 continue;
             };
-            // A mode that keeps nobody waiting any more lets those go who wait.
+            // In a mode that keeps no prompt waiting, release those that wait.
             let judged =
                 if self.enforces() { self.judge(dispatch, chosen, one.tokens, false) } else { Judged::Fits };
             if one.answer(&judged) {
@@ -359,7 +359,7 @@ impl Admit {
             if dispatch.take(on, one.kind) {
                 looked.granted.push((one.ticket, on, one.kind));
             } else {
-                // The next slot is his.
+                // The next free slot is for this prompt.
                 looked.held.push(on);
                 self.waiting.push(one);
             }

@@ -1,5 +1,5 @@
-//! Prompts without room in memory: who waits for what, and what ends the wait. What fits is decided elsewhere and tested
-//! there; here a price is told, so that a prompt of so many tokens needs so many bytes.
+//! Prompts without room in memory: how they wait, and what ends the wait. Whether a prompt fits is decided
+//! and tested elsewhere; here a fixed price gives the bytes of a prompt.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const WAIT: Duration = Duration::from_secs(300);
 const A: GenerationId = GenerationId(1);
 const B: GenerationId = GenerationId(2);
 
-/// A model that may hold `mode`, with processes of two slots each.
+/// A model with this admission mode, and processes of two slots each.
 struct Rig {
     leases: Arc<Leases>,
     journal: Arc<Journal>,
@@ -50,7 +50,7 @@ impl Rig {
         self.leases.publish_memory(Board { known });
     }
 
-    /// A caller in a task of its own, waiting when this returns.
+    /// Spawns a request that is waiting when this returns.
     async fn waiting(&self, tokens: u64) -> AbortOnDropHandle<Result<Lease, Denied>> {
         let (before, leases) = (self.leases.waiting(), Arc::clone(&self.leases));
         let task = TaskTracker::new().spawn(async move { leases.lease(LeaseKind::Slot, Some(tokens)).await });
@@ -76,7 +76,7 @@ impl Rig {
     }
 }
 
-/// A process whose host memory has room for so many MiB; a prompt token costs one.
+/// A process with room for so many MiB of host memory; a prompt token costs 1 MiB.
 fn known(generation: GenerationId, left: u64) -> Known {
     let mut cost = PromptCost::new(&defaults().admission);
     #[expect(clippy::cast_precision_loss, reason = "a power of two")]
@@ -160,7 +160,7 @@ async fn a_prompt_waits_for_requests_to_end_and_nobody_takes_its_place() {
     let second = rig.waiting(60).await;
     let small = rig.waiting(1).await;
     drop(running);
-    // Its memory has not been read since, so it is not known to be free.
+    // The memory has not been read since, so it does not count as free.
     assert_eq!((rig.leases.waiting(), rig.leases.in_flight(A)), (3, 0));
     rig.publish(vec![known(A, 100)]);
     let (first, second) = (first.await.unwrap().unwrap(), second.await.unwrap().unwrap());
@@ -178,9 +178,9 @@ async fn a_fresh_process_is_asked_for_and_the_only_one_may_be_replaced_by_it() {
     let large = rig.waiting(50).await;
     assert_eq!(rig.leases.admission_wish(A), Some(MemoryKind::Host));
     tokio::time::timeout(WAIT, rig.leases.wake.notified()).await.expect("the task is woken");
-    // Others go on as long as it serves.
+    // Other requests are served as long as the process serves.
     assert!(rig.lease(1).await.is_ok());
-    // In sequence: for a while there is nothing at all.
+    // In a sequential replacement no process is open for a while.
     rig.leases.close(A);
     rig.leases.forget(A);
     assert!(rig.leases.in_need());
@@ -270,8 +270,7 @@ async fn those_who_wait_for_room_count_in_the_queue_and_are_dismissed_with_it() 
     assert_eq!((rig.leases.waiting(), rig.leases.admission_wish(A)), (0, None));
 }
 
-/// Real threads: prompts of all sizes, callers that leave at any moment, processes that come and go, and room that does,
-/// too.
+/// Real threads: prompts of all sizes, requests that leave at any moment, changing processes and room.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn under_contention_every_prompt_is_answered_and_every_lease_comes_back() {
     const CALLERS: u64 = 1000;

@@ -1,4 +1,4 @@
-//! What belongs to one generation and is touched by its leases: where it listens, its work, what its requests wait for.
+//! State of one generation that its leases share: address, work, and progress of its requests.
 
 use std::any::{Any, TypeId};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,29 +16,28 @@ use crate::process::Process;
 use crate::process::needs::Kin;
 use crate::sync::lock;
 
-/// What belongs to one generation and is touched by its leases.
+/// State of one generation that its leases share.
 #[derive(Debug)]
 pub(crate) struct Cell {
     pub(crate) id: GenerationId,
     pub(crate) address: Address,
-    /// Set once it is there.
+    /// Set once the process exists.
     pub(crate) process: OnceLock<Weak<dyn Process>>,
     born: Instant,
     facts: Mutex<ServerFacts>,
-    /// What it was started from, once that is known.
+    /// Identity of the process's answers at the start, once known.
     pub(crate) kin: OnceLock<Kin>,
-    /// Its process was told where to save slots by us, and not by its own command.
+    /// The slot directory was set by us, and not by the command.
     pub(crate) saves_for_us: AtomicBool,
     pub(super) work: Mutex<Work>,
-    /// Microseconds from `born` to the last byte seen, plus one; 0 before the first.
+    /// Microseconds from `born` to the last byte received, plus one; 0 before the first.
     progress: AtomicU64,
-    /// What its requests wait for.
     pub(crate) pulses: Pulses,
     pub(super) outcomes: Mutex<Outcomes>,
     pub(super) attachments: Mutex<QuickMap<TypeId, Arc<dyn Any + Send + Sync>>>,
-    /// How long the process had hung when it was told to end; empty if it did not hang.
+    /// Time for which the process had hung when it was ended; empty if it did not hang.
     hung: OnceLock<Duration>,
-    /// llama-warden has told the process to end.
+    /// We have asked the process to end.
     told_to_end: AtomicBool,
     pub(super) revoked: CancellationToken,
 }
@@ -64,13 +63,13 @@ impl Cell {
         }
     }
 
-    /// What it had done and been told before we had it.
+    /// Sets the work done before this instance owned the process.
     pub(crate) fn inherit(&self, work: Work, saves_for_us: bool) {
         *lock(&self.work) = work;
         self.saves_for_us.store(saves_for_us, Ordering::Relaxed);
     }
 
-    /// Work that another instance had it do.
+    /// Adds work that another instance requested.
     pub(crate) fn add_work(&self, work: Work) {
         *lock(&self.work) += work;
     }
@@ -83,7 +82,7 @@ impl Cell {
         *lock(&self.facts)
     }
 
-    /// More is known of its binary than when it was started.
+    /// Updates the facts, which may be measured after the start.
     pub(crate) fn learn(&self, facts: ServerFacts) {
         *lock(&self.facts) = facts;
     }
@@ -96,35 +95,35 @@ impl Cell {
         self.progress.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
     }
 
-    /// Whether a byte was seen at or after this moment.
+    /// True if a byte was received at or after this moment.
     pub(crate) fn progressed_since(&self, moment: Instant) -> bool {
         self.progress.load(Ordering::Relaxed) > self.micros(moment)
     }
 
-    /// It is told to end because it hangs, for so long by now. Before [`Cell::tell_to_end`].
+    /// Records that the process is ended because it has hung for `since`. Call before [`Cell::tell_to_end`].
     pub(crate) fn note_hung(&self, since: Duration) {
-        // What was true first counts.
+        // The first record counts.
         let _known = self.hung.set(since);
     }
 
-    /// For how long it had hung when it was told to end, if it had.
+    /// Time for which the process had hung when it was ended, if it had.
     pub(crate) fn hung(&self) -> Option<Duration> {
         self.hung.get().copied()
     }
 
-    /// Whether it was told to end.
+    /// True if we have asked it to end.
     pub(crate) fn was_told_to_end(&self) -> bool {
         self.told_to_end.load(Ordering::Acquire)
     }
 
-    /// Notes that llama-warden tells the process to end, and revokes its leases.
+    /// Records that we ask the process to end, and revokes its leases.
     pub(crate) fn tell_to_end(&self) {
         self.told_to_end.store(true, Ordering::Release);
         self.revoke();
     }
 
-    /// The process is told to end, or has ended: its leases are told, and what was attached is dropped, because
-    /// llama-server ends sooner when nobody keeps a connection open.
+    /// Revokes the leases because the process ends, and drops the attachments, because llama-server ends
+    /// sooner without open connections.
     pub(crate) fn revoke(&self) {
         self.revoked.cancel();
         let attachments = std::mem::take(&mut *lock(&self.attachments));
@@ -132,24 +131,24 @@ impl Cell {
     }
 }
 
-/// What the ends of its exchanges told, for whoever judges its health.
+/// Outcomes of its exchanges, for its health.
 impl Cell {
-    /// Compute errors in a row, up to now.
+    /// Consecutive compute errors up to now.
     pub(crate) fn compute_errors(&self) -> u32 {
         lock(&self.outcomes).compute_errors()
     }
 
-    /// Speeds of the answers that ended since the last call, oldest first; the latest 256 of them.
+    /// Decoding speeds of answers since the last call, oldest first, at most the latest 256.
     pub(crate) fn take_decodes(&self) -> Vec<Decode> {
         lock(&self.outcomes).take_decodes()
     }
 
-    /// What prompts took since the last call, oldest first; the latest 256 of them.
+    /// Prompt evaluations since the last call, oldest first, at most the latest 256.
     pub(crate) fn take_prefills(&self) -> Vec<Prefill> {
         lock(&self.outcomes).take_prefills()
     }
 
-    /// Tokens of the largest prompt so far, cached ones included.
+    /// Tokens of the largest prompt so far, including cached ones.
     pub(crate) fn largest_prompt(&self) -> u64 {
         lock(&self.outcomes).largest_prompt()
     }

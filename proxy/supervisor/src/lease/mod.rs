@@ -1,14 +1,14 @@
-//! The right to send one request to one generation of one model, and the queue of those who wait for it.
+//! The right to send one request to one generation, and the queue of requests that wait for it.
 //!
 //! | file | job |
 //! |---|---|
-//! | `cell` | what belongs to one generation and is touched by its leases |
+//! | `cell` | state of one generation that its leases share |
 //! | `queue` | queue, leases and open generations of one model, behind one lock |
-//! | `admit` | whether a prompt fits into memory, and who waits because it does not |
-//! | `outcomes` | what the ends of exchanges tell about a generation's health |
-//! | `pulse` | what its requests wait for |
-//! | `refused` | turning away who waits in an instance before us |
-//! | `turns`, `prints` | the latest conversations, for the process that follows |
+//! | `admit` | prompts that have to fit into memory |
+//! | `outcomes` | health figures from the ends of exchanges |
+//! | `pulse` | progress of requests |
+//! | `refused` | refusals of requests that wait in the previous instance |
+//! | `turns`, `prints` | latest conversations, for the next process |
 
 pub mod address;
 pub(crate) mod admit;
@@ -41,33 +41,33 @@ use crate::lease::turns::Turn;
 use crate::process::needs::Kin;
 use crate::sync::lock;
 
-/// The right to send one request to one generation. Dropping it gives it back, so it belongs into whatever ends with the
-/// exchange: the response body.
+/// Right to send one request to one generation. Dropping it gives it back, so it belongs into the response
+/// body, which ends with the exchange.
 pub struct Lease {
     leases: Arc<Leases>,
     cell: Arc<Cell>,
     kind: LeaseKind,
     queued_for: Duration,
-    /// What its request waits for; none if it computes nothing.
+    /// Progress of its request; `None` if it computes nothing.
     pulse: Option<Arc<Pulse>>,
-    /// What was sent for it.
+    /// The request as sent.
     asked: OnceLock<Arc<dyn Asked>>,
-    /// Its server is not at work on it any more, or it is known otherwise what became of it.
+    /// The server no longer works on the request, or its end is recorded otherwise.
     over: AtomicBool,
-    /// It only reads.
+    /// The request only reads.
     reads: AtomicBool,
-    /// The server stops computing for it.
+    /// The server stops computing during the request.
     pauses: AtomicBool,
-    /// What it has beside its place: see [`Lease::alone`] and [`Lease::watches`].
+    /// Special state: see [`Lease::alone`] and [`Lease::watches`].
     beside: AtomicU8,
 }
 
-/// Nothing.
+/// No special state.
 const PLAIN: u8 = 0;
-/// It waits to be alone.
+/// Waits to be alone.
 const SEEKS: u8 = 1;
 const ALONE: u8 = 2;
-/// It only watches.
+/// Only watches events.
 const WATCHES: u8 = 3;
 
 impl Lease {
@@ -78,166 +78,167 @@ impl Lease {
         Self { leases, cell, kind, queued_for, pulse, asked: OnceLock::new(), over, reads, pauses, beside }
     }
 
-    /// The model.
+    /// Name of the model.
     pub fn model(&self) -> &ModelName {
         self.leases.name()
     }
 
-    /// Whether it is one of a build that is tried beside its model's own.
+    /// True for a canary, a build that is tried next to the model's own.
     pub fn is_canary(&self) -> bool {
         self.leases.is_canary()
     }
 
-    /// The generation.
+    /// Generation to which the request goes.
     pub fn generation(&self) -> GenerationId {
         self.cell.id
     }
 
-    /// What it is for.
+    /// Kind of the request.
     pub fn kind(&self) -> LeaseKind {
         self.kind
     }
 
-    /// Where to send the request.
+    /// Address to which to send the request.
     pub fn address(&self) -> &Address {
         &self.cell.address
     }
 
-    /// Whether its process still runs, as the kernel knows it now: the supervisor may not have heard of its end yet. Some
-    /// system calls, none of which waits.
+    /// True if the process runs, as the kernel knows it now; the supervisor may not know of its end yet.
+    /// Makes some system calls that do not block.
     pub fn is_running(&self) -> bool {
         let process = self.cell.process.get();
         process.is_none_or(|process| process.upgrade().is_some_and(|process| process.is_running()))
     }
 
-    /// Whether llama-warden told its process to end. If not, and the process has ended, it died.
+    /// True if llama-warden has asked the process to end. Otherwise a process that has ended has died.
     pub fn was_stopped(&self) -> bool {
         self.cell.was_told_to_end()
     }
 
-    /// What is known now of how the generation's binary behaves. It may become known while the lease is held.
+    /// Known facts about the binary, which may be measured while the lease is held.
     pub fn facts(&self) -> ServerFacts {
         self.cell.facts()
     }
 
-    /// The same for generations of the same command, binary and model files: of an answer that one of them began, another can
-    /// compute the rest. `None`: not known, or something was set in a process of the model while it ran (an adapter's scale), which
-    /// an answer that was under way did not follow.
+    /// Identity of the process's answers, equal for generations with the same command, binary and model
+    /// files: one of them can continue an answer that another began. `None` if unknown, or if a setting (an
+    /// adapter's scale) was changed in a process of the model, because answers under way did not follow it.
     pub fn kin(&self) -> Option<Kin> {
         self.cell.kin.get().copied().filter(|_| self.leases.settings.are_untouched())
     }
 
-    /// How long the caller waited for it.
+    /// Time for which the request waited for the lease.
     pub fn queued_for(&self) -> Duration {
         self.queued_for
     }
 
-    /// Adds work that this request caused, as the answer told it. May be called more than once.
+    /// Adds work of this request, as the answer reported it. May be called more than once.
     pub fn add_work(&self, work: Work) {
         *lock(&self.cell.work) += work;
     }
 
-    /// How the exchange ended, as far as the answer told: what error streaks and the speed of decoding are judged by.
-    /// Called once, before the lease is dropped; never for a request whose client left.
+    /// Records the end of the exchange as reported by the answer, for error streaks and decoding speeds.
+    /// Call it once before the lease is dropped, but not if the client left.
     pub fn note_outcome(&self, outcome: &Outcome) {
         let busy = self.leases.in_flight(self.cell.id);
         lock(&self.cell.outcomes).note(outcome, busy);
     }
 
-    /// Bytes of an answer came from the backend, or its head: it lives, whatever its probes say, though it need not work.
+    /// Records received bytes: the backend lives, whatever its probes say, though it may not be working.
     /// Cheap enough for every chunk.
     pub fn note_progress(&self) {
         self.cell.note_progress();
     }
 
-    /// The request goes to the backend, and asks for a stream of events or for one answer. Until its answer begins the next
-    /// word is the backend's, once it has the whole of it.
+    /// Records the sent request, which asks for an event stream or a single answer. Until the answer
+    /// begins, and once the request is complete, the backend is expected to send next.
     pub fn note_asked(&self, asked: Arc<dyn Asked>, streams: bool) {
-        // What is sent a second time on another connection is the same.
+        // A repetition on another connection sends the same.
         drop(self.asked.set(Arc::clone(&asked)));
         if let Some(pulse) = &self.pulse {
             self.cell.pulses.asks(pulse, asked, streams);
         }
     }
 
-    /// The answer came whole: the backend is at work on it no more. A lease of a request that was sent whole, given back without
-    /// this and without [`Lease::broke`], is that of a client that has left: the backend goes on with it for a while.
+    /// Records a complete answer. A lease dropped without this and without [`Lease::broke`], after its
+    /// request was sent whole, means that the client left: the backend may continue for a while.
     pub fn note_done(&self) {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// The request only reads (a `GET`): what happens to the backend meanwhile is not its doing. Once for each lease, or more.
+    /// Marks the request as read-only (a `GET`), so that it is never suspected. May be called repeatedly.
     pub fn reads(&self) {
         if self.needs_no_slot() && !self.reads.swap(true, Ordering::Relaxed) {
             self.leases.reads(self.cell.id, true);
         }
     }
 
-    /// The head of the answer is here: events follow, or one answer, and it is a success or not.
+    /// Records the head of the answer: stream or single answer, success or failure.
     pub fn note_answered(&self, streams: bool, succeeds: bool) {
         if let Some(pulse) = &self.pulse {
             self.cell.pulses.answers(pulse, streams, succeeds);
         }
     }
 
-    /// Since this moment the client has everything and wants more. Cheap enough for every time that nothing is there.
+    /// Records that the client has received everything since this moment, and waits. Cheap enough for every
+    /// empty read.
     pub fn note_waiting(&self, since: Instant) {
         if let Some(pulse) = &self.pulse {
             self.cell.pulses.waits(pulse, since);
         }
     }
 
-    /// So many events with data came: comments, which keep a connection open, are none. Cheap enough for every chunk.
+    /// Records events with data; comments that keep a connection open do not count. Cheap enough for every
+    /// chunk.
     pub fn note_events(&self, events: u64) {
         if let Some(pulse) = &self.pulse {
             self.cell.pulses.events(pulse, events);
         }
     }
 
-    /// The backend has taken what a client has set in it beside requests: it is set again in the processes that follow.
+    /// Records a setting that the backend has accepted from a client, to apply it to later processes.
     pub fn note_setting(&self, path: &str, body: Bytes) {
         self.leases.note_setting(self.cell.id, path, body);
     }
 
-    /// Whether requests and their answers are kept at all, so that nobody makes a [`Turn`] where they are not.
+    /// True if conversations are kept. Otherwise callers need no [`Turn`].
     pub fn keeps_turns(&self) -> bool {
         self.leases.turns.keeps()
     }
 
-    /// The request was answered whole: the process that follows this one may need to know it.
+    /// Records a complete answer, which the next process may need.
     pub fn note_turn(&self, turn: Turn) {
         self.leases.turns.note(self.cell.id, turn);
     }
 
-    /// Whether the backend saves slots for us alone: the operator has not enabled that for clients.
+    /// True if the backend saves slots for us alone: the operator has not enabled saving for clients.
     pub fn saves_for_us(&self) -> bool {
         self.cell.saves_for_us.load(Ordering::Relaxed)
     }
 
-    /// The backend stops computing for as long as this request takes: it saves or restores a slot.
+    /// Records that the backend stops computing during this request, because it saves or restores a slot.
     pub fn note_pause(&self) {
         if !self.pauses.swap(true, Ordering::Relaxed) {
             self.cell.pulses.pauses(true);
         }
     }
 
-    /// The backend refused a connection, or broke one before its answer was complete. No more leases are granted on it
-    /// until it has answered a probe, which is sent at once; if it is dead, that is found out meanwhile. So neither the
-    /// caller's next lease nor that of whoever waits for this one meets the same corpse. A backend that lives pays with
-    /// the milliseconds of one probe.
+    /// Reports that the backend refused or broke a connection. No more leases are granted on it until it
+    /// has answered a probe, which is sent at once. So no other request meets the same dead process, and a
+    /// healthy backend only loses the milliseconds of one probe.
     pub fn refused(&self) {
         self.leases.doubt(self.cell.id);
     }
 
-    /// The request that this lease was for was sent whole, and its connection broke before its answer was complete: if
-    /// its server turns out to have died by itself, it is a suspect.
+    /// Reports that the connection broke after the request was sent whole and before its answer was
+    /// complete. The request is a suspect if the server turns out to have died by itself.
     pub fn broke(&self, request: Fingerprint) {
         self.note_done();
         self.leases.broke(self.cell.id, request);
     }
 
-    /// The same for a request whose lease was revoked before its answer was complete: the end of its process may be known
-    /// sooner than that of its connection. Nothing, if the process was only told to end, unless it hung.
+    /// Same as [`Lease::broke`] for a lease that was revoked, because the end of the process may be known
+    /// sooner than that of the connection. Without effect if the process was just stopped and had not hung.
     pub fn lost(&self, request: Fingerprint) {
         self.note_done();
         if self.cell.hung().is_some() {
@@ -247,26 +248,25 @@ impl Lease {
         }
     }
 
-    /// Resolves when it is known what became of the generation after a connection to it broke. It does not hold the
-    /// lease.
+    /// Resolves once the state of the generation is known after a broken connection. Does not hold the lease.
     pub fn settled(&self) -> impl Future<Output = ()> + Send + 'static {
         let (leases, generation) = (Arc::clone(&self.leases), self.cell.id);
         async move { leases.until_settled(generation).await }
     }
 
-    /// What is known against a request to this model.
+    /// Quarantine standing of a request.
     pub fn standing(&self, request: Fingerprint) -> Standing {
         self.leases.standing(request)
     }
 
-    /// A request was refused because of what is known against it.
+    /// Records that a request was refused by the quarantine.
     pub fn note_refusal(&self, request: Fingerprint) {
         self.leases.note_refusal(request);
     }
 
-    /// Waits until nothing else runs in the slots of the generation; from the call on nobody else gets one there. Called
-    /// for a suspect before anything of it is sent that could be executed, once for each lease. What it was granted
-    /// ends with [`Lease::join`] or the lease.
+    /// Waits until nothing else runs in the slots of the generation; from the call on no other request gets
+    /// one. Call it once per lease, before sending a suspect. A granted solitude ends with [`Lease::join`]
+    /// or the lease.
     pub async fn alone(&self, request: Fingerprint) -> Alone {
         self.beside.store(SEEKS, Ordering::Relaxed);
         self.leases.seek(self.cell.id, self.kind);
@@ -285,30 +285,29 @@ impl Lease {
         alone
     }
 
-    /// Whether it was granted to be alone, and nobody was let in since.
+    /// True if solitude was granted and has not ended.
     pub fn is_alone(&self) -> bool {
         self.beside.load(Ordering::Relaxed) == ALONE
     }
 
-    /// For how long a suspect may be alone.
+    /// Time for which a suspect may be alone.
     pub fn alone_for(&self, request: Fingerprint) -> Duration {
         self.leases.alone_for(request)
     }
 
-    /// Lets others in beside it, if it was alone.
+    /// Ends the solitude, if it was granted.
     pub fn join(&self) {
         if self.beside.compare_exchange(ALONE, PLAIN, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             self.leases.join(self.cell.id);
         }
     }
 
-    /// The request, against which something was known, was answered: that is forgotten.
+    /// Clears a suspected request that was answered.
     pub fn survived(&self, request: Fingerprint) {
         self.leases.survived(self.cell.id, request);
     }
 
-    /// The answer is a stream of events without an end, which nobody needs to wait for: a drain goes on without it, and
-    /// it is no work.
+    /// Marks the answer as an endless event stream: drains do not wait for it, and it counts as no work.
     pub fn watches(&self) {
         let first = self.beside.compare_exchange(PLAIN, WATCHES, Ordering::Relaxed, Ordering::Relaxed);
         if self.needs_no_slot() && first.is_ok() {
@@ -323,8 +322,9 @@ impl Lease {
         matches!(self.kind, LeaseKind::Aux | LeaseKind::Read)
     }
 
-    /// One value per generation and type, made at the first call and dropped when the process is told to end: the
-    /// gateway's pool of connections. `init` runs under a lock: it must not block and must not take or drop a lease.
+    /// One value per generation and type, made at the first call and dropped when the process is asked to
+    /// end: the gateway's connection pool. `init` runs under a lock: it must not block, and must not take
+    /// or drop a lease.
     pub fn attachment<T: Any + Send + Sync>(&self, init: impl FnOnce() -> T) -> Arc<T> {
         let mut attachments = lock(&self.cell.attachments);
         let known = attachments.get(&TypeId::of::<T>()).cloned();
@@ -337,9 +337,9 @@ impl Lease {
         made
     }
 
-    /// Resolves when the generation is told to end although this lease is held: the drain deadline has passed, or the
-    /// process is killed. A request cut then has no better end to wait for. Also when the process has ended by itself, which
-    /// may be known here before its connection breaks: [`Lease::was_stopped`] tells which.
+    /// Resolves when the generation is ended despite this lease: its drain deadline has passed, or the
+    /// process is killed. It also resolves when the process has ended by itself, which may be known before
+    /// the connection breaks; [`Lease::was_stopped`] distinguishes the cases.
     pub async fn revoked(&self) {
         self.cell.revoked.cancelled().await;
     }
@@ -365,7 +365,7 @@ impl Drop for Lease {
         }
         let asked = self.asked.get().filter(|asked| !self.over.load(Ordering::Relaxed) && asked.is_whole());
         if let Some(request) = asked.and_then(|asked| asked.print()) {
-            // Before it gives back its place, which may be taken at once.
+            // Before the slot is given back, because it may be taken at once.
             self.leases.left(self.cell.id, request);
         }
         let kind = match self.beside.load(Ordering::Relaxed) {

@@ -1,55 +1,54 @@
-//! What the ends of one generation's exchanges tell about its health: errors in a row, speeds of decoding, the largest
-//! prompt. Facts only, in bounded space; what follows from them is judged elsewhere.
+//! Health figures from the ends of one generation's exchanges: consecutive errors, decoding speeds, the
+//! largest prompt. Facts only, in bounded space; judgements are made elsewhere.
 //!
 //! ```text
-//!   2xx, no compute error -> the streak ends          compute error (5xx, or within a 2xx stream) -> streak + 1
-//!   4xx, other 5xx        -> neither: llama-server answers many mistakes of clients with a 500
+//!   2xx, no compute error -> the streak ends      compute error (5xx, or within a 2xx stream) -> streak + 1
+//!   4xx, other 5xx        -> no effect: llama-server answers many client mistakes with a 500
 //! ```
 
 use std::collections::VecDeque;
 
-/// Speeds kept until somebody reads them: more than any number of slots ends between two samples.
+/// Speeds kept until they are read: more answers than end between two samples with any number of slots.
 const KEPT: usize = 256;
 
-/// How an exchange with a backend ended.
+/// End of an exchange with a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// The status of its answer; `None` if it gave none.
+    /// Status of the answer; `None` without an answer.
     pub status: Option<u16>,
-    /// The backend itself said that computing failed (`compute error` in a 500 or in the stream): with a poisoned GPU
-    /// context every answer does.
+    /// The backend reported a failed computation (`compute error` in a 500 or in the stream). With a
+    /// poisoned GPU context every answer does.
     pub compute_error: bool,
-    /// Prompt tokens of this request, cached ones included; `None` if the answer did not tell.
+    /// Prompt tokens, including cached ones; `None` if not reported.
     pub prompt: Option<u64>,
-    /// Tokens generated and the milliseconds that this took, from `timings`; `None` if the answer did not tell.
+    /// Generated tokens and milliseconds from `timings`; `None` if not reported.
     pub decode: Option<(u64, f64)>,
-    /// Prompt tokens evaluated, without cached ones, and the milliseconds that this took; `None` if the answer did not tell.
+    /// Evaluated prompt tokens, without cached ones, and milliseconds; `None` if not reported.
     pub prefill: Option<(u64, f64)>,
 }
 
-/// How fast one prompt was evaluated.
+/// Speed of one prompt evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Prefill {
-    /// Tokens evaluated, 1 or more.
+    /// Evaluated tokens, 1 or more.
     pub(crate) new: u64,
-    /// With those that the cache spared.
+    /// Tokens including cached ones.
     pub(crate) all: u64,
-    /// Milliseconds that they took.
     pub(crate) ms: f64,
 }
 
-/// How fast one answer was generated.
+/// Speed of one generation of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Decode {
-    /// Tokens generated, 1 or more.
+    /// Generated tokens, 1 or more.
     pub(crate) tokens: u64,
-    /// Milliseconds that they took, above 0.
+    /// Milliseconds, above 0.
     pub(crate) ms: f64,
-    /// Leases that the generation held when the answer ended, this one included: what shared the hardware with it.
+    /// Leases held by the generation when the answer ended, including this one: they shared the hardware.
     pub(crate) busy: u32,
 }
 
-/// The outcomes of one generation.
+/// Outcomes of one generation.
 #[derive(Debug, Default)]
 pub(crate) struct Outcomes {
     compute_errors: u32,
@@ -59,7 +58,7 @@ pub(crate) struct Outcomes {
 }
 
 impl Outcomes {
-    /// Takes one in; `busy` as in [`Decode`].
+    /// Records an outcome; `busy` as in [`Decode`].
     pub(crate) fn note(&mut self, outcome: &Outcome, busy: u32) {
         let succeeded = outcome.status.is_some_and(|status| (200..300).contains(&status));
         if outcome.compute_error {
@@ -98,12 +97,12 @@ impl Outcomes {
         self.compute_errors
     }
 
-    /// The speeds since the last call, oldest first.
+    /// Decoding speeds since the last call, oldest first.
     pub(crate) fn take_decodes(&mut self) -> Vec<Decode> {
         self.decodes.drain(..).collect()
     }
 
-    /// Prompts since the last call, oldest first.
+    /// Prompt evaluations since the last call, oldest first.
     pub(crate) fn take_prefills(&mut self) -> Vec<Prefill> {
         self.prefills.drain(..).collect()
     }
@@ -130,7 +129,7 @@ mod tests {
             (ended(400, false), 1),
             (ended(500, false), 1),
             (Outcome::default(), 1),
-            // A stream that had begun well.
+            // A stream that began successfully.
             (ended(200, true), 2),
             (ended(200, false), 0),
             (ended(500, false), 0),

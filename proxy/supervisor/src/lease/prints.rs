@@ -1,4 +1,5 @@
-//! What a request's prompt is made of, as hashes: enough to tell whether another request goes on with it, and nothing of its text.
+//! Hashes of a request's prompt. They tell if another request continues the conversation, and reveal
+//! nothing of its text.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -6,23 +7,24 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Bytes of a text, or members of a list, for each hash.
+/// Bytes of a text, or members of a list, per hash.
 const BLOCK: usize = 256;
 
-/// Messages without the last one that make a conversation: a system prompt, a question and its answer. Fewer may begin many.
+/// Messages without the last one that identify a conversation: a system prompt, a question and its answer.
+/// Fewer may be shared by many.
 const COMMON: usize = 3;
 
-/// Hashes of a prompt, each of everything up to the end of a message, or of a block of a text.
+/// Hashes of a prompt, each of everything up to the end of a message or text block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Prints {
     all: Vec<u64>,
-    /// They are of messages, of which the last may be edited.
+    /// The hashes are of messages, of which the last may be edited.
     messages: bool,
 }
 
 impl Prints {
-    /// Of the body of a request; `None` if it has no prompt that is known, or forbids that it is kept: it wants no cache, or adapters
-    /// of its own.
+    /// Hashes of a request body. `None` if its prompt has an unknown form or must not be kept: the request
+    /// disables the cache, or has its own adapters.
     pub(crate) fn of(body: &[u8]) -> Option<Self> {
         let body: Body = serde_json::from_slice(body).ok()?;
         if body.cache_prompt == Some(false) || body.lora.is_some() {
@@ -37,7 +39,7 @@ impl Prints {
         self.all.len() * size_of::<u64>()
     }
 
-    /// Whether these are of a request that goes on with the other one, or is it again.
+    /// True if this request continues the other one, or repeats it.
     pub(crate) fn go_on_from(&self, other: &Self) -> bool {
         let begins = |with: &[u64]| !with.is_empty() && self.all.starts_with(with);
         let but_last = other.all.split_last().map_or(&[][..], |(_, rest)| rest);
@@ -45,7 +47,7 @@ impl Prints {
             && (begins(&other.all) || (self.messages && but_last.len() >= COMMON && begins(but_last)))
     }
 
-    /// Whether these are of a request that has all of the other one's prompt, nothing of it edited.
+    /// True if this request contains the other one's whole prompt unedited.
     pub(crate) fn extend(&self, other: &Self) -> bool {
         self.messages == other.messages && !other.all.is_empty() && self.all.starts_with(&other.all)
     }
@@ -59,7 +61,7 @@ struct Body {
     lora: Option<IgnoredAny>,
 }
 
-/// The hashes of a list by its members, or of a text by its blocks.
+/// Hashes of a list by its members, or of a text by its blocks.
 struct Blocks(Vec<u64>);
 
 impl<'de> Deserialize<'de> for Blocks {
@@ -83,7 +85,7 @@ impl<'de> Deserialize<'de> for Blocks {
                 let (mut numbers, mut newest) = (0, 0);
                 while let Some(Print(print, is_number)) = list.next_element()? {
                     newest = then(&mut hasher, print);
-                    // Tokens are many, messages few.
+                    // Prompts have many tokens or few messages.
                     numbers = if is_number { numbers + 1 } else { 0 };
                     if numbers % BLOCK == 0 {
                         all.push(newest);
@@ -104,7 +106,7 @@ fn then(hasher: &mut DefaultHasher, what: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// The hash of any JSON, and whether it is a number.
+/// Hash of any JSON value, and whether it is a number.
 struct Print(u64, bool);
 
 impl<'de> Deserialize<'de> for Print {

@@ -1,12 +1,13 @@
-//! What the requests of one generation wait for, as the holders of its leases note it: the facts by which a wedge is told
-//! from a client that does not read, and a long prompt from a silence between two tokens.
+//! Progress of the requests of one generation, as recorded by the holders of its leases. These facts
+//! distinguish a wedged server from a client that does not read, and a long prompt from a silence between
+//! two tokens.
 //!
 //! ```text
-//!   asks ──> waits ── event ──> rests ── the client wants more ──> waits ── event ──> … ── the lease ends
-//!            the next word is the server's    the client is at work
+//!     asks ──> waits ── event ──> rests ── the client wants more ──> waits ── event ──> … ── lease ends
+//!          the server's turn         the client's turn
 //! ```
 //!
-//! All of it is a few atomic numbers for each request: events are noted by the thousand.
+//! Each request uses a few atomic numbers, because events come by the thousand.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -20,31 +21,31 @@ use warden_policies::{defaults, units};
 
 use crate::sync::lock;
 
-/// What a request brings along, readable while it is on its way.
+/// The request body, readable while it is being sent.
 pub trait Asked: Send + Sync {
-    /// Whether the backend has all of it. Until then it is the client's turn.
+    /// True if the backend has all of it. Until then it is the client's turn.
     fn is_whole(&self) -> bool;
-    /// Bytes of it so far.
+    /// Bytes so far.
     fn bytes(&self) -> u64;
-    /// Images and recordings seen in it so far.
+    /// Images and recordings so far.
     fn media(&self) -> u64;
-    /// What it is known by, once all of it has come from the client; `None` without a body.
+    /// Fingerprint, once the whole body has come from the client; `None` without a body.
     fn print(&self) -> Option<Fingerprint>;
 }
 
 #[derive(Default)]
 pub(crate) struct Pulse {
     asked: Mutex<Option<Arc<dyn Asked>>>,
-    /// Microseconds from the birth of the cell to the moment since which the next word is the server's, plus one; 0 while it
-    /// is not.
+    /// Microseconds from the birth of the cell until it became the server's turn, plus one; 0 while it is
+    /// the client's.
     since: AtomicU64,
-    /// Its answer is a stream of events.
+    /// The answer is an event stream.
     streams: AtomicBool,
     /// Events with data so far.
     events: AtomicU64,
 }
 
-/// Two events: the first may come with the head, before anything was computed.
+/// Events that show computed output: the first may come with the head, before anything was computed.
 const BEGUN: u64 = 2;
 
 impl Pulse {
@@ -57,24 +58,25 @@ impl Pulse {
     }
 }
 
-/// All requests of one generation.
+/// Progress of all requests of one generation.
 pub(crate) struct Pulses {
     born: Instant,
     all: Mutex<Vec<Arc<Pulse>>>,
-    /// Prompts whose clients left before a token came, and when: the server may go on with them.
+    /// Tokens of prompts whose clients left before the first token, and when they left: the server may
+    /// still evaluate them.
     left: Mutex<VecDeque<(Instant, u64)>>,
-    /// Requests in flight for which the server stops computing: slots that are saved and restored.
+    /// Requests in flight that stop the server's computing by saving or restoring slots.
     pausing: AtomicU32,
     /// Events with data, and whole answers.
     moves: AtomicU64,
-    /// Pauses between tokens, by length: four steps for each doubling.
+    /// Histogram of pauses between tokens, with four steps per doubling.
     gaps: [AtomicU32; STEPS],
-    /// Tokens that fit into the context; 0 while that is not known.
+    /// Context size in tokens; 0 while unknown.
     context: AtomicU64,
 }
 
 const STEPS: usize = 160;
-/// Prompts without an end that are remembered.
+/// Maximum number of abandoned prompts that are remembered.
 const LEFT_KEPT: usize = 64;
 
 impl Pulses {
@@ -90,7 +92,7 @@ impl Pulses {
         }
     }
 
-    /// A request that computes.
+    /// Adds a request that computes.
     pub(crate) fn begin(&self) -> Arc<Pulse> {
         let pulse = Arc::<Pulse>::default();
         lock(&self.all).push(Arc::clone(&pulse));
@@ -108,14 +110,14 @@ impl Pulses {
         }
     }
 
-    /// It goes to the backend. `streams`: it asks for events.
+    /// Records the sent request. `streams`: it asks for events.
     pub(crate) fn asks(&self, pulse: &Pulse, asked: Arc<dyn Asked>, streams: bool) {
         *lock(&pulse.asked) = Some(asked);
         pulse.streams.store(streams, Ordering::Relaxed);
         pulse.since.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
     }
 
-    /// The head of its answer is here; `streams`: events will follow.
+    /// Records the head of the answer. `streams`: events will follow.
     pub(crate) fn answers(&self, pulse: &Pulse, streams: bool, succeeds: bool) {
         pulse.streams.store(streams, Ordering::Relaxed);
         if !streams && succeeds {
@@ -123,15 +125,15 @@ impl Pulses {
         }
     }
 
-    /// Since this moment the next word is the server's.
+    /// Records that it is the server's turn since this moment.
     pub(crate) fn waits(&self, pulse: &Pulse, since: Instant) {
-        // Usually it is known: an event that was no data, or a wake-up without anything.
+        // Usually set already: after an event without data, or an empty wake-up.
         if pulse.since.load(Ordering::Relaxed) == 0 {
             pulse.since.store(self.micros(since) + 1, Ordering::Relaxed);
         }
     }
 
-    /// So many events with data came, and the client has them now.
+    /// Records events with data, which the client now has.
     pub(crate) fn events(&self, pulse: &Pulse, events: u64) {
         if events == 0 {
             return;
@@ -144,7 +146,7 @@ impl Pulses {
         self.moves.fetch_add(events, Ordering::Relaxed);
     }
 
-    /// A request is in flight for which the server stops computing, or one such has ended.
+    /// Records that a request that stops the server's computing begins or ends.
     pub(crate) fn pauses(&self, begins: bool) {
         if begins {
             self.pausing.fetch_add(1, Ordering::Relaxed);
@@ -158,12 +160,12 @@ impl Pulses {
         self.moves.load(Ordering::Relaxed)
     }
 
-    /// No prompt has more tokens than this.
+    /// Sets the context size, which limits the tokens of a prompt.
     pub(crate) fn set_context(&self, tokens: u64) {
         self.context.store(tokens, Ordering::Relaxed);
     }
 
-    /// What the server owes now.
+    /// Output that the server owes now.
     pub(crate) fn awaited(&self, forget: Duration) -> Awaited {
         let mut awaited = Awaited::default();
         let prompt = |awaited: &mut Awaited, tokens: u64| {
@@ -195,7 +197,7 @@ impl Pulses {
         awaited
     }
 
-    /// What the pauses between tokens were; `None` before the first.
+    /// Statistics of pauses between tokens; `None` before the first.
     pub(crate) fn gaps(&self) -> Option<Gaps> {
         let counts: Vec<u64> =
             self.gaps.iter().map(|count| u64::from(count.load(Ordering::Relaxed))).collect();
@@ -210,7 +212,7 @@ impl Pulses {
         (all > 0).then(|| Some(Gaps { middle: at(50)?, most: at(99)? })).flatten()
     }
 
-    /// Tokens of a prompt: as many as its bytes can be, and no more than the context takes.
+    /// Estimated tokens of a prompt: from its bytes, limited by the context.
     fn tokens(&self, pulse: &Pulse) -> u64 {
         let bytes = lock(&pulse.asked).as_ref().map_or(0, |asked| asked.bytes());
         let tokens = units::scale(bytes, 1.0 / defaults().admission.bytes_per_token);
@@ -231,7 +233,7 @@ impl std::fmt::Debug for Pulses {
     }
 }
 
-/// The step of a pause: four for each doubling of its microseconds.
+/// Histogram step of a pause: four for each doubling of its microseconds.
 fn step(micros: u64) -> usize {
     let micros = micros.max(4);
     let doublings = micros.ilog2();
@@ -239,7 +241,7 @@ fn step(micros: u64) -> usize {
     usize::try_from(u64::from(doublings) * 4 + quarter).unwrap_or(STEPS).min(STEPS - 1)
 }
 
-/// The longest pause of a step, in microseconds.
+/// Longest pause of a step, in microseconds.
 fn upper(step: usize) -> u64 {
     let (doublings, quarter) = (step / 4, step as u64 % 4);
     ((5 + quarter) << doublings) >> 2
@@ -309,7 +311,7 @@ mod tests {
             pulses.waits(&pulse, Instant::now());
             assert_eq!(pulses.awaited(LONG), Awaited { begun: 1, ..Awaited::default() });
         }
-        // What was no data did not end the pause before it.
+        // An event without data did not end the pause before it.
         let gaps = pulses.gaps().unwrap();
         assert!(
             gaps.middle >= Duration::from_millis(50) && gaps.most >= Duration::from_millis(100),

@@ -1,7 +1,8 @@
-//! Who waits in an instance before us is turned away like our own callers: what that one is told, with which reason, and who is meant.
+//! Refusals that the deciding instance passes on to the previous one, whose waiting requests are refused
+//! for the same reason.
 //!
-//! A word of it says when it was, by the clock that all processes of the machine have. So it may be said twice, or late: it is
-//! about nobody who came later.
+//! A refusal has a time by the machine's clock, which all processes share. So it may arrive twice or late,
+//! and never affects later requests.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -14,32 +15,33 @@ use crate::clock::now_of_machine;
 use crate::error::Denied;
 use crate::sync::lock;
 
-/// For how long it is told. Whoever has not heard it by then does not listen.
+/// Time for which a refusal is passed on. An instance that has not received it by then does not listen.
 const TOLD_FOR: Duration = Duration::from_secs(10);
 
-/// The callers of a model were turned away by the instance that decides.
+/// Refusal of a model's requests by the deciding instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Refused {
     pub(crate) model: String,
-    /// When, since the machine was started: whoever came later is not meant.
+    /// Time since the machine's boot: later requests are not affected.
     at: Duration,
-    /// A [`Denied`]. As it was written, because one of a later version that means nothing here is told on all the same.
+    /// Serialized [`Denied`], kept as it came: a reason of a later version that is unknown here is still
+    /// passed on.
     denied: serde_json::Value,
 }
 
 impl Refused {
-    /// Now. `None` if the reason cannot be written, which cannot be.
+    /// Refusal at the present time. `None` if the reason cannot be serialized, which does not happen.
     pub(crate) fn now(model: &str, denied: &Denied) -> Option<Self> {
         let denied = serde_json::to_value(denied).ok()?;
         Some(Self { model: model.to_owned(), at: now_of_machine(), denied })
     }
 
-    /// The reason, if it means something here.
+    /// The reason, if this version knows it.
     pub(crate) fn denied(&self) -> Option<Denied> {
         Denied::deserialize(&self.denied).ok()
     }
 
-    /// When it was, by our clock.
+    /// Time of the refusal by our clock.
     pub(crate) fn moment(&self) -> Instant {
         let now = Instant::now();
         now.checked_sub(self.age()).unwrap_or(now)
@@ -50,12 +52,12 @@ impl Refused {
     }
 }
 
-/// What is to be told now: of each model the latest.
+/// Refusals to pass on: the latest of each model.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals(Mutex<BTreeMap<String, Refused>>);
 
 impl Refusals {
-    /// An earlier one of the same model is about nobody whom this is not about.
+    /// Adds a refusal. A new refusal covers the requests of the model's earlier one, and replaces it.
     pub(crate) fn note(&self, refused: Refused) {
         let mut all = lock(&self.0);
         match all.get_mut(&refused.model) {
@@ -65,7 +67,7 @@ impl Refusals {
         }
     }
 
-    /// Those that are worth telling.
+    /// Refusals that are recent enough to pass on.
     pub(crate) fn all(&self) -> Vec<Refused> {
         let mut all = lock(&self.0);
         all.retain(|_, refused| refused.age() < TOLD_FOR);

@@ -1,8 +1,9 @@
-//! The latest conversations of one model: the last request of each with what is known of its answer, kept so that the next process
-//! can be given what it will need. In memory only, bounded, and never told: a request is somebody's text.
+//! Latest conversations of one model: the last request of each with its answer, for warming the next
+//! process. In memory only, bounded, and never logged, because requests contain clients' texts.
 //!
-//! A request belongs to the conversation that it goes on with: it has all of the earlier one's messages (but perhaps the last, which
-//! was edited), or begins with its prompt. So each conversation is kept once, as far as it has come.
+//! A request belongs to the conversation that it continues: it contains all of the earlier one's messages
+//! (the last may be edited), or begins with its prompt. So each conversation is kept once, in its latest
+//! state.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,21 +17,21 @@ use crate::lease::prints::Prints;
 use crate::process::touch::Said;
 use crate::sync::lock;
 
-/// A request that was answered whole.
+/// A request with a complete answer.
 pub struct Turn {
-    /// The path that it went to, without a query.
+    /// Path of the request, without a query.
     pub path: String,
-    /// Its body as it went to the backend; `None` if it is not one that can be given to another process.
+    /// Body as sent to the backend; `None` if it cannot be given to another process.
     pub body: Option<Bytes>,
-    /// Its answer.
+    /// Answer.
     pub said: Said,
-    /// Tokens of its prompt.
+    /// Tokens of the prompt.
     pub prompt: u64,
     /// Tokens of prompt and answer together.
     pub tokens: u64,
-    /// It has images or sound.
+    /// The request has images or sound.
     pub has_media: bool,
-    /// Tokens of prompt that were evaluated for it, and the milliseconds that they took.
+    /// Evaluated prompt tokens and their milliseconds.
     pub prefill: Option<(u64, f64)>,
 }
 
@@ -41,7 +42,7 @@ impl std::fmt::Debug for Turn {
     }
 }
 
-/// One that is kept.
+/// A conversation that is kept.
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) turn: Turn,
@@ -59,40 +60,40 @@ impl Kept {
         self.turn.tokens.saturating_sub(1)
     }
 
-    /// Whether this one, the next turn of `old`, shows that the slot which was restored for `old` is of no use.
+    /// True if this turn, the next one after `old`, shows that the slot restored for `old` was not used.
     fn shows_no_use_of(&self, old: &Self) -> bool {
         let evaluated = self.turn.prefill.map_or(0, |(tokens, _)| tokens);
         self.prints.extend(&old.prints) && warmth::is_of_no_use(old.tokens(), self.turn.prompt, evaluated)
     }
 }
 
-/// All that are kept of one model.
+/// Conversations kept of one model.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    /// They are kept at all, so that nobody makes one where they are not.
+    /// Conversations are kept; otherwise callers need not build turns.
     keeps: AtomicBool,
-    /// Milliseconds for a token of prompt at best, as bits; 0 while nothing is known.
+    /// Best time per prompt token in milliseconds, as bits; 0 while unknown.
     pace: AtomicU64,
-    /// The latest one first, each with the generation that has it.
+    /// Conversations, latest first, with the generation that holds them.
     all: Mutex<VecDeque<(GenerationId, Arc<Kept>)>>,
     restored: Mutex<RestoredSlots>,
 }
 
-/// What clients' requests show of restored slots that nothing was known of before.
+/// Evidence from clients' requests about restored slots.
 #[derive(Debug, Default)]
 struct RestoredSlots {
-    /// The generation that restored them, what its process is made of, and the conversations in them, until its first
+    /// Generation that restored slots, its `made_of` hash, and the conversations in them, until its first
     /// request.
     unproven: Option<(GenerationId, u64, Vec<Arc<Kept>>)>,
-    /// What processes are made of that do not use their restored slots.
+    /// `made_of` hash of processes that do not use restored slots.
     unused_by: Option<u64>,
 }
 
-/// An evaluation of fewer tokens says nothing of the speed.
+/// Minimum number of tokens in an evaluation that counts for the speed.
 const TELLING: u64 = 64;
 
 impl Turns {
-    /// Whether any are kept from now on. What was kept goes with that.
+    /// Starts or stops keeping conversations. Stopping drops them.
     pub(crate) fn set(&self, keeps: bool) {
         self.keeps.store(keeps, Ordering::Relaxed);
         if !keeps {
@@ -104,13 +105,13 @@ impl Turns {
         self.keeps.load(Ordering::Relaxed)
     }
 
-    /// A request was answered.
+    /// Records an answered request.
     pub(crate) fn note(&self, generation: GenerationId, mut turn: Turn) {
         let numbers = &warden_policies::defaults().warmth;
         if let Some((tokens, ms)) = turn.prefill.filter(|(tokens, _)| *tokens >= TELLING) {
             self.note_pace(tokens, ms);
         }
-        // Only the first request counts: later ones may find that another one has taken their slot.
+        // Only the first request counts: later ones may find their slot taken.
         let unproven = lock(&self.restored).unproven.take_if(|(restored_by, ..)| *restored_by == generation);
         if !self.keeps() || turn.tokens < numbers.least_tokens {
             return;
@@ -119,7 +120,7 @@ impl Turns {
         let fits = |body: &Bytes| body.len() as u64 <= most / 2;
         let prints = turn.body.as_ref().filter(|body| fits(body)).map(|body| Prints::of(body));
         let prints = if let Some(Some(prints)) = prints {
-            // A copy of its own: what came may be a part of a larger buffer.
+            // Copy the body, because it may be a part of a larger buffer.
             turn.body = turn.body.map(|body| Bytes::copy_from_slice(&body));
             prints
         } else {
@@ -144,15 +145,15 @@ impl Turns {
         });
     }
 
-    /// A generation has these conversations in restored slots, and nothing shows yet whether that is of use to
-    /// a process made of this.
+    /// Records restored slots whose use is not proven yet.
     pub(crate) fn watch_restored(&self, generation: GenerationId, made_of: u64, restored: &[Arc<Kept>]) {
         if !restored.is_empty() {
             lock(&self.restored).unproven = Some((generation, made_of, restored.to_vec()));
         }
     }
 
-    /// Whether a client's request has shown that processes made of this do not use restored slots.
+    /// True if a client's request has shown that processes with this `made_of` hash do not use restored
+    /// slots.
     pub(crate) fn are_slots_unused_by(&self, made_of: u64) -> bool {
         lock(&self.restored).unused_by == Some(made_of)
     }
@@ -168,14 +169,14 @@ impl Turns {
         }
     }
 
-    /// Milliseconds that a token of prompt takes at best.
+    /// Best time per prompt token, in milliseconds.
     pub(crate) fn pace(&self) -> Option<f64> {
         let each = f64::from_bits(self.pace.load(Ordering::Relaxed));
         (each > 0.0).then_some(each)
     }
 
-    /// What evaluating the conversations again would take, each half as much as the one that was used after it: so likely it is that it
-    /// goes on. Nothing while it is not known how fast prompts are.
+    /// Estimated time for evaluating the conversations again, each weighted half as much as the next more
+    /// recent one, by how likely it continues. Zero while the prompt speed is unknown.
     pub(crate) fn cost(&self) -> Duration {
         let Some(pace) = self.pace() else { return Duration::ZERO };
         let all = lock(&self.all);
@@ -185,25 +186,25 @@ impl Turns {
         Duration::try_from_secs_f64(tokens * pace / 1e3).unwrap_or(Duration::MAX)
     }
 
-    /// The conversations that a generation has, the latest first.
+    /// Conversations of a generation, latest first.
     pub(crate) fn of(&self, generation: GenerationId) -> Vec<Arc<Kept>> {
         let all = lock(&self.all);
         all.iter().filter(|(has, _)| *has == generation).map(|(_, kept)| Arc::clone(kept)).collect()
     }
 
-    /// Forgets the conversations of a generation.
+    /// Drops the conversations of a generation.
     pub(crate) fn forget(&self, generation: GenerationId) {
         lock(&self.all).retain(|(has, _)| *has != generation);
     }
 
-    /// What a generation has had is another one's from now on, as far as it can be evaluated again; the rest is gone with it.
+    /// Moves a generation's conversations to another one, without those that cannot be evaluated again.
     pub(crate) fn inherit(&self, from: GenerationId, to: GenerationId) {
         let mut all = lock(&self.all);
         all.retain(|(has, kept)| *has != from || kept.turn.body.is_some());
         all.iter_mut().filter(|(has, _)| *has == from).for_each(|(has, _)| *has = to);
     }
 
-    /// Another generation has this conversation from now on, unless that has come further meanwhile.
+    /// Moves a conversation to another generation, unless it has continued meanwhile.
     pub(crate) fn moved(&self, kept: &Arc<Kept>, to: GenerationId) {
         let mut all = lock(&self.all);
         if let Some((has, _)) = all.iter_mut().find(|(_, known)| Arc::ptr_eq(known, kept)) {

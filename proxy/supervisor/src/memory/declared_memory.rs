@@ -1,5 +1,5 @@
-//! What a process keeps on purpose: what its command line tells it to, and what it reports. For fleets and for single
-//! processes alike.
+//! Memory that a process keeps on purpose: as declared by its command line, and as reported. For fleets and
+//! single processes.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use warden_sensors::Report;
 
 use crate::spec::Command;
 
-/// What it is told to keep, by its command line and environment.
+/// Memory declared by command line and environment.
 pub(crate) fn of(command: &Command, build: Option<u32>) -> DeclaredMemory {
     let of_server = |name: &str| name.starts_with("LLAMA_");
     let inherited = std::env::vars_os().filter_map(|(name, value)| {
@@ -25,12 +25,12 @@ pub(crate) fn of(command: &Command, build: Option<u32>) -> DeclaredMemory {
     DeclaredMemory::declared(&command.args, &env, build)
 }
 
-/// Bytes of host memory that it may keep and that nobody measures.
+/// Bytes of host memory that it may keep and that are not measured.
 pub(crate) fn allowed(declared: &DeclaredMemory) -> u64 {
     if declared.measured().is_some() { declared.unmeasured() } else { declared.bytes() }
 }
 
-/// Pools that were measured: the prompt cache by the log, those of the GPUs by the memory report.
+/// Measured pools: the prompt cache from the log, GPU pools from the memory report.
 pub(crate) fn pools(
     declared: &DeclaredMemory,
     report: Option<&Report>,
@@ -40,8 +40,8 @@ pub(crate) fn pools(
     host.into_iter().chain(report.iter().flat_map(|report| gpu_pools(report, vram))).collect()
 }
 
-/// The pools of the report by GPU. It counts devices as ggml does, which need not be our order: only where both know
-/// the same number of them is it clear which is which.
+/// Pools of the report by GPU. ggml's device order may differ from ours, so they are assigned only if both
+/// count the same number.
 fn gpu_pools(report: &Report, vram: &[Vram]) -> Vec<(MemoryKind, u64)> {
     let devices = report.by_device();
     if devices.len() != vram.len() {
@@ -53,8 +53,8 @@ fn gpu_pools(report: &Report, vram: &[Vram]) -> Vec<(MemoryKind, u64)> {
     vram.iter().map(|vram| MemoryKind::Vram(vram.gpu)).zip(pools).collect()
 }
 
-/// Whether a line tells what the server keeps, or what it has on GPUs. Every line is asked, so the first question is a cheap one; a server with a
-/// full prompt cache lists hundreds of prompts at each request, of which none tells anything.
+/// True if a line reports what the server keeps or has on GPUs. Called for every line, so the first check
+/// is cheap: with a full prompt cache a server lists hundreds of prompts at each request.
 pub(crate) fn is_telling(line: &str) -> bool {
     if line.contains("offloaded ") {
         return Offload::default().learn(line);

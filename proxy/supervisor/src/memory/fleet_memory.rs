@@ -1,14 +1,14 @@
-//! What all generations of the fleet hold, so that they can be judged together: shared budgets, and whether memory came
-//! back when one of them had ended.
+//! Memory of all generations together, for shared budgets, and to check that memory came back after one has
+//! ended.
 //!
 //! ```text
-//!   free before its spawn + what our others held then   ─┐
-//!                                                        ├─ missing? ── a driver's leak, after some exits in a row
-//!   free after its exit   + what our others hold now    ─┘
+//!     free before its spawn + memory of our others then   ─┐
+//!                                                          ├─ missing? ── a driver's leak, if repeated
+//!     free after its exit   + memory of our others now    ─┘
 //! ```
 //!
-//! Our others come and go meanwhile, which is no leak. While one of them has not been read since it became ready, its
-//! share is not known, and nothing is concluded.
+//! Other processes of ours come and go meanwhile, which is no leak. While one of them has not been read
+//! since it became ready, its share is unknown, and nothing is concluded.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -21,29 +21,29 @@ use crate::spec::SharedBudgets;
 use crate::sync::lock;
 use crate::view::ledger::AfterExit;
 
-/// Where a generation is on its way out.
+/// Stage of a generation's end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
     #[default]
     Stays,
-    /// It drains or was told to end.
+    /// Draining, or asked to end.
     Leaves,
-    /// Its process is gone: it holds nothing any more, and what came back of it is looked for.
+    /// The process is gone, and its returned memory is being checked.
     Dead,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Part {
-    /// What anybody could have taken before it was made, with what our others held.
+    /// Free memory before it was made, plus that of our others.
     before: Vec<(MemoryKind, u64)>,
-    /// It was read since it became ready, so that `members` is all of it.
+    /// The generation was read since it became ready, so `members` is complete.
     settled: bool,
     vram_known: bool,
     members: Vec<(MemoryKind, Member)>,
-    /// The most that it held of each GPU's memory.
+    /// Peak of each GPU's memory.
     peaks: BTreeMap<GpuIndex, u64>,
     stage: Stage,
-    /// What had come back when another one was about to be made.
+    /// Returned memory, as seen when another process was about to be made.
     looked: Option<Returned>,
 }
 
@@ -58,12 +58,12 @@ impl Part {
     }
 }
 
-/// What came back after an exit.
+/// Memory that came back after an exit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Returned {
-    /// Bytes missing of each memory that could be judged; `None` if nothing is.
+    /// Missing bytes of each memory that could be judged; `None` if none are missing.
     pub(crate) missing: Vec<(MemoryKind, Option<u64>)>,
-    /// The figures of the GPUs.
+    /// Figures of the GPUs.
     pub(crate) gpus: Vec<AfterExit>,
 }
 
@@ -79,11 +79,11 @@ pub(crate) struct FleetMemory {
 }
 
 impl FleetMemory {
-    /// A generation is about to be made; this much was free before.
+    /// A generation is about to be made, with this much memory free.
     pub(crate) fn born(&self, id: GenerationId, free: &MachineMemory) {
         let mut parts = lock(&self.parts);
         let before = with_others(&parts, id, free);
-        // Afterwards it is not known what the new one holds.
+        // Afterwards the new process's share is unknown.
         let dead: Vec<GenerationId> =
             parts.iter().filter(|(_, part)| part.stage == Stage::Dead).map(|(id, _)| *id).collect();
         for dead in dead {
@@ -95,14 +95,14 @@ impl FleetMemory {
         parts.insert(id, Part { before, ..Part::default() });
     }
 
-    /// Its process is gone, and what comes back of its memory is not known yet.
+    /// Records that the process is gone, before its returned memory is known.
     pub(crate) fn died(&self, id: GenerationId) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
             part.stage = Stage::Dead;
         }
     }
 
-    /// It was read when it served.
+    /// Records a reading of a serving generation.
     pub(crate) fn read(&self, id: GenerationId, vram_known: bool, members: Vec<(MemoryKind, Member)>) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
             part.settled = true;
@@ -117,16 +117,16 @@ impl FleetMemory {
         }
     }
 
-    /// The most that one held of a GPU's memory since it was made; 0 before its first reading.
+    /// Peak of a GPU's memory since it was made; 0 before its first reading.
     pub(crate) fn peak(&self, id: GenerationId, gpu: GpuIndex) -> u64 {
         lock(&self.parts).get(&id).and_then(|part| part.peaks.get(&gpu).copied()).unwrap_or(0)
     }
 
-    /// VRAM that the others held and gave back: pools that were purged, a model that sleeps. It is free by the driver's figures
-    /// and nobody's to take, because its owner takes it again with the next large prompt, and dies if it is gone.
+    /// VRAM that the others held and gave back: purged pools, a sleeping model. The driver counts it as
+    /// free, but its owner takes it again with the next large prompt, and dies if it is gone.
     pub(crate) fn reserved(&self, besides: Option<GenerationId>, gpu: GpuIndex) -> u64 {
         let parts = lock(&self.parts);
-        // The dead take nothing again.
+        // Dead processes take nothing again.
         let others = parts
             .iter()
             .filter(|(id, part)| Some(**id) != besides && part.stage != Stage::Dead)
@@ -137,7 +137,7 @@ impl FleetMemory {
         others.map(gave).fold(0, u64::saturating_add)
     }
 
-    /// It cannot be replaced now: another one has to give way.
+    /// Marks a generation that cannot be replaced now, so another one has to give way.
     pub(crate) fn pin(&self, id: GenerationId) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
             for (_, member) in &mut part.members {
@@ -146,24 +146,25 @@ impl FleetMemory {
         }
     }
 
-    /// It gives its memory back before long.
+    /// Marks a generation that will soon free its memory.
     pub(crate) fn leaves(&self, id: GenerationId) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
             part.stage = Stage::Leaves;
         }
     }
 
-    /// Whether another one than this is giving its memory back: what found no room may find some soon.
+    /// True if another generation is freeing its memory, so that there may be room soon.
     pub(crate) fn is_making_room(&self, besides: GenerationId) -> bool {
         lock(&self.parts).iter().any(|(id, part)| *id != besides && (part.stage != Stage::Stays))
     }
 
-    /// Nothing more is to be known about it.
+    /// Removes a generation.
     pub(crate) fn gone(&self, id: GenerationId) {
         lock(&self.parts).remove(&id);
     }
 
-    /// Whether a shared budget is passed and this is the one to give way. `total` tells the size of a memory.
+    /// Decision for a shared budget that is exceeded, if this generation has to give way. `total` returns
+    /// the size of a memory.
     pub(crate) fn chosen(
         &self,
         id: GenerationId,
@@ -185,8 +186,8 @@ impl FleetMemory {
         chosen.max_by_key(|chosen| chosen.level)
     }
 
-    /// What came back of the memory of a generation that has ended, now that this much is free. `None` if that cannot be told
-    /// now, because it is not known what others hold.
+    /// Memory that came back from a generation, with this much free now. `None` if the memory of others is
+    /// unknown at present.
     pub(crate) fn returned(&self, id: GenerationId, free: &MachineMemory) -> Option<Returned> {
         let parts = lock(&self.parts);
         let complete = parts.get(&id).and_then(|part| part.looked.clone()).filter(Returned::is_complete);
@@ -202,7 +203,7 @@ fn look(parts: &BTreeMap<GenerationId, Part>, id: GenerationId, free: &MachineMe
         if !part.knows(*series) || part.holds(*series) == 0 {
             continue;
         }
-        // Read then and not now: somebody starts, or a driver does not answer.
+        // A figure is missing now, because another process starts or a driver does not answer.
         let (_, after) = after.iter().find(|(of, _)| of == series)?;
         let missing = cooldown::unreturned(*before, *after, part.holds(*series));
         returned.missing.push((*series, missing));
@@ -214,7 +215,7 @@ fn look(parts: &BTreeMap<GenerationId, Part>, id: GenerationId, free: &MachineMe
     Some(returned)
 }
 
-/// Free memory and what our others hold of it, where all of that is known.
+/// Free memory plus that of our others, where all of it is known.
 fn with_others(
     parts: &BTreeMap<GenerationId, Part>,
     id: GenerationId,
@@ -290,13 +291,13 @@ mod tests {
         all.born(a, &free(80 * GB));
         all.read(a, true, holding(10 * GB, GB));
         all.died(a);
-        // All of it is back when the next one is about to be made, whatever that one takes.
+        // All of it is back when the next process is about to be made, however much that one takes.
         all.born(b, &free(80 * GB));
         assert!(all.returned(a, &free(30 * GB)).unwrap().is_complete());
         all.gone(a);
         all.read(b, true, holding(50 * GB, GB));
         all.died(b);
-        // Nothing is back yet: that is looked at again when the next one's share is known, and is no share of anybody.
+        // Nothing is back yet. The check is repeated when the next process's share is known.
         all.born(c, &free(30 * GB));
         assert_eq!(all.returned(b, &free(30 * GB)), None);
         all.read(c, true, holding(5 * GB, GB));

@@ -1,9 +1,9 @@
-//! What is remembered of earlier processes, by what they were made of: slopes of series that leaked, what a diagnosis
-//! measured of the largest prompts, what the best of them had on GPUs, and what they held. Kept in `growth.json` in the state
-//! directory, so that the next generation, and the next run, begin as known leakers and with known prices.
+//! Memory of earlier processes by their key, a hash of command and files: slopes of leaking series,
+//! measurements of the largest prompts, best GPU offload, and memory held. Stored in `growth.json` in the
+//! state directory, so that the next generation and the next run start with known leaks and prices.
 //!
-//! The file is replaced whole, under a lock, after it was read again: a diagnosis may write it while models are served. One
-//! that cannot be read is set aside and warned of, never a reason not to start.
+//! The file is replaced whole, under a lock, after reading it again: a diagnosis may write it while models
+//! are served. An unreadable file is renamed with a warning, and never prevents a start.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use warden_policies::book::Measured;
 use warden_policies::book::held::{self, Held};
-use warden_policies::experiment::headroom::Learnt;
 use warden_policies::growth::{Growth, Prior, Verdict};
 use warden_policies::health::Offload;
+use warden_policies::measured_needs::MeasuredNeeds;
 use warden_policies::start_search::StartFinding;
 use warden_policies::{MemoryKind, ModelName};
 
@@ -28,26 +28,26 @@ use crate::state::{StateKind, StateWriter};
 use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_briefly};
 
-/// The name of the file.
+/// Name of the file.
 const FILE: &str = "growth.json";
 
-/// One kind of process.
+/// History of processes with one key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Known {
     key: String,
-    /// For people: keys tell nothing.
+    /// For people, because keys are hashes.
     model: ModelName,
     #[serde(default)]
     priors: Vec<Prior>,
     #[serde(flatten)]
-    measured: Learnt,
-    /// What the best of them had on GPUs.
+    measured: MeasuredNeeds,
+    /// Best GPU offload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     offload: Option<Offload>,
-    /// What they held.
+    /// Memory held.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     held: Vec<Held>,
-    /// What starts it, where it dies while it loads.
+    /// Option that lets it start, if it dies while loading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     start: Option<StartFinding>,
 }
@@ -62,22 +62,22 @@ impl Known {
     }
 }
 
-/// What is known of the memory of processes with one command, from those that ran.
+/// Memory of earlier processes with one command.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KnownMemory {
-    /// What they were seen to hold.
+    /// Memory that they held.
     pub held: Vec<Held>,
-    /// The most that they hold with the largest prompts, as an experiment measured it.
+    /// Peak with the largest prompts, as measured by an experiment.
     pub worst: Vec<(MemoryKind, u64)>,
-    /// How they leak.
+    /// Slopes of their leaks.
     pub leaks: Vec<Prior>,
 }
 
-/// What is news of one kind of process.
+/// Change of one history.
 #[derive(Clone, Debug, PartialEq)]
 enum KnownChange {
     Priors(Vec<Prior>),
-    Measured(Learnt),
+    Measured(MeasuredNeeds),
     Offload(Offload),
     Held(Vec<Held>),
     Start(StartFinding),
@@ -95,12 +95,12 @@ impl KnownChange {
     }
 }
 
-/// News that are not in the file yet.
+/// Change that is not in the file yet.
 #[derive(Clone, Debug)]
 struct Pending {
     key: String,
     model: ModelName,
-    /// Kinds of processes that are kept.
+    /// Maximum number of histories.
     keep: usize,
     change: KnownChange,
 }
@@ -112,7 +112,7 @@ impl Pending {
             key: self.key,
             model: self.model,
             priors: Vec::new(),
-            measured: Learnt::default(),
+            measured: MeasuredNeeds::default(),
             offload: None,
             held: Vec::new(),
             start: None,
@@ -125,7 +125,7 @@ impl Pending {
         all.drain(..surplus);
     }
 
-    /// Whether `self` makes what `other` says old.
+    /// True if `self` makes `other` obsolete.
     fn replaces(&self, other: &Self) -> bool {
         self.key == other.key && std::mem::discriminant(&self.change) == std::mem::discriminant(&other.change)
     }
@@ -134,14 +134,14 @@ impl Pending {
 #[derive(Debug)]
 pub(crate) struct LeakHistory {
     kept: Arc<Kept>,
-    /// Who writes the file; without it each change is written at once.
+    /// Writer of the file; without it each change is written at once.
     state: Option<StateWriter>,
 }
 
 #[derive(Debug)]
 struct Kept {
     path: PathBuf,
-    /// Nobody waits for a disk under it.
+    /// Never held during disk access.
     memory: Mutex<Memory>,
 }
 
@@ -150,7 +150,7 @@ struct Memory {
     /// Oldest first.
     known: Vec<Known>,
     pending: Vec<Pending>,
-    /// Somebody is about to write what is pending.
+    /// A job to write the pending changes is queued.
     queued: bool,
 }
 
@@ -162,17 +162,17 @@ impl LeakHistory {
         Self { kept: Arc::new(Kept { path, memory: Mutex::new(memory) }), state }
     }
 
-    /// What is known of such a process.
+    /// Known leaks for this key.
     pub(crate) fn of(&self, key: &str) -> Vec<Prior> {
         self.get(key, |known| known.priors.clone()).unwrap_or_default()
     }
 
-    /// What a diagnosis measured of such a process.
-    pub(crate) fn measured(&self, key: &str) -> Learnt {
+    /// Measurements of a diagnosis for this key.
+    pub(crate) fn measured(&self, key: &str) -> MeasuredNeeds {
         self.get(key, |known| known.measured.clone()).unwrap_or_default()
     }
 
-    /// The most that such processes held.
+    /// Peak memory for this key.
     pub(crate) fn most(&self, key: &str) -> Measured {
         self.get(key, |known| Measured::of(&known.held, &known.measured.worst)).unwrap_or_default()
     }
@@ -181,8 +181,8 @@ impl LeakHistory {
         lock(&self.kept.memory).known.iter().find(|known| known.key == key).map(of)
     }
 
-    /// Takes the end of such a process in: what leaked is remembered, what was judged and did not is forgotten, what was
-    /// not judged stays as it was. Has the file written if that changes anything.
+    /// Records the end of a process: its leaks are stored, series judged without a leak are dropped, series
+    /// without a verdict stay. Writes the file if anything changes.
     pub(crate) fn learn(
         &self,
         key: &str,
@@ -208,16 +208,16 @@ impl LeakHistory {
         self.change(key, model, keep, KnownChange::Priors(priors));
     }
 
-    /// What the best process of this kind had on GPUs.
+    /// Best GPU offload for this key.
     pub(crate) fn offload(&self, key: &str) -> Option<Offload> {
         self.get(key, |known| known.offload)?
     }
 
-    /// Such a process had this on GPUs, and nothing was missing. Has the file written if it is the first or the best.
+    /// Records a complete GPU offload. Writes the file if it is the first or the best.
     pub(crate) fn had(&self, key: &str, model: &ModelName, offload: Offload, keep: usize) {
         let before = self.offload(key);
         let best = before.map_or(offload, |before| before.best(offload));
-        // What differs by less is how full the buffers were.
+        // Smaller differences come from how full the buffers were.
         let grown = |before: Offload| {
             best.layers != before.layers || best.vram > before.vram.map(|held| held + held / 8)
         };
@@ -227,12 +227,12 @@ impl LeakHistory {
         self.change(key, model, keep, KnownChange::Offload(best));
     }
 
-    /// What a search found of starts of such a process.
+    /// Finding of a start search for this key.
     pub(crate) fn start_finding(&self, key: &str) -> Option<StartFinding> {
         self.get(key, |known| known.start.clone())?
     }
 
-    /// A search found this of starts of such a process. Has the file written.
+    /// Stores the finding of a start search, and writes the file.
     pub(crate) fn keep_start_finding(
         &self,
         key: &str,
@@ -243,14 +243,14 @@ impl LeakHistory {
         self.change(key, model, keep, KnownChange::Start(finding));
     }
 
-    /// Such a process held this. Has the file written if that is news.
+    /// Records the memory held. Writes the file if it changes.
     pub(crate) fn held(&self, key: &str, model: &ModelName, shown: &[Held], keep: usize) {
         let before = self.get(key, |known| known.held.clone()).unwrap_or_default();
         let Some(now) = held::take(&before, shown) else { return };
         self.change(key, model, keep, KnownChange::Held(now));
     }
 
-    /// Changes what is known of one kind of process: here at once, in the file when its disk answers.
+    /// Applies a change in memory at once, and to the file when its disk answers.
     fn change(&self, key: &str, model: &ModelName, keep: usize, change: KnownChange) {
         let news = Pending { key: key.to_owned(), model: model.clone(), keep, change };
         let mut memory = lock(&self.kept.memory);
@@ -269,7 +269,7 @@ impl LeakHistory {
             }
             return;
         };
-        // One that is left out is tried again with the next change: nothing of it is lost as long as we run.
+        // A rejected job is retried with the next change, so nothing is lost while we run.
         if !state.write(StateKind::Growth, 0, move || kept.write_pending()) {
             lock(&self.kept.memory).queued = false;
         }
@@ -277,17 +277,17 @@ impl LeakHistory {
 }
 
 impl Kept {
-    /// Writes what is pending into the file as it is now, and takes in what others have written there.
+    /// Merges pending changes with the present file, writes it, and loads the result.
     fn write_pending(&self) -> io::Result<()> {
         let (mut known, pending) = {
             let mut memory = lock(&self.memory);
-            // Later news are written by the job that comes with them.
+            // Later changes are written by their own job.
             memory.queued = false;
             (memory.known.clone(), memory.pending.clone())
         };
         let lock_file = self.path.with_extension("lock");
         let beside = fs::File::options().create(true).truncate(false).write(true).open(lock_file)?;
-        // Let go of when the file is closed.
+        // Released when the file is closed.
         rustix::fs::flock(&beside, rustix::fs::FlockOperation::LockExclusive)?;
         if self.path.exists() {
             known = read(&self.path);
@@ -304,24 +304,24 @@ impl Kept {
     }
 }
 
-/// Keeps what a diagnosis measured of processes with this command, for the next one that serves. Blocks.
+/// Stores measurements of a diagnosis for the next process with this command. Blocks.
 ///
 /// # Errors
-/// The state directory cannot be made, or the file in it cannot be written.
+/// The state directory cannot be created, or its file cannot be written.
 pub fn remember(
     state_dir: &Path,
     model: &ModelName,
     command: &Command,
-    measured: Learnt,
+    measured: MeasuredNeeds,
     keep: usize,
 ) -> io::Result<()> {
     write_change(state_dir, model, command, KnownChange::Measured(measured), keep)
 }
 
-/// Keeps what a search found of starts with this command, for the next start that dies. Blocks.
+/// Stores the finding of a start search for the next dead start with this command. Blocks.
 ///
 /// # Errors
-/// The state directory cannot be made, or the file in it cannot be written.
+/// The state directory cannot be created, or its file cannot be written.
 pub fn remember_start(
     state_dir: &Path,
     model: &ModelName,
@@ -332,7 +332,7 @@ pub fn remember_start(
     write_change(state_dir, model, command, KnownChange::Start(finding), keep)
 }
 
-/// Writes one change to the file in the state directory, as a program that is no instance.
+/// Writes one change to the file, for a program that is no instance.
 fn write_change(
     state_dir: &Path,
     model: &ModelName,
@@ -346,8 +346,8 @@ fn write_change(
     kept.write_pending()
 }
 
-/// What is known of the memory of processes with this command. Reads the file in the state directory and changes nothing: one that
-/// cannot be read, or does not exist, knows nothing.
+/// Memory of earlier processes with this command. Only reads the file; an unreadable or missing one counts
+/// as empty.
 pub fn known_memory(state_dir: &Path, command: &Command) -> KnownMemory {
     let (path, key) = (state_dir.join(FILE), key(command));
     let all: Vec<Known> =
@@ -358,7 +358,7 @@ pub fn known_memory(state_dir: &Path, command: &Command) -> KnownMemory {
         .unwrap_or_default()
 }
 
-/// The file as it is; empty if there is none.
+/// Contents of the file; empty if there is none.
 fn read(path: &Path) -> Vec<Known> {
     match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
@@ -367,7 +367,7 @@ fn read(path: &Path) -> Vec<Known> {
                 path = %path.display(), %error, aside = %aside.display(),
                 "slopes of earlier runs cannot be read; they are learnt anew"
             );
-            // What was put aside before, or is somebody's, is not replaced.
+            // Do not replace a file that was put aside before, or that belongs to an operator.
             if !aside.exists() {
                 drop(fs::rename(path, aside));
             }
@@ -390,11 +390,12 @@ fn write(path: &Path, known: &[Known]) -> io::Result<()> {
     Ok(())
 }
 
-/// Names what a process is made of: the binary and the files that its arguments and variables name, as models and adapters
-/// (path, size and time of change, so that a new build or model in an old place is another one; not those that it writes), its arguments, and the
-/// variables that it gets and that reach the server, its libraries or its driver. A hash, because arguments may hold keys.
+/// Key of a process: a hash of its arguments, of its binary and the files named by arguments and variables,
+/// and of the variables that affect the server, its libraries or its driver. A file counts by path, size
+/// and modification time, so that a new build or model in an old place differs. Files that the process
+/// writes do not count. The key is a hash because arguments may contain secrets.
 ///
-/// Where the disk of a file does not answer, the file counts as one that is not there: the caller is a task that
+/// If the disk of a file does not answer, the file counts as missing, because the caller is a task that
 /// others wait for.
 pub(crate) fn key(command: &Command) -> String {
     let own = command.clone();
@@ -402,11 +403,12 @@ pub(crate) fn key(command: &Command) -> String {
     whole.unwrap_or_else(|| key_of(command, std::env::vars_os(), |_| None))
 }
 
-/// A disk that works answers within milliseconds; the threads of a machine that is busy may take longer.
+/// Time limit for the disk. A working one answers within milliseconds; threads of a busy machine may take
+/// longer.
 const DISK_ANSWERS: Duration = Duration::from_secs(1);
 
-/// The beginnings of the names of inherited variables that count: of the server and ggml, of drivers and their libraries, of
-/// the allocator and the loader.
+/// Prefixes of inherited variables that count: of the server and ggml, drivers and their libraries, the
+/// allocator and the loader.
 const COUNT: [&str; 16] = [
     "LLAMA_",
     "GGML_",
@@ -425,7 +427,7 @@ const COUNT: [&str; 16] = [
     "OMP_",
     "LD_",
 ];
-/// What is in them has no part in what memory does, or differs from run to run.
+/// Variables that do not affect memory, or that differ from run to run.
 const COUNT_NOT: [&str; 6] = [
     "LLAMA_API_KEY",
     "LLAMA_CACHE",
@@ -435,9 +437,10 @@ const COUNT_NOT: [&str; 6] = [
     "LLAMA_WARDEN_ADMIN_SOCKET",
 ];
 
-/// Files that the process writes itself: they differ with each start, and would make each one another kind of process.
+/// Flags for files that the process writes: they change with each start and must not change the key.
 const WRITTEN_BY_FLAG: [&str; 1] = ["--log-file"];
-/// The same by variables. What a variable names that is not the server's own is no part of it either.
+/// Variables for files that the process writes. Files named by variables of other programs do not count
+/// either.
 const WRITTEN: [&str; 4] =
     ["LLAMA_LOG_FILE", "LLAMA_ARG_LOG_FILE", "LLAMA_WARDEN_REPORT", "LLAMA_WARDEN_RECLAIM"];
 
@@ -450,7 +453,7 @@ fn key_in(command: &Command, inherited: impl Iterator<Item = (OsString, OsString
     })
 }
 
-/// `file`: what is known of the file of a name, if there is one.
+/// `file` returns a file's identity, if it exists.
 fn key_of(
     command: &Command,
     inherited: impl Iterator<Item = (OsString, OsString)>,
@@ -467,7 +470,7 @@ fn key_of(
     let mut written = false;
     for text in std::iter::once(&*binary).chain(command.args.iter().map(String::as_str)) {
         add(text);
-        // llama-server takes `_` for `-` in the names of its flags.
+        // llama-server accepts `_` for `-` in the names of its flags.
         let was = std::mem::replace(&mut written, WRITTEN_BY_FLAG.contains(&text.replace('_', "-").as_str()));
         if let Some(file) = file(text).filter(|_| !was) {
             add(&file);
@@ -522,7 +525,7 @@ mod tests {
         LeakHistory::open(directory.path(), None).learn("k", &name, &both, &leaking, 9);
         let next = LeakHistory::open(directory.path(), None);
         assert_eq!((next.of("k"), next.of("other")), (both.to_vec(), Vec::new()));
-        // A short life says nothing of VRAM, and that the host does not leak.
+        // A short life says nothing about VRAM, but that the host does not leak.
         let short = [growth(MemoryKind::Host, Verdict::Steady), growth(VRAM, Verdict::Warming)];
         next.learn("k", &name, &[], &short, 9);
         assert_eq!(LeakHistory::open(directory.path(), None).of("k"), [both[1].clone()]);
@@ -541,19 +544,19 @@ mod tests {
         let (name, key) = (ModelName::new("m"), key(&command));
         let serving = LeakHistory::open(directory.path(), None);
         let price = Price { series: VRAM, bytes_per_token: 8192.0, evidence: 5 };
-        let measured = Learnt { prices: vec![price], worst: vec![(VRAM, 1 << 30)] };
+        let measured = MeasuredNeeds { prices: vec![price], worst: vec![(VRAM, 1 << 30)] };
         remember(directory.path(), &name, &command, measured.clone(), 9).unwrap();
-        // The run that began before the diagnosis does not overwrite it.
+        // A run that began before the diagnosis does not overwrite its result.
         let leaking = [growth(MemoryKind::Host, Verdict::Leaking)];
         serving.learn(&key, &name, &[prior(MemoryKind::Host, 4.0)], &leaking, 9);
         let next = LeakHistory::open(directory.path(), None);
         assert_eq!((next.measured(&key), next.of(&key).len()), (measured.clone(), 1));
         assert_eq!(measured.worst(VRAM), Some(1 << 30));
-        // A leak that is gone takes nothing else with it.
+        // A leak that is gone removes nothing else.
         next.learn(&key, &name, &[], &[growth(MemoryKind::Host, Verdict::Steady)], 9);
         let last = LeakHistory::open(directory.path(), None);
         assert_eq!((last.measured(&key), last.of(&key)), (measured, Vec::new()));
-        assert_eq!(last.measured("other"), Learnt::default());
+        assert_eq!(last.measured("other"), MeasuredNeeds::default());
     }
 
     #[test]
@@ -616,13 +619,13 @@ mod tests {
         fs::write(directory.path().join("model.gguf"), "two, longer").unwrap();
         let two = inherits(&[], &[]);
         assert_ne!(one, two);
-        // A cure in the environment of the service.
+        // A mitigation in the environment of the service.
         let cure = ("GGML_CUDA_DISABLE_GRAPHS", "1");
         let cured = inherits(&[cure], &[]);
         assert_ne!(two, cured);
         assert_eq!(inherits(&[cure], &["GGML_CUDA_DISABLE_GRAPHS"]), two);
         assert_eq!(key_in(&command(&[cure], &[]), std::iter::empty()), cured, "wherever it comes from");
-        // What it writes itself, and files of variables that are not the server's.
+        // Files that the process writes itself, and files named by other programs' variables.
         let writes = |text: &str| {
             fs::write(directory.path().join("log"), text).unwrap();
             let mut writes = command(
@@ -633,7 +636,7 @@ mod tests {
             key_in(&writes, std::iter::empty())
         };
         assert_eq!(writes("a line"), writes("a line and another"));
-        // What has nothing to do with it.
+        // Irrelevant variables.
         let others = [("HOME", "/root"), ("LLAMA_API_KEY", "k"), ("LLAMA_WARDEN_DEFAULTS__PRELOAD", "true")];
         assert_eq!(inherits(&others, &[]), two);
     }

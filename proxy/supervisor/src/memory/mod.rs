@@ -1,12 +1,12 @@
-//! Memory: what one generation holds, what all of them hold together, and what is remembered of those before them.
+//! Memory of one generation, of all generations together, and of earlier ones.
 //!
 //! | file | job |
 //! |---|---|
-//! | `tracker` | what the readings of one generation add up to |
-//! | `declared_memory` | what a process is told to keep, and what it reports of that |
-//! | `fleet_memory` | what all generations hold; what comes back when one has ended |
-//! | `leak_history` | growth, prices, GPU layers and memory of earlier processes, by what they were made of |
-//! | `loading` | which models are loaded |
+//! | `tracker` | readings of one generation |
+//! | `declared_memory` | memory that a process keeps on purpose |
+//! | `fleet_memory` | memory of all generations; memory that comes back after an exit |
+//! | `leak_history` | growth, prices, GPU layers and memory of earlier processes, by command and files |
+//! | `loading` | decides which models are loaded |
 //! | `recording` | readings in a file, for `policy replay` |
 
 pub(crate) mod declared_memory;

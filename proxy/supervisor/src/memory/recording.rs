@@ -1,5 +1,5 @@
 //! Recordings of readings for `policy replay`: one file per generation, bounded, in the format of
-//! [`warden_policies::trace`]. Whatever goes wrong with one is told once and stops it; nothing else depends on it.
+//! [`warden_policies::trace`]. An error is logged once and ends the recording; nothing else depends on it.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -14,10 +14,10 @@ use warden_policies::{GenerationId, ModelName, trace};
 use crate::state::{StateKind, StateWriter};
 use crate::sync::lock;
 
-/// Names tried before a directory full of old recordings counts as an error.
+/// Names to try; a directory with that many old recordings is an error.
 const NAMES: u32 = 10_000;
 
-/// Such a recording. It is opened and written by the thread that writes to the state directory.
+/// A recording. The writer thread of the state directory opens and writes it.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     state: StateWriter,
@@ -27,7 +27,7 @@ pub(crate) struct Recorder {
 #[derive(Debug)]
 struct Tape {
     over: AtomicBool,
-    /// Locked by the thread that writes, and by no other.
+    /// Locked by the writer thread only.
     file: Mutex<Option<TapeFile>>,
 }
 
@@ -39,8 +39,8 @@ struct TapeFile {
 }
 
 impl Recorder {
-    /// Begins a recording of at most `limit` bytes in `directory`, which is made if need be. A recording of an earlier
-    /// run is never touched: the new one gets a number more in its name.
+    /// Starts a recording of at most `limit` bytes in `directory`, which is created if missing. Recordings
+    /// of earlier runs stay: the new one gets another number in its name.
     pub(crate) fn begin(
         state: &StateWriter,
         directory: &Path,
@@ -88,7 +88,7 @@ impl Recorder {
         });
     }
 
-    /// Has something done with the file. The recording is over when it has none any more.
+    /// Queues a job for the file. The recording is over when there is no file any more.
     fn give(&self, bytes: usize, job: impl FnOnce(&mut Option<TapeFile>) + Send + 'static) {
         if self.tape.over.load(Ordering::Relaxed) {
             return;
@@ -101,7 +101,7 @@ impl Recorder {
             Ok(())
         });
         if !given {
-            // One with a hole in it would be replayed wrongly.
+            // A recording with a gap would be replayed wrongly.
             self.tape.over.store(true, Ordering::Relaxed);
             tracing::warn!("a recording stops: the state directory does not answer");
         }

@@ -1,4 +1,4 @@
-//! Carries out what the life-cycle machine asks for.
+//! Carries out the effects that the life-cycle machine returns.
 
 use std::io;
 use std::sync::Arc;
@@ -33,11 +33,11 @@ use crate::sync::lock;
 use crate::view::event::EventKind;
 use crate::worker_threads::{WorkKind, run_job};
 
-/// How long a start waits for the directory where slots are saved.
+/// Time limit for creating the directory in which a process saves its slots.
 const ANNOUNCE: Duration = Duration::from_secs(5);
 
 impl Model {
-    /// Gives an event to a unit's machine and carries out what it answers.
+    /// Passes an event to a unit's machine and carries out the resulting effects.
     pub(super) fn step(&mut self, id: UnitId, event: Event) {
         let now = self.context.now();
         let policy = self.spec.lifecycle;
@@ -45,13 +45,13 @@ impl Model {
         let Some(unit) = self.unit_mut(id) else { return };
         let before = unit.machine.clone();
         if asks && matches!(event, Event::Exited(_) | Event::Felled) && before.restarts_when_ended() {
-            // Its successor waits for the answer like any other start.
+            // A restart after this end waits for the loader's answer like any other start.
             unit.machine.step(Event::Down, now, &policy);
         }
         let effects = unit.machine.step(event, now, &policy);
         let (changed, phase) = (unit.machine != before, unit.phase());
         if phase != before.phase() {
-            // What would have started it is no more due.
+            // The held start is no longer due.
             unit.held = None;
         }
         if phase != before.phase() && matches!(phase, Phase::Draining | Phase::Stopping | Phase::Starting) {
@@ -66,7 +66,7 @@ impl Model {
             && phase == Phase::Draining
             && let Some(live) = unit.live.as_deref_mut().filter(|live| live.alarmed.is_none())
         {
-            // A process that stops answering is not waited for to the end of a drain.
+            // Keep probing, so that a process that stops answering does not use the whole drain deadline.
             let silent = live.silent_for(policy.probes_lost).is_some();
             let pause = if silent { policy.start_probe_interval } else { policy.probe_interval };
             live.timers.probe = Some(clock::after(Instant::now(), pause));
@@ -149,7 +149,7 @@ impl Model {
                 Some(since) => timing.crash_ends.saturating_sub(since.elapsed()).min(timing.suspect_timeout),
                 None => timing.suspect_timeout,
             },
-            // Nobody gets an answer from it any more.
+            // Shorter for a crashed or silent process.
             Timer::Drain => self.longest_drain(id),
             Timer::Grace if self.is_hurried(id) => timing.kill_grace,
             Timer::Grace => timing.stop_grace,
@@ -165,15 +165,15 @@ impl Model {
         }
     }
 
-    /// The crash that it has logged since it answered the last probe. An older line is something else, or a text that a
-    /// client sent.
+    /// Crash line that the process has logged since it answered its last probe. Older lines belong to
+    /// something else, or are text that a client sent.
     pub(super) fn crash_line(&self, id: UnitId) -> Option<String> {
         let live = self.live(id)?;
         failure::crash_line(&self.logs.since(live.id, live.heard.1))
     }
 
-    /// It answers no probe. Notes since when it has logged a crash, if it has since it answered the last one: then nothing is to
-    /// be waited for.
+    /// Handles an unanswered probe. Returns since when the process has logged a crash, if it did so after
+    /// its last answered probe: waiting for a crashed process is useless.
     pub(super) fn note_crash(&mut self, id: UnitId) -> Option<Instant> {
         let has_line = self.crash_line(id).is_some();
         let live = self.live_mut(id)?;
@@ -185,9 +185,9 @@ impl Model {
         let timing = self.spec.lifecycle;
         let Some(live) = self.live_mut(id) else { return timing.drain_deadline };
         match live.crashed {
-            // Nobody gets an answer from it any more.
+            // Requests get no more answers from this process.
             Some(since) => timing.crash_ends.saturating_sub(since.elapsed()).min(timing.drain_deadline),
-            // It may only be stopped, and continue.
+            // The process may only be stopped (SIGSTOP) and continue later.
             None if live.silent_for(timing.probes_lost).is_some() => {
                 live.short_drain = true;
                 timing.crash_ends.min(timing.drain_deadline)
@@ -204,7 +204,7 @@ impl Model {
         let Some(generation) = self.live(id).map(|live| live.id) else {
             return;
         };
-        // Before the signal: it revokes the leases, and their holders give them back from other threads at once.
+        // Count before the signal, which revokes the leases: other threads give theirs back at once.
         let running = self.leases.in_flight(generation);
         self.replacements.note_stopped(generation, running);
         let hung = self.hung(id, running);
@@ -215,8 +215,8 @@ impl Model {
         signal(live);
     }
 
-    /// For how long a process that is told to end has computed nothing, if that is why: what it had been given then may be what
-    /// it hangs in.
+    /// Time for which a process that is about to be ended has computed nothing, if that is the reason for
+    /// ending it. One of its requests may be the cause.
     fn hung(&self, id: UnitId, running: u32) -> Option<Duration> {
         let live = self.live(id)?;
         let silent = |symptom: &Symptom| match symptom {
@@ -225,7 +225,7 @@ impl Model {
         };
         let crashed = live.crashed.map(|since| since.elapsed());
         let now = crashed.or_else(|| live.health.symptoms().iter().find_map(silent));
-        // Nobody waits for it any more: then it shows no symptom.
+        // Without running requests the process shows no symptom any more; use the recorded reason.
         now.or_else(|| self.replacements.replaced_since(live.id, Reason::Wedged).filter(|_| running == 0))
     }
 
@@ -288,7 +288,7 @@ impl Model {
         let gpus: Vec<GpuIndex> = gpus.filter_map(|gpu| u32::try_from(gpu).ok().map(GpuIndex)).collect();
         let (needed, outbox, born) = (self.spec.command.clone(), self.outbox.clone(), cell.clone());
         self.help(generation, async move {
-            // Before the start, so that no change after it is missed.
+            // Look before the start, so that no later change is missed.
             let sight = world.look(needed, None).await;
             if let Some(kin) = sight.kin {
                 let _first = born.kin.set(kin);
@@ -313,11 +313,11 @@ impl Model {
             {
                 with_socket.command.env.push(only);
             }
-            // Left by a supervisor with our process id that could not clean up.
+            // A supervisor with the same PID may have left files that it could not clean up.
             drop(std::fs::remove_file(&socket));
             report_file::remove(&socket);
             if let Some(files) = slot_files {
-                // Left-over files are large, and disks may hang.
+                // Left-over slot files are large, and disks may hang: use a blocking thread.
                 let mut command = with_socket.command.clone();
                 let announcing =
                     run_job(WorkKind::ModelFiles, move || (files.announce(&mut command), command));
@@ -326,7 +326,7 @@ impl Model {
                         with_socket.command = command;
                         born.saves_for_us.store(is_ours, Ordering::Relaxed);
                     }
-                    // Then its slots are not saved, or nobody removes their files if we are killed.
+                    // Start without saving slots, because nothing would remove the files if we are killed.
                     Ok(Ok((Err(error), _))) => {
                         tracing::warn!(%error, "cannot make what the directory for slots needs");
                     }
@@ -339,12 +339,12 @@ impl Model {
         });
     }
 
-    /// What becomes of each line of a generation's output.
+    /// Handler for each output line of a generation.
     pub(super) fn sink(&self, generation: GenerationId, command: &Command) -> Sink {
         line_sink(generation, command, Arc::clone(&self.logs), self.outbox.clone())
     }
 
-    /// What is known of a generation that is about to be made.
+    /// Memory tracker of a generation that is about to be started.
     pub(super) fn tracker(&self, generation: GenerationId, command: &Command) -> MemoryTracker {
         let context = &self.context;
         let key = leak_history::key(command);
@@ -364,9 +364,11 @@ impl Model {
         memory
     }
 
-    /// Waits for the end of a process, and then for what comes back of its memory: the next start does not wait for that.
+    /// Waits for the end of a process, then for its memory to come back. The next start does not wait for
+    /// the memory.
     pub(super) fn await_exit(&mut self, generation: GenerationId, process: Arc<dyn Process>) {
-        /// While others start it is not known what they hold; after some looks it stays unknown.
+        /// While other processes start, their memory is unknown. After this many looks the result stays
+        /// unknown.
         const LOOKS: u32 = 5;
         let context = Arc::clone(&self.context);
         let (limit, wait) = (self.watch.sensors.read_limit, self.watch.sensors.return_wait);
@@ -380,7 +382,7 @@ impl Model {
                 _ => OutOfMemory::Unknown,
             };
             if let Some(cell) = cell {
-                // As soon as it can be: whoever waits to send again must know what became of it.
+                // Report the end early: requests that may be repeated wait for it.
                 leases.ended(&cell, ending(&cell, exit, why));
             }
             context.fleet_memory.died(generation);
@@ -399,7 +401,7 @@ impl Model {
         });
     }
 
-    /// Runs a helper that reports about a generation.
+    /// Spawns a helper task that reports about a generation.
     pub(super) fn help(
         &mut self,
         generation: GenerationId,
@@ -411,16 +413,16 @@ impl Model {
         });
     }
 
-    /// The longest time until the end of the process once it is told to stop.
+    /// Longest time between asking a process to stop and its end.
     pub(super) fn patience(&self) -> Duration {
         self.spec.lifecycle.stop_grace.saturating_mul(2)
     }
 }
 
-/// What a process's end means for the requests that it had.
+/// Meaning of a process's end for the requests that were in flight.
 fn ending(cell: &Cell, exit: Exit, why: OutOfMemory) -> Ending {
     if cell.was_told_to_end() {
-        // We ended it, for a reason that is the requests' or is not.
+        // We ended the process; if it hung, its requests may be the cause.
         return if cell.hung().is_some() { Ending::OfItself } else { Ending::Stopped };
     }
     match why {
@@ -431,7 +433,7 @@ fn ending(cell: &Cell, exit: Exit, why: OutOfMemory) -> Ending {
 }
 
 impl Unit {
-    /// No more probes, and no more samples unless it drains: memory that runs out cuts a drain short.
+    /// Stops probing. Sampling continues in a drain only, because memory that runs out cuts a drain short.
     fn stop_watching(&mut self, phase: Phase) {
         if let Some(live) = &mut self.live {
             let alarmed = live.alarmed.filter(|_| phase == Phase::Draining);

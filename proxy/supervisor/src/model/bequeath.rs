@@ -1,10 +1,11 @@
-//! The instance after us goes on with the model's processes: what it is told, and what is left to do here.
+//! Hands the model's processes over to the next instance of the program, and serves the remaining leases
+//! here.
 //!
 //! ```text
-//!   run ── asked, nothing is under way ──> frozen: leases go on, nothing is decided ── thawed ──> run
-//!                                             │ the other one serves
+//!   run ── asked, nothing is under way ──> frozen: leases continue, no decisions ── thawed ──> run
+//!                                             │ the next instance serves
 //!                                             v
-//!                                          let go: what runs here ends; a process that dies meanwhile closes its gate
+//!                                          let go: leases here run out; a process that dies closes its gate
 //! ```
 
 use std::sync::Arc;
@@ -29,35 +30,35 @@ use crate::process::Health;
 use crate::process::heir::{Gate, Heir, HeirRecord};
 use crate::view::Modalities;
 
-/// What a model leaves to the instance after us.
+/// Everything about a model that the next instance takes over.
 #[derive(Debug)]
 pub(crate) struct ModelWill {
     pub(crate) record: WillRecord,
     pub(crate) heirs: Vec<Heir>,
 }
 
-/// What is written of it, without its processes.
+/// Serializable part of [`ModelWill`], without the processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct WillRecord {
     pub(crate) name: String,
-    /// Its processes are to run.
+    /// The model should have processes even if no request waits.
     pub(crate) wanted: bool,
     /// The GPUs of each process.
     pub(crate) places: Vec<Vec<usize>>,
-    /// It runs with its fallback arguments.
+    /// The model runs with its fallback arguments.
     pub(crate) fell_back: bool,
     pub(crate) cooldown: Cooldown,
     pub(crate) crashes: u64,
     pub(crate) n_ctx: Option<u64>,
     pub(crate) modalities: Option<Modalities>,
-    /// Whether it may leave for another one, if somebody said so.
+    /// Pin set by an operator, if any.
     #[serde(default)]
     pub(super) by_hand: Option<ByHand>,
-    /// What clients have set in its processes: by which route, and what.
+    /// Settings that clients made in its processes: route and body.
     pub(crate) settings: Vec<(String, Vec<u8>)>,
 }
 
-/// How the time between the freezing and the end of it ended.
+/// Outcome of the frozen state.
 enum Ends {
     Thawed,
     LetGo,
@@ -89,10 +90,10 @@ impl Model {
         }
     }
 
-    /// What the instance after us gets. From now on nothing is decided here.
+    /// Builds what the next instance gets. From now on this task decides nothing.
     pub(super) fn bequeath(&mut self) -> Result<ModelWill, String> {
         if self.is_searching() {
-            // The next instance can search as well: whoever wants to hand over asks again.
+            // The next instance can search too, and the handover is requested again.
             self.stop_start_search();
             self.dead_starts.forget_deaths();
         }
@@ -149,7 +150,7 @@ impl Model {
         Some(Heir { record, files })
     }
 
-    /// Nothing is decided until it is known who goes on. Returns whether that is us.
+    /// Decides nothing until the handover succeeds or fails. Returns true if this instance continues.
     pub(super) async fn stay_frozen(&mut self) -> bool {
         let mut stashed = Vec::new();
         let ends = loop {
@@ -160,12 +161,13 @@ impl Model {
                     let _told = reply.send(());
                     break Ends::LetGo;
                 }
-                // It turns, and whoever watches over that must not end all for a next program that hangs.
+                // The task is responsive. The watchdog must not end the program because the next instance
+                // hangs.
                 Some(Message::Beat(question)) => drop(question.send(())),
                 Some(message) => stashed.push(message),
             }
         };
-        // What came meanwhile is looked at now, by whoever goes on.
+        // Handle the stashed messages now, in either case.
         for message in stashed {
             self.outbox.send(message);
         }
@@ -184,7 +186,7 @@ impl Model {
     }
 
     fn let_go(&self) {
-        // Whether there is hope is the other one's to say from now on.
+        // From now on the next instance decides which requests are refused.
         self.leases.refuse(None);
         for live in self.lives() {
             if let Some(process) = &live.process {
@@ -196,7 +198,8 @@ impl Model {
         }
     }
 
-    /// Others own the processes. What has a lease here, or waits for one, goes on as long as its process does.
+    /// Serves leases and waiting requests after the processes have been handed over, as long as their
+    /// processes live.
     pub(super) async fn see_off(&mut self) {
         let mut ends = false;
         loop {
@@ -217,10 +220,10 @@ impl Model {
                         self.leases.refuse(Some(Refusal::ShuttingDown));
                         ends = true;
                     }
-                    // Whoever still asks here has to ask the other instance. Dropped with who waits for its answer, which says that
-                    // everything ends.
+                    // Operators have to ask the next instance. Dropping the reply channel tells them that
+                    // this instance ends.
                     Some(Message::Control(control)) => drop(control),
-                    // Whoever asks whether we turn may have left.
+                    // Fails if the watchdog has stopped waiting.
                     Some(Message::Beat(question)) => drop(question.send(())),
                     Some(Message::Report(..) | Message::Looked(..) | Message::StartSearched(..)) => {}
                 },
@@ -231,16 +234,16 @@ impl Model {
                 }
                 Some(_) = self.helpers.join_next(), if !self.helpers.is_empty() => {}
             }
-            // Who waits for a process that ends meanwhile, or for one that nobody starts any more, hears so.
+            // Tell requests that wait for a process which has ended, or which is no longer started.
             if ends && !self.leases.any_open() {
                 self.leases.dismiss(&Denied::ShuttingDown);
             }
-            // Its answers are what changes.
+            // Pending answers are all that can change here.
             self.operators.give_answers();
         }
     }
 
-    /// A process has died whose requests are here.
+    /// Handles the death of a process that has requests here.
     fn lose(&mut self, generation: GenerationId) {
         self.leases.close(generation);
         for unit in &mut self.units {
@@ -248,11 +251,12 @@ impl Model {
                 live.cell.revoke();
             }
         }
-        // What waits goes on when the other instance has told of the next one.
+        // Waiting requests continue when the next instance reports a new process.
         self.leases.forget(generation);
     }
 
-    /// The other instance's processes are those that requests go to from here, too.
+    /// Opens and closes gates here as the next instance does, so that requests of this instance reach its
+    /// processes.
     fn follow_gates(&mut self, gates: &[Gate]) {
         self.followed = Some(gates.iter().map(|gate| gate.generation).collect());
         for cell in self.leases.open_cells() {
@@ -270,7 +274,8 @@ impl Model {
                 .or_else(|| self.guests.get(&gate.generation).cloned());
             let cell = cell.unwrap_or_else(|| {
                 let cell = Arc::new(Cell::new(gate.generation, gate.endpoint.clone(), gate.facts));
-                // Without it no answer of here could be gone on with there by its tokens, or behind its text.
+                // Without its identity an answer could not be continued there by its tokens or after its
+                // text.
                 if let Some(kin) = gate.kin {
                     let _first = cell.kin.set(kin);
                 }
@@ -279,7 +284,7 @@ impl Model {
             });
             self.leases.open(&cell, self.limit(gate.slots));
         }
-        // One that is gone there is gone here.
+        // Remove processes that are gone in the next instance.
         let here = |id: &GenerationId| gates.iter().any(|gate| gate.generation == *id);
         let gone: Vec<GenerationId> = self.guests.keys().copied().filter(|id| !here(id)).collect();
         for id in gone.into_iter().filter(|id| self.leases.is_unused(*id)) {
@@ -289,7 +294,7 @@ impl Model {
         self.context.followed.notify_one();
     }
 
-    /// The other instance has turned its callers away: whoever waits here since then hears the same.
+    /// Refuses requests waiting here that the next instance has refused since.
     fn turn_away(&self, refused: &[Refused]) {
         for refused in refused {
             match refused.denied() {
@@ -301,12 +306,12 @@ impl Model {
         }
     }
 
-    /// It refused a connection: whether it lives is found out by asking.
+    /// Probes a process that refused a connection.
     fn doubt_again(&mut self, generation: GenerationId) {
         let (timeout, pause) = (self.spec.lifecycle.probe_timeout, self.spec.lifecycle.start_probe_interval);
         let process = self.lives().find(|live| live.id == generation).and_then(|live| live.process.clone());
         let Some(process) = process else {
-            // One of the other instance, which knows whether it lives and tells of its next one.
+            // A process of the next instance, which knows if it lives and reports its successor.
             let guest = self.guests.get(&generation).filter(|_| self.is_followed(generation));
             if let Some(cell) = guest.cloned() {
                 let limit = self.leases.limit(generation).unwrap_or_else(|| self.limit(None));
@@ -325,7 +330,7 @@ impl Model {
         });
     }
 
-    /// Unless the other instance lets nobody in there any more.
+    /// Reopens the gate of a generation, unless the next instance has closed it.
     fn open_again(&self, generation: GenerationId) {
         let live = self.lives().find(|live| live.id == generation);
         if let Some(live) = live.filter(|_| self.is_followed(generation)) {
@@ -334,7 +339,7 @@ impl Model {
         }
     }
 
-    /// Whether its gate is open there, as far as was heard.
+    /// True if the gate is open in the next instance, as last reported.
     fn is_followed(&self, generation: GenerationId) -> bool {
         self.followed.as_ref().is_none_or(|gates| gates.contains(&generation))
     }

@@ -1,5 +1,5 @@
-//! What all models of a fleet share: the outside world, the journal, the ledger, the picture, the generation counter, who
-//! may replace a process now, and what is known of all their processes together.
+//! State shared by the tasks of all models: outside world, journal, ledger, published view, generation
+//! counter, replacement permits, and memory of all processes together.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -31,44 +31,44 @@ pub(crate) struct Context {
     pub(crate) world: Arc<dyn World>,
     pub(crate) journal: Arc<Journal>,
     pub(crate) ledger: Ledger,
-    /// Where all that is kept is written.
+    /// Writes the state directory.
     pub(crate) state: StateWriter,
     pub(crate) publisher: Publisher,
     pub(crate) runtime_dir: PathBuf,
     pub(crate) traces: PathBuf,
     pub(crate) fleet_memory: FleetMemory,
     pub(crate) leak_history: LeakHistory,
-    /// Where models tell what they want and hold.
+    /// Channel to the loader that decides which models are loaded.
     pub(crate) loading: Arc<LoadingDesk>,
-    /// What all models share of the configuration.
+    /// Configuration shared by all models.
     pub(crate) common: Arc<Mutex<Common>>,
-    /// Memory that did not come back when a process had ended, in words, by GPU.
+    /// Memory that did not come back after a process ended, described per GPU.
     pub(crate) leaks: Mutex<BTreeMap<GpuIndex, String>>,
     arbiter: Mutex<Arbiter>,
     pub(crate) epoch: Instant,
-    /// Cancelled once we own what an instance before us may have left.
+    /// Cancelled once this instance owns the processes of its predecessor.
     pub(crate) begun: CancellationToken,
     generations: AtomicU64,
-    /// Models that were removed and still have processes.
+    /// Number of removed models that still have processes.
     pub(crate) leaving: AtomicUsize,
-    /// Wakes whoever tells the instance before us where requests go: we have let go, and follow the gates of the next one.
+    /// Wakes the task that reports gates to the previous instance: this instance follows the next one's
+    /// gates.
     pub(crate) followed: Notify,
-    /// What that one is told of callers who were turned away.
+    /// Refusals to report to the previous instance.
     pub(crate) refused: Refusals,
 }
 
-/// Where it goes on.
+/// Clock and counters with which a fleet starts.
 #[derive(Debug)]
 pub(crate) struct Since {
-    /// When the fleet began.
     pub(crate) epoch: Instant,
-    /// The last generation made.
+    /// Last generation number in use.
     pub(crate) generations: u64,
     pub(crate) begun: CancellationToken,
 }
 
 impl Since {
-    /// At the beginning.
+    /// Start of a fleet without a predecessor.
     pub(crate) fn now() -> Self {
         let begun = CancellationToken::new();
         begun.cancel();
@@ -76,7 +76,7 @@ impl Since {
     }
 }
 
-/// The right to replace a process now. Dropping it lets the next one go.
+/// Right to replace a process now. Dropping it lets the next replacement begin.
 #[derive(Debug)]
 pub(crate) struct Permit {
     context: Arc<Context>,
@@ -124,7 +124,8 @@ impl Context {
         }
     }
 
-    /// Callers of a model are turned away. Those who wait in the instance before us are its callers, too.
+    /// Reports refusals of a model's requests, so that the previous instance refuses its waiting requests
+    /// too.
     pub(crate) fn turn_away_before_us(&self, model: &ModelName, denied: &Denied) {
         if let Some(refused) = Refused::now(model.as_str(), denied) {
             self.refused.note(refused);
@@ -132,8 +133,8 @@ impl Context {
         }
     }
 
-    /// The right to replace a replica that uses these GPUs; `None` while another replacement of the model or on one of
-    /// the GPUs is under way.
+    /// Permit to replace a replica that uses these GPUs. `None` while another replacement of the model, or
+    /// on one of the GPUs, is under way.
     pub(crate) fn permit(
         self: &Arc<Self>,
         model: &ModelName,
@@ -147,18 +148,18 @@ impl Context {
         }
     }
 
-    /// The right to replace a replica at once, whoever is at it. Others wait for its end.
+    /// Permit to replace a replica at once, despite other replacements. Later ones wait for its end.
     pub(crate) fn claim(self: &Arc<Self>, model: &ModelName, replica: u32, gpus: &[GpuIndex]) -> Permit {
         let slot = lock(&self.arbiter).claim(model, replica, gpus);
         Permit { context: Arc::clone(self), slot }
     }
 
-    /// Whether a backend may be ended because this memory is almost gone: one at a time.
+    /// True if a backend may be ended because this memory is almost exhausted. Only one at a time may.
     pub(crate) fn may_end(&self, series: MemoryKind) -> bool {
         lock(&self.arbiter).may_end(series, self.now(), warden_policies::defaults().levels.kill_pause)
     }
 
-    /// Time since the fleet started: the clock of all policies.
+    /// Time since the fleet started; all policies use this clock.
     pub(crate) fn now(&self) -> Duration {
         self.epoch.elapsed()
     }
@@ -167,7 +168,7 @@ impl Context {
         GenerationId(self.generations.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// The last generation made: every later one has a greater number.
+    /// Last generation made; every later one has a greater number.
     pub(crate) fn last_generation(&self) -> GenerationId {
         GenerationId(self.generations.load(Ordering::Relaxed))
     }

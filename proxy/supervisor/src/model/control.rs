@@ -1,4 +1,4 @@
-//! What operators ask for: restart, drain, new settings, removal, the end.
+//! Handles operator requests: restart, drain, new settings, removal, shutdown.
 
 use std::path::Path;
 
@@ -47,12 +47,12 @@ impl Model {
             Control::HandOver(reply) => {
                 let will = self.bequeath();
                 if let Err(Ok(_)) = reply.send(will) {
-                    // Nobody waits for it any more.
+                    // The instance that asked for the handover is gone.
                     self.outbox.send(Message::Control(Control::Thaw));
                 }
             }
             Control::Begin => self.begin(),
-            // Too late, or for nothing.
+            // Valid only while frozen or followed.
             Control::Thaw | Control::LetGo(_) | Control::Gates(..) | Control::Disband => {}
             Control::Remove => self.remove(),
             Control::Shutdown(deadline) => self.shut_down(deadline),
@@ -84,7 +84,7 @@ impl Model {
         self.operators.drains.push(Drain { generations, reply });
     }
 
-    /// Everything stops, and nothing takes another's place any more.
+    /// Stops all processes and cancels held starts.
     pub(super) fn all_down(&mut self) {
         for unit in &mut self.units {
             unit.held = None;
@@ -97,7 +97,7 @@ impl Model {
         }
     }
 
-    /// Returns whether processes are replaced.
+    /// Applies new settings. Returns true if processes are replaced.
     fn apply(&mut self, spec: SharedSpec, watch: Watch) -> bool {
         let spec = self.keep_fallback(spec);
         let needed = self.loading_spec();
@@ -108,7 +108,7 @@ impl Model {
         self.leases.set_queue(self.spec.queue.depth, self.spec.queue.wait);
         self.leases.set_admission(self.spec.admission.mode, self.spec.admission.policy.clone());
         self.leases.set_quarantine(self.spec.quarantine);
-        // Whom admission turns away, and what an overlap needs, has nothing to do with what held replacements back.
+        // Admission and overlap settings do not affect what held replacements back.
         let mut before = old.recycle.clone();
         before.common = Recycle {
             admission: self.spec.recycle.common.admission,
@@ -149,7 +149,7 @@ impl Model {
         remade && self.units.iter().any(|unit| unit.live.is_some())
     }
 
-    /// What does not start gets a new chance with the command as it is now.
+    /// Retries failed starts with the current command.
     pub(super) fn start_the_failed(&mut self) {
         for id in self.ids() {
             if self.unit(id).is_some_and(|unit| matches!(unit.phase(), Phase::Backoff | Phase::Failed)) {
@@ -162,7 +162,7 @@ impl Model {
         }
     }
 
-    /// Processes of that binary behave so, those that run and those to come.
+    /// Stores measured facts for present and future processes of a binary.
     fn learn_facts(&mut self, binary: &Path, facts: ServerFacts) {
         if self.spec.command.binary == binary {
             self.spec.facts = facts;
@@ -174,7 +174,7 @@ impl Model {
         }
     }
 
-    /// A new limit of leases, for what is open.
+    /// Applies a new lease limit to open gates.
     fn reopen(&mut self) {
         for unit in &self.units {
             if let (Phase::Ready, Some(live)) = (unit.phase(), &unit.live) {
@@ -183,7 +183,7 @@ impl Model {
         }
     }
 
-    /// As many replicas as configured: new ones are added, the last ones retire.
+    /// Adjusts the number of replicas: new ones are added, the last ones retire.
     pub(super) fn set_replicas(&mut self) {
         for replica in 0..self.spec.run.replicas {
             if self.current(replica).is_none() {
@@ -205,7 +205,7 @@ impl Model {
         self.replacements.keep_replicas(replicas);
     }
 
-    /// Callers have been turned away already, by the fleet.
+    /// Removes the model. The fleet has already refused its requests.
     fn remove(&mut self) {
         self.shown = false;
         if self.end.is_none() {
@@ -215,9 +215,9 @@ impl Model {
         self.all_down();
     }
 
-    /// New callers have been turned away already, by the fleet.
+    /// Ends the model by `deadline`. The fleet has already refused new requests.
     fn shut_down(&mut self, deadline: Instant) {
-        // Those that serve go on as long as somebody needs them; `settle` ends the others.
+        // Processes that serve stay while they have requests; `settle` ends the others.
         self.end = Some(End::Shutdown(deadline));
         self.give_up_replacements("the fleet is shutting down");
         for unit in &mut self.units {
@@ -227,7 +227,7 @@ impl Model {
         }
     }
 
-    /// Whether the task has nothing left to do.
+    /// True if the task has nothing left to do.
     pub(super) fn is_over(&self) -> bool {
         let Some(end) = self.end else { return false };
         if !self.units.iter().any(|unit| unit.live.is_some()) && !self.is_searching() {
@@ -245,7 +245,7 @@ impl Model {
         late
     }
 
-    /// When the end has something to do by itself.
+    /// Deadline at which the end needs another look.
     pub(super) fn end_deadline(&self) -> Option<Instant> {
         match self.end? {
             End::Removed => None,

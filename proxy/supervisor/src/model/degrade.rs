@@ -1,10 +1,11 @@
-//! A process that came up with much less on GPUs than one like it had: the device was lost, or full.
+//! Handles a process that came up with much less on GPUs than an earlier one with the same command: the
+//! device was lost, or full.
 //!
 //! ```text
-//!   ready ── layers by its log, VRAM by a reading ── much less than is known of its kind?
-//!      the new half of an overlap, and the old one can serve ── it goes, the old one stays
-//!      anything else ── it serves, which is better than nothing; that is told, and it is started again
-//!                       when the memory can be had, after pauses that grow
+//!   ready ── layers from its log, VRAM from a reading ── much less than known for its command?
+//!    successor in an overlap, and the old process can serve ── the successor ends, the old process stays
+//!    anything else ── it serves degraded, which is logged; it is restarted when enough memory is available,
+//!                     after growing pauses
 //! ```
 
 use std::time::Duration;
@@ -23,7 +24,7 @@ use crate::error::{Failure, FailureKind};
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
-/// Reasons for which an old process is no better than a new one on the processor.
+/// Reasons for which the old process is no better than a new one on the CPU.
 const CANNOT_SERVE: [Reason; 5] =
     [Reason::Wedged, Reason::ComputeErrors, Reason::DeviceFault, Reason::Unresponsive, Reason::Crashed];
 
@@ -32,15 +33,15 @@ impl Model {
         lock(&self.context.common).health.clone()
     }
 
-    /// What a process has lost against the best one like it.
+    /// Offload lost, compared with the best process with the same command.
     fn lost(&self, unit: &Unit, now: Offload) -> Option<Lost> {
         let live = unit.live.as_ref()?;
         let known = self.context.leak_history.offload(&live.memory.key)?;
         now.lost(known, &self.health())
     }
 
-    /// A process is ready to take the place of another: whether it goes instead, because it has lost much and the other
-    /// can serve. `vram` is what it holds now, where that was read.
+    /// Decides if a ready successor ends instead of taking over, because it has lost much and the old
+    /// process can serve. `vram` is what it holds now, if that was read.
     pub(super) fn turns_down(&mut self, id: UnitId, vram: Option<u64>) -> bool {
         let Some(unit) = self.unit(id).filter(|unit| unit.role == Role::Successor) else { return false };
         let Some(live) = &unit.live else { return false };
@@ -67,8 +68,8 @@ impl Model {
         true
     }
 
-    /// A process serves, and more may be known of what it has: by its log when it is ready, by a reading a moment later.
-    /// What is whole is remembered when `settled`.
+    /// Judges the offload of a serving process: from its log when it is ready, from a reading a moment
+    /// later. A complete offload is remembered if `settled`.
     pub(super) fn judge_offload(&mut self, id: UnitId, settled: bool) {
         let Some(unit) = self.unit(id) else { return };
         let Some(live) = &unit.live else { return };
@@ -110,7 +111,7 @@ impl Model {
         clock::again(Instant::now(), backoff::delay(&policy, tried.saturating_add(1), rand::random()))
     }
 
-    /// It is time to look whether what was lost can be had again.
+    /// Restarts a degraded process when its memory is available again.
     pub(super) fn recover(&mut self, now: Instant) {
         let Some(recovery) = self.timers.recovery.filter(|recovery| recovery.at <= now) else { return };
         let degraded = |unit: &&Unit| {
@@ -122,7 +123,7 @@ impl Model {
         };
         let (replica, ready) = (unit.replica, unit.phase() == Phase::Ready);
         if !ready || !self.replacements.is_empty() || !self.can_be_had(unit) {
-            // A look costs nothing.
+            // Looking is cheap, so the pause does not grow.
             let pause = self.health().offload_retry.max(Duration::from_secs(1));
             self.timers.recovery = Some(Recovery { at: clock::again(now, pause), ..recovery });
             return;
@@ -132,8 +133,8 @@ impl Model {
         self.replace(replica, Reason::Degraded);
     }
 
-    /// Whether as much VRAM is free as the best process of its kind held, with what this one gives back. Where no sensor
-    /// reads GPUs, only a start can show it.
+    /// True if as much VRAM is free as the best process held, counting what this one frees. Without a GPU
+    /// sensor only a start can show it.
     fn can_be_had(&self, unit: &Unit) -> bool {
         let Some(live) = &unit.live else { return false };
         let Some(lost) = live.degraded else { return false };

@@ -1,4 +1,4 @@
-//! What the processes of a model have shown so far: how long they load, what prompts cost, when they have nothing to do.
+//! Values learned from a model's processes: load time, prompt costs, idle times.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use crate::view::Modalities;
 
 #[derive(Debug)]
 pub(super) struct Experience {
-    /// From spawn to ready, as it was the last time.
+    /// Time from spawn to ready, at the last start.
     pub(super) load_time: Option<Duration>,
-    /// The fastest of those that were started with the same command.
+    /// Fastest start with the current command.
     fastest: Option<Duration>,
     pub(super) n_ctx: Option<u64>,
     pub(super) modalities: Option<Modalities>,
     pub(super) lulls: Lulls,
-    /// A process would not start with a directory for slots.
+    /// A process did not start with a slot directory.
     pub(super) refuses_slot_files: bool,
-    /// Of processes made of this it is known that they do not use what they have restored.
+    /// `made_of` hash of processes that are known not to use restored slots.
     pub(super) reuses_no_slots: Option<u64>,
-    /// What the last process was started with that became ready.
+    /// Command of the last process that became ready.
     command: Option<Command>,
-    /// What prompts cost in a process, and what that is made of.
+    /// Prompt prices, and the leak-history key of the processes that they are valid for.
     prices: (String, Vec<Price>),
 }
 
@@ -46,12 +46,12 @@ impl Experience {
         }
     }
 
-    /// How long the fastest start of this command took.
+    /// Fastest start with this command.
     pub(super) fn fastest_of(&self, command: &Command) -> Option<Duration> {
         self.fastest.filter(|_| self.command.as_ref() == Some(command))
     }
 
-    /// A process became ready. Returns whether the one before it was started with another command.
+    /// Records that a process became ready. Returns true if the previous one had another command.
     pub(super) fn ready(&mut self, took: Duration, props: &Props, command: Command) -> bool {
         self.load_time = Some(took);
         self.n_ctx = props.n_ctx.or(self.n_ctx);
@@ -62,7 +62,7 @@ impl Experience {
         is_other
     }
 
-    /// What was learnt of a process, for the next one like it.
+    /// Stores the prices learned from a process for the next one with the same key.
     pub(super) fn note_prices(&mut self, memory: &MemoryTracker) {
         let learnt = memory.cost.learnt();
         if !learnt.is_empty() {
@@ -70,7 +70,7 @@ impl Experience {
         }
     }
 
-    /// What is known of processes like this.
+    /// Prices learned from processes with this key.
     pub(super) fn prices(&self, key: &str) -> &[Price] {
         if self.prices.0 == key { &self.prices.1 } else { &[] }
     }

@@ -1,5 +1,5 @@
-//! A model that does not fit into memory as it is configured is started with its fallback arguments, until it is unloaded or configured
-//! otherwise.
+//! Starts a model that does not fit into memory with its fallback arguments, until it is unloaded or gets
+//! another configuration.
 
 use warden_policies::book::Needs;
 
@@ -9,10 +9,11 @@ use crate::error::FailureKind;
 use crate::spec::{Command, Fallback, ModelSpec, SharedSpec};
 use crate::view::event::EventKind;
 
-/// Starts in a row that found too little memory, after which it is enough: after the first one others make more room.
+/// Consecutive starts without enough memory before the fallback is used. After the first one other models
+/// make more room.
 const SHORT_STARTS: u32 = 2;
 
-/// What is configured, while the fallback is in its place.
+/// Configured command and needs, while the fallback replaces them.
 #[derive(Debug)]
 pub(super) struct Whole {
     command: Command,
@@ -20,7 +21,8 @@ pub(super) struct Whole {
 }
 
 impl Model {
-    /// Takes the fallback arguments from the next start on, if there are any and nothing of the model is there. Returns whether it does.
+    /// Switches to the fallback arguments from the next start on, if there are any and the model has no
+    /// process. Returns true if it switched.
     pub(super) fn fall_back(&mut self, because: &str) -> bool {
         let any = self.units.iter().any(|unit| unit.live.is_some());
         let Some(Fallback { args, needs }) = self.spec.fallback.clone() else { return false };
@@ -35,14 +37,14 @@ impl Model {
         self.tell(None, EventKind::FallsBack { message });
         self.apply_loading();
         if matches!(self.stand, Stand::In { .. }) {
-            // That room was for more.
+            // The granted room was for the larger configuration.
             self.give_room_back();
         }
         self.start_the_failed();
         true
     }
 
-    /// The instance before us had taken the fallback arguments, and the processes that it left have them.
+    /// Switches to the fallback arguments because the inherited processes run with them.
     pub(super) fn be_less(&mut self) {
         let Some(Fallback { args, needs }) = self.spec.fallback.clone() else { return };
         let command = self.spec.command.clone();
@@ -52,7 +54,7 @@ impl Model {
         self.apply_loading();
     }
 
-    /// Starts found too little memory, although others made room.
+    /// Falls back if starts lacked memory although other models made room.
     pub(super) fn settle_fallback(&mut self) {
         let short = self.units.iter().find_map(|unit| {
             let failure = unit.failure.as_ref()?;
@@ -64,7 +66,7 @@ impl Model {
         }
     }
 
-    /// The next start is as configured: there may be more room by then.
+    /// Returns to the configured command: there may be more room at the next start.
     pub(super) fn take_whole(&mut self) {
         if let Some(Whole { command, needs }) = self.whole.take() {
             self.spec.command = command;
@@ -72,7 +74,7 @@ impl Model {
         }
     }
 
-    /// Other settings: one that is what it was stays with its fallback arguments.
+    /// Applies the fallback to new settings whose command and fallback arguments are unchanged.
     pub(super) fn keep_fallback(&mut self, mut spec: SharedSpec) -> SharedSpec {
         let whole = self.whole.take().filter(|whole| spec.command == whole.command);
         let args = |spec: &ModelSpec| spec.fallback.as_ref().map(|fallback| fallback.args.clone());

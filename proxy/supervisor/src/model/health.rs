@@ -1,5 +1,5 @@
-//! What is known of the health of one generation: its answers, its progress, faults of its GPUs, and the symptoms that they add
-//! up to. It is fed and asked; it decides nothing and tells nobody.
+//! Tracks the health of one generation: answers, progress, GPU faults, and the symptoms that follow from
+//! them. Makes no decisions.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use crate::process::{Props, Sample, hints};
 use crate::spec::{Command, Common};
 use crate::view::HealthView;
 
-/// Silence that is worth showing: less is the pause between two looks.
+/// Shortest silence worth showing; less is only the pause between two looks.
 const STALL_SHOWN: Duration = Duration::from_secs(10);
 
-/// The Xid of a GPU that has fallen off the bus, which is what a driver that lost it means.
+/// Xid of a GPU that has fallen off the bus: the meaning of a device that the driver lost.
 const OFF_THE_BUS: u64 = 79;
 
 #[derive(Debug)]
@@ -27,15 +27,15 @@ pub(super) struct HealthTracker {
     health: Health,
     faults_seen: Option<u64>,
     speed: Option<f64>,
-    /// It answers questions about its slots when it is well.
+    /// A healthy process answers questions about its slots.
     tells_slots: bool,
-    /// Its counters may be asked for while nothing is in flight.
+    /// Counters may be requested while nothing is in flight.
     asked_idle: bool,
-    /// How long it may take to load its model again; zero if it never gives it back.
+    /// Time limit for loading the model again after sleep; zero if the process never unloads it.
     wake: Duration,
     standing: Option<(Instant, Standing)>,
     paging: u64,
-    /// How long a prompt whose client left may still be evaluated.
+    /// Time for which a prompt may still be evaluated after its client left.
     forget: Duration,
 }
 
@@ -58,21 +58,21 @@ impl HealthTracker {
         }
     }
 
-    /// It is ready, and took so long to start.
+    /// Records that the process is ready, and how long its start took.
     pub(super) fn ready(&mut self, command: &Command, props: &Props, start: Duration) {
         self.tells_slots = props.tells_slots;
         self.asked_idle = hints::may_ask_idle(command, props.build);
         self.wake = if hints::sleeps(command) { start.saturating_mul(2) } else { Duration::ZERO };
     }
 
-    /// Whether its counters are asked for now, and what it says of its slots: a server that sleeps is let sleep, and one
-    /// that works is left alone.
+    /// Returns two flags: request counters, and request slots. A sleeping server is not woken, and a server
+    /// at work is left alone.
     pub(super) fn asks(&self, in_flight: u32) -> (bool, bool) {
         (in_flight > 0 || self.asked_idle, in_flight > 0 && self.tells_slots && self.health.asks())
     }
 
-    /// Takes in what a reading that was complete at `now`, and the answers since the last one, say. `uses`: whether it
-    /// has memory on a GPU.
+    /// Records a complete reading, and the answers since the last one. `uses` says if the process has
+    /// memory on a GPU.
     pub(super) fn observe(
         &mut self,
         now: Instant,
@@ -107,7 +107,7 @@ impl HealthTracker {
         self.faults(reading, uses);
     }
 
-    /// Whether it was stopped since the last reading, or waited for its pages.
+    /// True if the process was stopped since the last reading, or waited for its pages.
     fn is_hindered(&mut self, at: Instant, standing: Option<Standing>) -> bool {
         let Some(now) = standing else { return false };
         let before = self.standing.replace((at, now));
@@ -121,7 +121,7 @@ impl HealthTracker {
 
     fn faults(&mut self, reading: &Sample, uses: impl Fn(GpuIndex) -> bool) {
         let Some(devices) = &reading.devices else { return };
-        // Those before its first reading were another one's.
+        // Faults before the first reading belong to an earlier process.
         let seen = *self.faults_seen.get_or_insert_with(|| devices.last_fault());
         for fault in devices.faults.iter().filter(|fault| fault.number > seen) {
             let xid = match fault.fault {
@@ -140,12 +140,12 @@ impl HealthTracker {
         self.health.symptoms()
     }
 
-    /// The speed of decoding at the last look, tokens per second of one slot.
+    /// Decoding speed at the last look, in tokens per second of one slot.
     pub(super) fn speed(&self) -> Option<f64> {
         self.speed
     }
 
-    /// For status and metrics.
+    /// View for status and metrics.
     pub(super) fn show(&self, cell: &Cell) -> HealthView {
         let slow = self.symptoms().into_iter().find_map(|symptom| match symptom {
             Symptom::SlowDecode { baseline, .. } => Some(baseline),

@@ -1,4 +1,4 @@
-//! A model that nobody asks for is unloaded after its time (`ttl`), and loaded again by its next request.
+//! Unloads a model without requests after its `ttl`. The next request loads it again.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use super::unit::{Role, Unit};
 use crate::clock;
 use crate::view::event::EventKind;
 
-/// How often it is looked whether a model that stays for another one still does.
+/// Interval for checking if a model that is kept for another one still has to stay.
 const COMPANY_LOOK: Duration = Duration::from_secs(1);
 
 impl Model {
-    /// Drains and stops processes that have had no request for their time. Who comes in this very moment waits for them to end, and
-    /// then for the next ones.
+    /// Drains and stops processes that had no request for `ttl`. A request that arrives at this moment
+    /// waits for the end and the next start.
     pub(super) fn unload_the_idle(&mut self) {
         self.timers.idle = None;
         let Some(ttl) = self.spec.ttl.filter(|_| self.end.is_none()) else { return };
         let serves = |unit: &Unit| unit.role == Role::Current && unit.phase() == Phase::Ready;
-        // What starts, ends or is replaced is looked at again when it has come to rest.
+        // Replicas that start, end or are replaced are checked again when they have settled.
         let rests = self.replacements.is_empty() && self.operators.restarts.is_empty();
         if !rests || self.units.is_empty() || !self.units.iter().all(serves) {
             return;
@@ -29,7 +29,7 @@ impl Model {
         let idle = self.lives().map(|live| self.leases.idle_since(live.id));
         let due = match idle.collect::<Option<Vec<Instant>>>().and_then(|since| since.into_iter().max()) {
             Some(since) => clock::after(since, ttl),
-            // It is at work. When it is looked at again nothing can be due yet, and then it is known since when it rests.
+            // Requests are running. The next check comes after `ttl`, which is the earliest possible time.
             None => clock::after(now, ttl),
         };
         if due > now || self.leases.waiting() > 0 {

@@ -1,5 +1,5 @@
-//! Going on with the processes of the instance before us: they are looked at like new ones, and nothing is decided about them
-//! until that instance has let them go.
+//! Takes over the processes of the previous instance. They are sampled like new ones; nothing is decided
+//! about them until that instance has let them go.
 
 use tokio::time::Instant;
 use warden_policies::lifecycle::{Effect, Event};
@@ -18,7 +18,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 
 impl Model {
-    /// Takes over what the instance before us had of the model.
+    /// Takes over a model of the previous instance.
     pub(super) fn inherit(&mut self, will: ModelWill) {
         let ModelWill { record, heirs } = will;
         self.inherit_pin(record.by_hand);
@@ -36,7 +36,7 @@ impl Model {
             let by = heirs[0].record.generation;
             self.leases.settings.set(by, &path, Bytes::from(body));
         }
-        // They have it already.
+        // The processes have these settings already.
         let _known = self.leases.settings.take_fresh();
         self.stand = Stand::In { places: record.places.clone(), told: true, asking: None, beside: true };
         self.tell_loading(Told::Inherited(record.places));
@@ -49,14 +49,14 @@ impl Model {
         let record = heir.record.clone();
         let generation = record.generation;
         let current = self.current(record.replica).map(|unit| unit.id);
-        // One more than there are to be now: it drains when it is ours.
+        // A surplus replica: it drains once it is ours.
         let id = current.unwrap_or_else(|| self.add_unit(record.replica, Role::Current));
         let cell = Arc::new(Cell::new(generation, record.endpoint.clone(), record.facts));
         cell.inherit(record.work, record.saves_for_us);
         if let Some(kin) = record.kin {
             let _first = cell.kin.set(kin);
         }
-        // What cannot be read was made by other rules, and is made anew.
+        // A recipe that cannot be read comes from another version: treat the process as outdated.
         let made_of = serde_json::from_value::<Recipe>(record.made_of).unwrap_or_else(|_| {
             let mut other = recipe(&self.spec);
             other.request.command = record.command.clone();
@@ -104,7 +104,7 @@ impl Model {
         self.changed();
     }
 
-    /// The instance before us has let go: the processes are ours.
+    /// Starts deciding: the previous instance has let the processes go.
     pub(super) fn begin(&mut self) {
         let now = Instant::now();
         for unit in &mut self.units {

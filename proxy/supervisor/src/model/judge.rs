@@ -1,14 +1,14 @@
-//! Reads memory and lets the policy judge it.
+//! Reads memory and applies the recycle policy.
 //!
-//! A sample is due every interval, right after a process has become ready, and a moment after its last request has ended
-//! if it is idle since. The policy is asked at every sample, and once more when a replacement that waits for quiet may
-//! have found it.
+//! A sample is due every interval, right after a process becomes ready, and a moment after its last request
+//! if it stays idle. The policy is evaluated at each sample, and again when a replacement that waits for a
+//! quiet moment may have one.
 //!
 //! ```text
-//!   facts ──> decide ──> asked to give memory back? (`reclaim`) ──> due? ──> cooldown ───> confirmed? ──> turn ──> replace
-//!                 │                   │             │            └ no: another replacement goes first
-//!                 │                   │             └ growth of host memory is read page by page first
-//!                 │                   └ held: told once
+//!     facts ──> decide ──> reclaim? ──> due? ──> cooldown ──> confirmed? ──> permit ──> replace
+//!                 │           │                      │            └ no: another replacement goes first
+//!                 │           │                      └ growth of host memory is first read page by page
+//!                 │           └ held: logged once
 //!                 └ kill: at once, a draining process too
 //! ```
 
@@ -28,7 +28,7 @@ use crate::model::context::Permit;
 use crate::view::event::EventKind;
 
 impl Model {
-    /// Asks the policy about a unit and acts on the answer.
+    /// Applies the policy to a unit and acts on the decision.
     pub(super) fn judge(&mut self, id: UnitId) {
         let now = Instant::now();
         self.note_lull(id);
@@ -44,12 +44,13 @@ impl Model {
         let (replica, phase, role) = (unit.replica, unit.phase(), unit.role);
         let Some(live) = &mut unit.live else { return };
         live.memory.facts = Some(facts);
-        // Only a drain can last too long: what waits for its turn or its interval has not had one yet.
+        // Only a drain can last too long. A decision that waits for a permit or an interval has not drained
+        // yet.
         let urgent = phase == Phase::Draining && decision.action >= Action::DrainNow;
         live.wish.urgent_since = if urgent { live.wish.urgent_since.or(Some(now)) } else { None };
         match phase {
             Phase::Ready if role == Role::Current => self.weigh(id, replica, decision, now),
-            // An end that brings nothing back is not worth the requests that it cuts.
+            // Do not cut requests for an end that frees nothing.
             Phase::Draining
                 if decision.action == Action::KillNow && !futile && !self.is_spared(&decision) =>
             {
@@ -59,7 +60,8 @@ impl Model {
         }
     }
 
-    /// Tells the cooldown which budgets the process has passed, and operators which of them are too small.
+    /// Tells the cooldown which budgets the process exceeds, and warns operators about budgets that are too
+    /// small.
     fn note_passed(&mut self, id: UnitId, facts: &Facts) {
         let load_time = self.experience.load_time;
         let Some(live) = self.live_mut(id) else { return };
@@ -75,24 +77,24 @@ impl Model {
         }
     }
 
-    /// What bars a replacement for this reason until an operator acts.
+    /// Reason that holds a replacement back until an operator acts.
     fn bars(&self, facts: &Facts, reason: Reason, series: Option<MemoryKind>) -> Option<Held> {
         self.cooldown.bars(reason, series, facts.charged(series), &self.spec.recycle)
     }
 
-    /// The same for a decision about a unit, as the last judgement knew it.
+    /// Same as [`Self::bars`] for a decision, with the memory of the last judgement.
     fn bars_decision(&self, id: UnitId, decision: &Decision) -> Option<Held> {
         let held = decision.series.and_then(|series| self.charged(id, series));
         self.cooldown.bars(decision.reason?, decision.series, held, &self.spec.recycle)
     }
 
-    /// What follows from a decision about a process that serves.
+    /// Acts on a decision about a serving process.
     fn weigh(&mut self, id: UnitId, replica: u32, mut decision: Decision, now: Instant) {
         let mut facts = None;
         let too_small = |model: &Self, decision: &Decision| {
             matches!(model.bars_decision(id, decision), Some(Held::BudgetTooSmall { .. }))
         };
-        // What work needs cannot be given back.
+        // Work needs this memory, so it cannot be given back.
         while !too_small(self, &decision)
             && let Some(waiting) = self.first_rung(id, &decision, now)
         {
@@ -121,7 +123,7 @@ impl Model {
         let held = match (wanted, due) {
             (false, _) => None,
             (true, true) => check().or(long.filter(|_| decision.action < Action::KillNow)),
-            // No moment would be a better one.
+            // Waiting for a better moment would not help.
             (true, false) => self.bars_decision(id, &decision),
         };
         if let Some(by) = held {
@@ -133,7 +135,7 @@ impl Model {
         let spared = free && self.is_spared(&decision);
         let go = free && !spared && self.is_confirmed(id, &decision, now);
         let alone = decision.action < Action::KillNow && self.another_comes(replica);
-        // Where memory is almost gone nobody waits for a file system.
+        // Do not wait for a file system when memory is almost exhausted.
         let prepared = if go && !alone && decision.action < Action::KillNow {
             let urgent = decision.action >= Action::DrainNow;
             self.may_replace(id, if urgent { READ_QUICKLY } else { READ_AHEAD })
@@ -176,8 +178,9 @@ impl Model {
         }
     }
 
-    /// What is wanted beside growth that rests because memory was given back: a budget, a share of requests, an age, another
-    /// memory. `None`: nothing, or it does not rest. `facts`: as they are without the growth of all that rests.
+    /// Decision without growth that is suspended because memory was given back: a budget, a share of
+    /// requests, an age, other memory. `None` if nothing else is wanted or nothing is suspended. `facts`
+    /// exclude the suspended growth.
     fn beside_a_rest(
         &self,
         id: UnitId,
@@ -214,7 +217,7 @@ impl Model {
         if wanted && !decision.due && held.is_none() {
             let within = live.wish.since.map(|since| clock::after(since, within));
             let quiet = idle_since.map(|since| clock::after(since, quiet_for));
-            // A turn comes when another replacement has ended, which nobody tells.
+            // A permit becomes free without notice when another replacement ends, so ask again.
             let turn = (decision.why_not == Some(WhyNot::InTurn)).then(|| clock::again(now, quiet_for));
             live.timers.judgement = quiet.into_iter().chain(within).chain(turn).filter(|at| *at > now).min();
         }
@@ -240,7 +243,7 @@ impl Model {
         }
     }
 
-    /// A shortage of memory is everybody's, and one backend that ends may be enough.
+    /// True if another backend was ended for this shortage a moment ago; that end may be enough.
     fn is_spared(&self, decision: &Decision) -> bool {
         match decision.series.filter(|_| decision.reason == Some(Reason::MemoryExhausted)) {
             Some(series) => !self.context.may_end(series),
@@ -248,7 +251,8 @@ impl Model {
         }
     }
 
-    /// Growth of host memory has to show in an exact reading, too, which is slow and so made only now.
+    /// True if growth of host memory also shows in an exact reading, which is slow and therefore made only
+    /// now.
     fn is_confirmed(&mut self, id: UnitId, decision: &Decision, now: Instant) -> bool {
         if !is_growth_of_host(decision.reason, decision.series) {
             return true;
@@ -263,14 +267,14 @@ impl Model {
         shown == Some(true)
     }
 
-    /// Whether growth of host memory that the counters show is not in the pages.
+    /// True if the pages do not show the growth of host memory that the counters show.
     fn denies_growth(&self, id: UnitId, now: Instant) -> bool {
         let live = self.live(id);
         let interval = self.watch.sensors.confirm_interval;
         live.and_then(|live| live.memory.confirmation(now, interval)) == Some(false)
     }
 
-    /// Whether another replica is on its way back without having been replaced: after a crash this one serves for both.
+    /// True if another replica is starting after a crash, so that this one serves for both.
     fn another_comes(&self, replica: u32) -> bool {
         let told = self.spec.lifecycle.failures_told;
         self.units.iter().any(|unit| {
@@ -284,29 +288,29 @@ impl Model {
         self.live(id)?.memory.charged(kind)
     }
 
-    /// The right to replace a replica now; `None` while another one goes first.
+    /// Permit to replace a replica now; `None` while another replacement goes first.
     pub(super) fn permit(&self, id: UnitId, replica: u32) -> Option<Permit> {
         let unit = self.unit(id)?;
         let gpus = unit.live.as_ref()?.memory.gpus();
-        // Two that overlap at a time would both take the same free memory.
+        // Two overlapping replacements at a time would count the same free memory twice.
         let reach = if self.would_overlap(unit) { Reach::Machine } else { Reach::Gpus };
         self.context.permit(&self.spec.name, replica, &gpus, reach)
     }
 
-    /// The same for a process that a new configuration replaces: one after another, each judged by the memory that the last
-    /// one left.
+    /// Permit for a replacement caused by a new configuration. Such replacements run one after another, so
+    /// that each is judged by the memory that the last one left.
     pub(super) fn permit_alone(&self, id: UnitId, replica: u32) -> Option<Permit> {
         let gpus = self.live(id)?.memory.gpus();
         self.context.permit(&self.spec.name, replica, &gpus, Reach::Machine)
     }
 
-    /// The same for what does not wait: others wait for it.
+    /// Permit for a replacement that does not wait; others wait for it.
     pub(super) fn claim(&self, id: UnitId, replica: u32) -> Permit {
         let gpus = self.live(id).map(|live| live.memory.gpus());
         self.context.claim(&self.spec.name, replica, &gpus.unwrap_or_default())
     }
 
-    /// Memory is almost gone: no drain, a short grace.
+    /// Ends a process without a drain and with a short grace, because memory is almost exhausted.
     fn kill_now(&mut self, id: UnitId, replica: u32, decision: &Decision, permit: Permit) {
         self.begin_by_policy(
             replica,
@@ -328,7 +332,7 @@ impl Model {
         self.step(id, Event::Timer(Timer::Drain));
     }
 
-    /// What is known about a unit that serves or drains.
+    /// Policy facts about a unit that serves or drains.
     fn facts(&self, id: UnitId, now: Instant) -> Option<Facts> {
         let unit = self.unit(id)?;
         if !matches!(unit.phase(), Phase::Ready | Phase::Draining) {

@@ -1,7 +1,7 @@
-//! What becomes of each line of a process's output: it is logged, and the model's task hears of what matters.
+//! Handles each output line of a process: logs it and notifies the model's task of lines that matter.
 //!
-//! A child writes as fast as it can, and the task may have to wait: so that its inbox cannot grow without bound, few messages of a
-//! process are on their way at a time.
+//! A child may write faster than the task reads. Few messages of one process may wait, so that the inbox
+//! stays bounded.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use crate::process::{Sink, discreet, failure};
 use crate::spec::Command;
 use crate::view::log::LogRing;
 
-/// Lines about memory that may wait for the model's task. A start writes some thirty of them.
+/// Memory lines that may wait for the model's task. A start writes some thirty.
 const SAID_PENDING: usize = 256;
 /// One alarm is enough: the task looks for the line itself.
 const ALARMS_PENDING: usize = 1;
 
-/// Takes the lines of one generation.
+/// Builds the line handler of one generation.
 pub(super) fn line_sink(
     generation: GenerationId,
     command: &Command,
@@ -38,7 +38,7 @@ pub(super) fn line_sink(
         }
         let is_crash = failure::is_crash(&text);
         logs.push(generation, stream, given.hide(text));
-        // After the line, which the task looks for.
+        // Send after the line is logged: the task looks for it there.
         if is_crash && let Ok(pending) = Arc::clone(&alarms).try_acquire_owned() {
             outbox.send(Message::Report(generation, Report::Alarmed(pending)));
         }

@@ -1,12 +1,12 @@
-//! Whether the model may have processes now: it asks before its first one, and gives its room back after its last one.
+//! Asks the loader for room before the model's first process, and gives the room back after the last one.
 //!
 //! ```text
-//!   Out ── wanted: asks ──> Asked ── Load ──> In ── nobody asks, drained, makes room ──> Leaving
-//!    ^                                         │ starts that fail                           │
-//!    └──────────────────── gives back ─────────┴────────────── no process is left ──────────┘
+//!   Out ── wanted: asks ──> Asked ── Load ──> In ── idle, drained, evicted ──> Leaving
+//!    ^                        │ starts fail               │                        │
+//!    └────── gives back ──────┴───────────────────────────┴── no process is left ──┘
 //! ```
 //!
-//! What a process does within its room (crashes, replacements) is nobody else's business.
+//! Crashes and replacements within the granted room do not involve the loader.
 
 use std::sync::Arc;
 
@@ -23,23 +23,24 @@ use crate::memory::leak_history;
 use crate::memory::loading::{Told, Word};
 use crate::view::event::EventKind;
 
-/// How a model stands.
+/// State of the model towards the loader.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stand {
-    /// No process, and no wish for one.
+    /// No process, and none wanted.
     #[default]
     Out,
-    /// It waits for room. With `changed` it has other settings than those with which it has asked.
+    /// Waits for room. `changed`: the settings have changed since it asked.
     Asked { urgent: bool, number: u64, changed: bool },
-    /// It may have processes, each on these GPUs; none: wherever its command says. While it is `asking` whether it may stay with other
-    /// settings, none is started. Those by its latest settings have room `beside` the ones before.
+    /// May have processes on these GPUs per replica; an empty list leaves the GPUs to the command. While
+    /// `asking` whether new settings may stay, no process is started. `beside`: processes with the latest
+    /// settings fit next to the old ones.
     In { places: Vec<Vec<usize>>, told: bool, asking: Option<u64>, beside: bool },
-    /// No more; for another model, or by itself.
+    /// Must unload, for another model or by itself.
     Leaving { for_another: bool },
 }
 
 impl Model {
-    /// Tells what has changed since the last time.
+    /// Reports changes to the loader.
     pub(super) fn settle_loading(&mut self) {
         let any = self.units.iter().any(|unit| unit.live.is_some()) || self.is_searching();
         let ends = self.end.is_some();
@@ -51,7 +52,7 @@ impl Model {
                 self.tell_loading(Told::Loaded);
             }
             Stand::In { .. } if !any && (ends || self.fails()) => self.give_room_back(),
-            // An operator, or the time that nobody asked.
+            // Unloaded by an operator or after `ttl`.
             Stand::In { .. } if self.end.map_or(!self.wanted, |end| end == End::Removed) => {
                 self.stand = Stand::Leaving { for_another: false };
                 self.tell_loading(Told::Leaves);
@@ -61,7 +62,7 @@ impl Model {
                 self.take_whole();
                 self.give_room_back();
             }
-            // Its room was given back while a start waited for an answer.
+            // The room was given back while a start waited for an answer.
             Stand::Out if self.holds_starts() && !ends => drop(self.may_start()),
             Stand::Asked { .. } if ends || !(self.wanted || self.holds_starts()) => {
                 self.take_whole();
@@ -78,14 +79,14 @@ impl Model {
         self.changed();
     }
 
-    /// What can be loaded of it is: a replica that does not start holds up nobody.
+    /// True if all replicas that can start serve. A replica that does not start does not delay others.
     fn serves_whole(&self) -> bool {
         let current = || self.units.iter().filter(|unit| unit.role == Role::Current);
         let ready = |unit: &Unit| unit.phase() == Phase::Ready;
         current().any(ready) && current().all(|unit| ready(unit) || unit.waits_for_change())
     }
 
-    /// Starts failed, and the next ones wait: meanwhile others may have the room.
+    /// True if starts failed and the next ones wait; other models may use the room meanwhile.
     fn fails(&self) -> bool {
         self.units.iter().all(Unit::waits_for_change)
     }
@@ -94,7 +95,7 @@ impl Model {
         self.units.iter().any(|unit| unit.held.is_some())
     }
 
-    /// Whether processes may be made. If not, it is asked for.
+    /// True if processes may be started now. Otherwise asks the loader for room.
     pub(super) fn may_start(&mut self) -> bool {
         if let Stand::In { asking, .. } = self.stand {
             return asking.is_none();
@@ -106,7 +107,7 @@ impl Model {
             Stand::In { .. } | Stand::Leaving { .. } => false,
         };
         if asks {
-            // One that only presses asks for the same: the answer may be on its way.
+            // A repeated wish keeps its number, because the answer may be on its way.
             if self.stand == Stand::Out {
                 self.asks += 1;
             }
@@ -119,7 +120,7 @@ impl Model {
         false
     }
 
-    /// What starts a process without being asked for: a timer, a file that was mended. It waits for room.
+    /// Starts a process because of a timer or a repaired file, if there is room; otherwise it waits for room.
     pub(super) fn revive(&mut self, id: UnitId, event: Event) {
         if self.may_start() {
             self.step(id, event);
@@ -128,12 +129,12 @@ impl Model {
         }
     }
 
-    /// Whether a timer that has run out starts a process.
+    /// True if the expiry of this timer starts a process.
     pub(super) const fn starts(timer: Timer) -> bool {
         matches!(timer, Timer::Backoff { .. } | Timer::Trial)
     }
 
-    /// What it needs now, by what is known of processes with its command.
+    /// Current needs, including measurements of processes with the same command.
     pub(super) fn loading_spec(&self) -> Spec {
         let mut spec = Spec {
             replicas: self.spec.run.replicas,
@@ -145,14 +146,14 @@ impl Model {
         let measured = self.context.leak_history.most(&leak_history::key(&self.spec.command));
         match &mut spec.needs {
             Some(needs) => needs.measured = measured,
-            // Its file is not known, but what processes with its command held.
+            // The model file's needs are unknown, but processes with the same command were measured.
             None if measured.host.is_some() => spec.needs = Some(Needs { measured, ..Needs::default() }),
             None => {}
         }
         spec
     }
 
-    /// It is there, and can be told what it may do.
+    /// Registers with the loader and forwards its decisions to this task.
     pub(super) fn join_loading(&self) {
         let outbox = self.outbox.clone();
         let listener = Box::new(move |word| {
@@ -171,13 +172,13 @@ impl Model {
         self.apply_loading();
     }
 
-    /// Other settings. What is loaded stays.
+    /// Reports new settings. A loaded model stays loaded.
     pub(super) fn apply_loading(&self) {
         self.tell_loading(Told::Is(Box::new(self.loading_spec())));
     }
 
-    /// The loader will never load the model beside what is there. It takes its fallback arguments where that can help; else its callers and
-    /// operators are told why.
+    /// Handles the loader's answer that the model can never be loaded. Uses the fallback arguments if they
+    /// can help; else its requests and operators get the reason.
     pub(super) fn never_loaded(&mut self, why: &str, by_room: bool) {
         if !matches!(self.stand, Stand::Asked { .. }) || by_room && self.fall_back(why) {
             return;
@@ -187,12 +188,12 @@ impl Model {
         self.leases.give_up_elsewhere();
         self.context.turn_away_before_us(&self.spec.name, &denied);
         self.give_up_replacements(&format!("it cannot be loaded: {why}"));
-        // Its next request asks anew, for all that it needs. Nothing of it may come up meanwhile that nobody wants.
+        // The next request asks again, with the whole need. Until then no process may start.
         self.wanted = false;
         self.all_down();
     }
 
-    /// There is room, for whom asked with this number: an earlier one has given up since, and has said so.
+    /// Room was granted to the wish with this number. Answers to withdrawn wishes are ignored.
     pub(super) fn take_room(&mut self, places: Vec<Vec<usize>>, asked: u64) {
         let Stand::Asked { number, changed, .. } = self.stand else { return };
         if number != asked {
@@ -200,7 +201,7 @@ impl Model {
         }
         self.stand = Stand::In { places, told: false, asking: None, beside: true };
         if changed {
-            // That room was for other settings.
+            // The room was granted for other settings.
             self.ask_now();
         } else {
             self.start_the_held();
@@ -208,7 +209,7 @@ impl Model {
         self.changed();
     }
 
-    /// What waited for room starts.
+    /// Runs the starts that waited for room.
     fn start_the_held(&mut self) {
         for id in self.ids() {
             if let Some(event) = self.unit_mut(id).and_then(|unit| unit.held.take()) {
@@ -217,10 +218,11 @@ impl Model {
         }
     }
 
-    /// Its settings are others. Where they say how much it takes, or on which GPUs it may be, it asks before any process is made by them.
+    /// Asks whether the model may stay with new settings, if they change its memory or GPUs. Until the
+    /// answer no process starts.
     pub(super) fn ask_to_stay(&mut self, before: &Spec, remade: bool) {
         let now = self.loading_spec();
-        // What was measured of a command is not known of another one, which may need just as much.
+        // Measurements belong to the old command; the new one may need just as much.
         let needs =
             |spec: &Spec| spec.needs.clone().map(|needs| Needs { measured: Measured::default(), ..needs });
         let places = |spec: &Spec| (spec.gpus.clone(), spec.may_split);
@@ -234,7 +236,7 @@ impl Model {
         self.ask_now();
     }
 
-    /// Whether it waits to hear if it may stay with other settings. No process is made meanwhile.
+    /// True while the model waits to hear if it may stay with new settings. No process starts meanwhile.
     pub(super) fn asks_to_stay(&self) -> bool {
         matches!(self.stand, Stand::In { asking: Some(_), .. })
     }
@@ -247,7 +249,7 @@ impl Model {
         }
     }
 
-    /// It may, each process on these GPUs.
+    /// The loader lets the model stay, with these GPUs per process.
     pub(super) fn stay(&mut self, now: Vec<Vec<usize>>, fits_beside: bool, question: u64) {
         let Stand::In { places, asking, beside, .. } = &mut self.stand else { return };
         if *asking != Some(question) {
@@ -259,9 +261,9 @@ impl Model {
         self.changed();
     }
 
-    /// It may not: it lets its requests end, stops, and asks for room like everybody.
+    /// The loader does not let the model stay: its requests end, it stops, and asks for room again.
     pub(super) fn load_anew(&mut self, why: String, question: u64) {
-        // To an earlier question, too: for the loader it is on its way out.
+        // Accept an answer to an earlier question as well: the loader already counts the model as leaving.
         if self.end.is_some()
             || !matches!(self.stand, Stand::In { asking: Some(asked), .. } if asked >= question)
         {
@@ -271,7 +273,7 @@ impl Model {
         self.leave_for("the model is loaded anew with its new settings");
     }
 
-    /// Another model needs the room.
+    /// Unloads the model for another one.
     pub(super) fn make_room_for(&mut self, wanted: ModelName) {
         if self.end.is_some() || !matches!(self.stand, Stand::In { .. }) {
             return;
@@ -281,40 +283,41 @@ impl Model {
         self.wanted = false;
     }
 
-    /// Ends once the running requests have.
+    /// Ends the processes once their running requests have ended.
     fn leave_for(&mut self, why: &str) {
         self.give_up_replacements(why);
         self.stand = Stand::Leaving { for_another: true };
         self.all_down();
     }
 
-    /// It drains for another model: what runs is not cut for that, however long it takes.
+    /// True while the model drains for another one. Running requests are not cut for that, however long
+    /// they take.
     pub(super) fn may_take_its_time(&self, id: UnitId) -> bool {
         let lost = self.spec.lifecycle.probes_lost;
         let crashed = self
             .live(id)
             .is_none_or(|live| live.crashed.is_some() || live.hurried || live.silent_for(lost).is_some());
-        // What is saved of it then has an end.
+        // Without running requests only slots are being saved, which has a time limit.
         let answers = self.live(id).is_some_and(|live| self.leases.in_flight(live.id) > 0);
         answers && self.end.is_none() && self.stand == (Stand::Leaving { for_another: true }) && !crashed
     }
 
-    /// The GPUs of a replica, if they are chosen by us.
+    /// GPUs of a replica, if the loader chose them.
     pub(super) fn place_of(&self, replica: u32) -> Vec<usize> {
         let Stand::In { places, .. } = &self.stand else { return Vec::new() };
         let place = usize::try_from(replica).ok().and_then(|replica| places.get(replica));
         place.filter(|_| self.spec.choose_gpus).cloned().unwrap_or_default()
     }
 
-    /// What its processes hold, once all of them were read.
+    /// Reports the memory of the model's processes, once all were read.
     pub(super) fn tell_memory(&self) {
-        // While one takes another's place both hold memory, and none of them more than it needs.
+        // During a replacement two processes hold memory, so the sum would be too large.
         if !matches!(self.stand, Stand::In { .. }) || !self.replacements.is_empty() || !self.serves_whole() {
             return;
         }
         let mut held = Amounts::none();
         let made_of = recipe(&self.spec);
-        // One that retires goes, with what it holds.
+        // A retiring process ends and frees its memory.
         let current = self.units.iter().filter(|unit| unit.role == Role::Current);
         let current: Vec<_> = current.filter_map(Unit::generation).collect();
         let (mut leaks, mut gpus_unknown, mut can_give, mut outdated) = (false, false, false, false);
@@ -334,7 +337,7 @@ impl Model {
         self.tell_loading(Told::Read(Reading { held, leaks, gpus_unknown, can_give, outdated }));
     }
 
-    /// A start found too little memory.
+    /// Reports a start that lacked memory.
     pub(super) fn tell_short(&self, kind: FailureKind) {
         if kind == FailureKind::OutOfMemory {
             self.tell_loading(Told::Short);
@@ -345,7 +348,7 @@ impl Model {
         self.context.loading.tell(&self.who, told);
     }
 
-    /// Somebody waits for it, and it waits for room.
+    /// True if requests wait for the model while the model waits for room.
     pub(super) fn waits_for_room(&self) -> bool {
         matches!(self.stand, Stand::Asked { .. }) && self.leases.in_need()
     }

@@ -1,7 +1,8 @@
-//! Looks at what processes need: before a healthy one is replaced, and while a start waits for a change.
+//! Checks the files that processes need: before a healthy process is replaced, and while a start waits for
+//! a change.
 //!
-//! A look takes a helper, because a file system may hang. It is asked for like everything else, by looking at the state:
-//! whoever wants to replace a process finds a fresh look, or asks for one and is called again when it is there.
+//! A helper does the check, because a file system may hang. A replacement either finds a fresh result, or
+//! requests one and is tried again when the result is there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,28 +22,28 @@ use crate::process::needs::Sight;
 use crate::process::needs::missing::Missing;
 use crate::view::ledger::Mode;
 
-/// A look that is older than this says nothing about now.
+/// Maximum age of a result.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// For how long a replacement may wait for the next model's files to be read, while the old process serves.
+/// Maximum wait of a replacement for reading the next model's files ahead, while the old process serves.
 pub(super) const READ_AHEAD: Duration = Duration::from_secs(30);
-/// The same for one that is urgent.
+/// Same limit for an urgent replacement.
 pub(super) const READ_QUICKLY: Duration = Duration::from_secs(3);
 
 impl Model {
-    /// Whether the process of a unit may be replaced: `Err` if it is healthy and the next one could not start, `None` while
-    /// that is being looked at and the model's files are read ahead, for `patience` at most. A process that is not healthy has
-    /// nothing to lose.
+    /// Decides if the process of a unit may be replaced. `Err`: it is healthy and the next one could not
+    /// start. `None`: the check is under way, and model files are read ahead for at most `patience`. A sick
+    /// process may always be replaced.
     pub(super) fn may_replace(&mut self, id: UnitId, patience: Duration) -> Option<Result<(), Missing>> {
         let unit = self.unit(id)?;
         if unit.phase() != Phase::Ready {
             return Some(Ok(()));
         }
         let made_of = recipe(&self.spec);
-        // The libraries of another binary say nothing about this one.
+        // The libraries of another binary are irrelevant.
         let same = unit.live.as_ref().filter(|live| live.made_of == made_of);
         let running = same.and_then(|live| live.process.as_ref()).map(|process| process.pid());
-        // Each look serves one replacement: the next one may come because something was mended.
+        // A result serves one replacement: the next one may follow a repair.
         if let Some((at, of, sight)) = self.needs.seen.take()
             && at.elapsed() <= FRESH
             && of == made_of
@@ -60,7 +61,7 @@ impl Model {
         None
     }
 
-    /// `ahead`: for how long the model's files may be read first.
+    /// Starts a check. `ahead`: how long the model's files may be read first.
     fn look(&mut self, made_of: Recipe, running: Option<u32>, ahead: Option<Duration>) {
         if std::mem::replace(&mut self.needs.looking, true) {
             return;
@@ -103,7 +104,7 @@ impl Model {
         {
             self.replace(replica, reason);
         }
-        // Whoever asked for it looks again.
+        // Judge again the units that requested the check.
         for id in self.ids() {
             let live = self.live(id);
             if live
@@ -116,7 +117,7 @@ impl Model {
         self.steps += 1;
     }
 
-    /// As long as something waits for a change it is looked for.
+    /// Schedules checks while something waits for a change.
     pub(super) fn watch_needs(&mut self) {
         let waits = self.units.iter().any(|unit| unit.role == Role::Current && unit.waits_for_change());
         if !waits && self.needs.kept.is_none() {
@@ -135,8 +136,8 @@ impl Model {
         }
     }
 
-    /// A replacement does not begin, because the next process could not start: the present one goes on. The ledger and
-    /// whoever asked are told why, once for as long as it stays so.
+    /// Keeps the present process because the next one could not start. The ledger and the requester get the
+    /// reason once, until it changes.
     pub(super) fn keep_the_old(&mut self, replica: u32, decision: &Decision, missing: &Missing) {
         let asked = matches!(decision.reason, Some(Reason::Operator | Reason::Configuration));
         let sight = self.needs.found.take();
@@ -151,7 +152,7 @@ impl Model {
         self.fail(replica, &failure);
     }
 
-    /// The same for an operator or a new configuration. True if the replacement may begin.
+    /// Same check for an operator or a new configuration. True if the replacement may begin.
     pub(super) fn is_prepared(&mut self, id: UnitId, replica: u32, reason: Reason) -> bool {
         match self.may_replace(id, READ_AHEAD) {
             Some(Ok(())) => true,
@@ -160,7 +161,7 @@ impl Model {
                 false
             }
             None => {
-                // These two ask again by themselves.
+                // Other reasons are judged again anyway.
                 if !matches!(reason, Reason::Operator | Reason::Configuration) {
                     self.needs.asked = Some((replica, reason));
                 }

@@ -1,5 +1,6 @@
-//! The channel to a model's task. tokio reserves room for 32 messages per channel, each as large as the largest message
-//! (224 bytes). The channel carries boxes, so an idle model costs 0.5 KiB here and not 7 KiB.
+//! The channel to a model's task. tokio reserves room for 32 messages per channel, each as large as the
+//! largest message (224 bytes). The channel carries boxes, so an idle model costs 0.5 KiB here and not 7
+//! KiB.
 
 use tokio::sync::mpsc;
 
@@ -20,7 +21,7 @@ pub(crate) fn mailbox() -> (Outbox, Inbox) {
 }
 
 impl Inbox {
-    /// The next message; `None` if all senders are dropped. Cancel safe: dropping the future loses no message.
+    /// Next message; `None` if all senders are dropped. Cancel safe: dropping the future loses no message.
     pub(crate) async fn recv(&mut self) -> Option<Message> {
         self.0.recv().await.map(|message| *message)
     }
@@ -44,7 +45,7 @@ impl Outbox {
         drop(self.0.send(Box::new(message)));
     }
 
-    /// Whether the task has ended.
+    /// True if the task has ended.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.is_closed()
     }

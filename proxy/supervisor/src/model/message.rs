@@ -1,4 +1,5 @@
-//! What a model's task is told: by its helpers, about one generation each, and by operators.
+//! Messages to a model's task: reports of its helpers, each about one generation, and requests of operators
+//! and the fleet.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,63 +30,62 @@ use crate::view::ledger::LedgerEntry;
 use crate::view::pin_entry::PinView;
 use crate::view::reclaim_entry::ReclaimEntry;
 
-/// Who asks, as far as that is known, for the ledger.
+/// Name of the operator who asked, if known; written to the ledger.
 pub(crate) type By = Option<Arc<str>>;
 
 /// A message to a model's task.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// A helper reports about a generation. Those about one that is gone are ignored.
+    /// Report of a helper. Reports about generations that are gone are ignored.
     Report(GenerationId, Report),
-    /// What a process made of this needs was looked at.
+    /// Files needed by a process with this recipe were checked.
     Looked(Box<Recipe>, Sight),
-    /// The search of this number, for a switch that starts the model, has ended.
+    /// The start search with this number has ended.
     StartSearched(u64, Box<StartFinding>),
-    /// An operator, a reload or the end.
+    /// Request of an operator, a reload or the shutdown.
     Control(Control),
-    /// Somebody wants to know whether the task turns.
+    /// Liveness check of the task.
     Beat(oneshot::Sender<()>),
 }
 
 #[derive(Debug)]
 pub(crate) enum Report {
-    /// The process was created, or not.
+    /// The process was created, or could not be.
     Spawned(Result<Arc<dyn Process>, SpawnError>),
-    /// It said something that may tell what it is told to keep.
+    /// Output line that may report memory.
     Said(String, OwnedSemaphorePermit),
-    /// It logged what a crash looks like.
+    /// The process logged a crash.
     Alarmed(OwnedSemaphorePermit),
-    /// A probe that was sent at this time has ended.
+    /// The probe sent at this time has ended.
     Probed {
         sent: Instant,
         health: Health,
-        /// Asked for by the probe that finds it ready for the first time.
+        /// Requested by the first probe that finds the process ready.
         props: Option<Props>,
-        /// Bytes of VRAM that it holds, asked for by the probe that finds it ready to take another one's place; `None` if
-        /// that was not asked or is not known.
+        /// VRAM in bytes, read by the probe that finds a successor ready; `None` if not read or unknown.
         vram: Option<u64>,
-        /// Settings of clients that could not be set again before it is used, in words.
+        /// Descriptions of client settings that could not be applied before the process serves.
         unset: Vec<String>,
-        /// What goes along from the process that it follows, if anything does.
+        /// State carried over from the predecessor, if any.
         warmed: Option<Box<Unpacked>>,
     },
-    /// Slots of the process, which has drained, are saved.
+    /// Slots of the drained process are saved.
     Packed(Box<Parcel>),
-    /// What was due behind its gate for conversations of the process that it follows.
+    /// Conversations of the predecessor were warmed after the gate opened.
     Warmed(Box<Warmth>),
-    /// What was set in another process of the model could not be set in this one, in words.
+    /// Descriptions of settings of other processes that could not be applied to this one.
     Unset(Vec<String>),
-    /// What it needs was looked at, just before its creation.
+    /// Files were checked just before the process was created.
     Looked(Sight),
-    /// It starts, and has done nothing for so long.
+    /// The starting process has made no progress for this long.
     StandsStill(Duration),
-    /// The process is reaped. If SIGKILL ended it: whether that was for lack of memory.
+    /// The process is reaped. For SIGKILL: whether lack of memory was the reason.
     Exited(Exit, OutOfMemory),
-    /// So much of the memory of an ended process came back.
+    /// Memory that came back after the process ended.
     Returned(Returned),
     /// Memory was read, or could not be.
     Sampled { taken: Taken, sample: Box<Sample> },
-    /// It was asked to give memory back, and has answered or not.
+    /// Result of a reclaim request.
     Reclaimed(Box<Reclaimed>),
 }
 
@@ -95,54 +95,54 @@ pub(crate) enum Control {
     Drain(oneshot::Sender<Result<(), ControlError>>),
     /// Ask the processes to give memory back.
     Reclaim(By, oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>),
-    /// Whether the model may leave for another one, and who says so.
+    /// Pin or unpin the model, and the operator's name.
     Pin(bool, Arc<str>, oneshot::Sender<Result<PinView, ControlError>>),
-    /// New settings. Answered with whether processes are replaced because of them.
+    /// New settings. Answered with true if processes are replaced because of them.
     Apply(SharedSpec, Box<Watch>, oneshot::Sender<bool>),
-    /// New settings of a model that somebody else's endpoint serves. Answered with whether it has another address.
+    /// New settings of a remote model. Answered with true if its address changes.
     Point(Box<RemoteSpec>, oneshot::Sender<bool>),
-    /// There is room: each process on these GPUs. The number is that with which it had asked.
+    /// Room granted: GPUs per process, and the number of the wish.
     Load(Vec<Vec<usize>>, u64),
-    /// This model needs the room.
+    /// Unload for this model.
     Unload(ModelName),
-    /// Another model needs what its processes hoard.
+    /// Another model needs memory that the processes hoard.
     GiveBack,
-    /// What it is by its new settings has room where it is: each process on these GPUs; and whether there is room beside the old ones.
-    /// The number is that with which it had asked.
+    /// The model may stay with its new settings: GPUs per process, room next to the old processes, number
+    /// of the question.
     Stay {
         places: Vec<Vec<usize>>,
         beside: bool,
         question: u64,
     },
-    /// It has none, for this reason.
+    /// The model may not stay with its new settings, for this reason.
     Anew {
         why: String,
         question: u64,
     },
-    /// Another one is loaded, and this one along with it.
+    /// Load together with another model.
     Come,
-    /// What it left in memory when it was unloaded has to go.
+    /// Remove the state kept in memory since the model was unloaded.
     ClearAway,
-    /// It is never loaded, for this reason.
+    /// The model can never be loaded, for this reason.
     Never {
         why: String,
         by_room: bool,
     },
-    /// How a binary behaves, as it was measured.
+    /// Measured behaviour of a binary.
     Learn(PathBuf, ServerFacts),
-    /// Everything that the instance after us needs; from now on nothing is decided.
+    /// Freeze, and return everything that the next instance needs.
     HandOver(oneshot::Sender<Result<ModelWill, String>>),
-    /// It does not come to that.
+    /// The handover failed.
     Thaw,
-    /// It has taken over.
+    /// The next instance has taken over.
     LetGo(oneshot::Sender<()>),
-    /// The instance before us has let go.
+    /// The previous instance has let go.
     Begin,
-    /// Where the instance after us sends requests now, and whom it turned away.
+    /// Open gates and refused requests of the next instance.
     Gates(Vec<Gate>, Vec<Refused>),
-    /// Nothing runs here any more, and all else is somebody else's.
+    /// End the task: nothing runs here, and the next instance owns the rest.
     Disband,
     Remove,
-    /// End by this time, as far as leases are concerned.
+    /// Shut down; leases may run until this time.
     Shutdown(Instant),
 }

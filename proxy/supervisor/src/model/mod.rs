@@ -7,49 +7,48 @@
 //!   timers ------------+    then settle
 //! ```
 //!
-//! A turn handles one thing and then *settles*: it looks at the whole state and does what it asks for, until nothing is
-//! left to do. So nothing depends on having seen an edge: a lease that ended while a generation was being closed, a
-//! caller that came between two steps, a wake-up that was merged with another are all found by looking.
+//! A turn handles one thing and then *settles*: it inspects the whole state and acts on it until nothing is
+//! left to do. So nothing depends on seeing an edge. A lease that ended while a generation was being
+//! closed, a request between two steps, a merged wake-up: all are found by inspection.
 //!
-//! Nothing is awaited within a turn. Whatever takes time is a helper task, which reports by a message with the generation
-//! that it was about.
+//! A turn awaits nothing. Slow work runs in a helper task, which reports by a message with its generation.
 //!
-//! Values, each with its own methods:
+//! State, each type with its own methods:
 //!
 //! | file | job |
 //! |---|---|
 //! | `context` | what the tasks of all models share |
-//! | `unit`, `recipe` | one machine and its process; what that is made of |
-//! | `timers` | deadlines: what is due next |
-//! | `health` | what is known of the health of one generation |
+//! | `unit`, `recipe` | one machine and its process; command and options of a process |
+//! | `timers` | deadlines |
+//! | `health` | health of one generation |
 //! | `replacement` | replacements under way, and the last ones |
-//! | `needs` | what is known of what the next process needs |
-//! | `experience` | what the processes have shown so far |
+//! | `needs` | results of checking what the next process needs |
+//! | `experience` | values learned from earlier processes |
 //! | `operators` | operators who wait for an answer |
-//! | `message`, `mailbox` | what the task is told, and how |
+//! | `message`, `mailbox` | messages to the task |
 //!
-//! What the task does with them:
+//! Actions of the task:
 //!
 //! | file | job |
 //! |---|---|
 //! | `act` | carries out the machine's effects |
 //! | `reports` | handles the helpers' reports |
-//! | `sample` | when memory is read, and what a reading changes |
-//! | `loading` | whether it may have processes now |
-//! | `idle` | unloading what nobody asks for |
-//! | `look` | whether a new process would find what it needs, and when that changes |
-//! | `judge` | the recycle policy, and what follows from it |
-//! | `reclaim` | asking a process to give memory back, before it is replaced or by hand |
-//! | `bequeath`, `inherit` | handing the processes over to the next instance, taking them over from the one before |
-//! | `pin` | whether it may leave for another one, said by hand |
+//! | `sample` | schedules memory readings and handles them |
+//! | `loading` | asks the loader for room |
+//! | `idle` | unloads models without requests |
+//! | `look` | checks that a new process would find its files |
+//! | `judge` | applies the recycle policy |
+//! | `reclaim` | asks a process to give memory back |
+//! | `bequeath`, `inherit` | handover to the next instance, takeover from the previous one |
+//! | `pin` | pins set by operators |
 //! | `degrade` | a process that lost its GPU |
 //! | `replace` | replacements from decision to ledger entry |
-//! | `replace_mode` | in sequence or by overlap |
-//! | `room` | what room memory has for prompts |
-//! | `warm` | what conversations will need next goes along |
-//! | `spread` | what a client set in one process is set in the others |
-//! | `settle` | what the whole state asks for |
-//! | `start_search` | a process that dies while it loads: which switch starts it |
+//! | `replace_mode` | sequential or overlap |
+//! | `room` | memory left for prompts |
+//! | `warm` | carries over conversations |
+//! | `spread` | applies a client's settings to all processes |
+//! | `settle` | derives actions from the whole state |
+//! | `start_search` | finds the option that lets a dying process start |
 //! | `control` | restart, drain, reload, removal, end |
 //! | `show` | the view |
 //! | `words` | sentences for events |
@@ -132,83 +131,79 @@ use crate::view::log::LogRing;
 #[derive(Debug)]
 pub(crate) struct Model {
     context: Arc<Context>,
-    /// Whom those know who decide which models are loaded.
+    /// Identity of this model for the loader.
     who: Who,
     leases: Arc<Leases>,
     logs: Arc<LogRing>,
     spec: SharedSpec,
     watch: Watch,
     inbox: Inbox,
-    /// For helpers to report with.
+    /// Sender for helpers' reports.
     outbox: Outbox,
     helpers: JoinSet<()>,
-    /// Searches for what starts a dying server. Unlike helpers they are waited for at the end, so that their processes are reaped.
+    /// Start searches. Unlike helpers they are awaited at the end, so that their processes are reaped.
     searches: JoinSet<()>,
     units: Vec<Unit>,
     next_unit: u64,
-    /// Processes are to run even if nobody waits.
+    /// Processes should run even without waiting requests.
     wanted: bool,
-    /// Whether it may have processes.
+    /// State towards the loader.
     stand: Stand,
-    /// How often it has asked whether it may.
+    /// Number of the last wish sent to the loader.
     asks: u64,
-    /// Whether it may leave for another one, if somebody said so.
+    /// Pin set by an operator, if any.
     by_hand: Option<ByHand>,
-    /// What is configured, while its fallback arguments are in place.
+    /// Configured command, while the fallback arguments replace it.
     whole: Option<Whole>,
     /// Starts that died of a signal.
     dead_starts: DeadStarts,
     end: Option<End>,
-    /// Somebody else may be about to go on with the processes.
+    /// Instance that decides about the processes.
     custody: Custody,
-    /// Processes of the instance that goes on for us, which requests that are here may be sent to.
+    /// Processes of the next instance that requests of this one may use.
     guests: BTreeMap<GenerationId, Arc<Cell>>,
-    /// Gates that are open in the next instance, as it last said.
+    /// Generations whose gates are open in the next instance, as last reported.
     followed: Option<BTreeSet<GenerationId>>,
     replacements: Replacements,
     reclaim_counts: ReclaimCounts,
-    /// What it left when it was unloaded.
+    /// State kept when the model was unloaded.
     away: Away,
     operators: Operators,
     cooldown: Cooldown,
     experience: Experience,
     crashes: u64,
     note: Option<String>,
-    /// Ended processes whose memory is still looked for.
+    /// Ended processes whose memory has not come back yet.
     dying: Vec<GenerationId>,
     timers: ModelTimers,
-    /// Since when the clock of the queue stands.
+    /// Since when the queue's time limits are paused.
     stands: Option<Instant>,
     needs: Needs,
-    /// The fleet's picture shows us; not after a removal, when another model may have taken the name.
+    /// False after a removal, when another model may have the same name in the published view.
     shown: bool,
-    /// Something worth showing has changed.
     dirty: bool,
-    /// Grows with everything done in a turn, to see when nothing is left to do.
+    /// Counts all actions of a turn, to see when nothing is left to do.
     steps: u64,
 }
 
-/// Who decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Custody {
     Ours,
-    /// Nobody, until it is known who goes on.
+    /// No instance decides, until the handover succeeds or fails.
     Frozen,
 }
 
-/// Why the task ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// The model is no longer configured.
     Removed,
-    /// Everything ends; leases may run until this time.
+    /// Shutdown of everything; leases may run until this time.
     Shutdown(Instant),
 }
 
-/// How often a new model looks whether those that leave are gone.
+/// Interval for checking if removed models have freed their room.
 const LOOK_FOR_ROOM: Duration = Duration::from_millis(50);
 
-/// More rounds than any state can need: a bound that keeps a mistake here from taking a core for ever.
+/// Upper bound of rounds for settling, more than any state needs. A bug here must not occupy a core for ever.
 const ROUNDS: usize = 64;
 
 impl Model {
@@ -269,14 +264,14 @@ impl Model {
             model.inherit(will);
         }
         if model.wanted && model.context.begun.is_cancelled() {
-            // Here and not by its task, so that models ask in the order of the configuration.
+            // Ask here and not in the task, so that models ask in the order of the configuration.
             model.may_start();
         }
         model.context.publisher.update(model.show());
         (model, outbox)
     }
 
-    /// Those who leave go first: until they are gone, or this time has passed, no process is made.
+    /// Starts no process until removed models are gone, for at most the stop grace.
     pub(crate) fn wait_for_room(&mut self) {
         self.timers.room = Some(clock::after(Instant::now(), self.spec.lifecycle.stop_grace));
     }
@@ -313,11 +308,11 @@ impl Model {
                     Some(Message::Looked(made_of, sight)) => self.looked(*made_of, sight),
                     Some(Message::StartSearched(number, finding)) => self.start_searched(number, *finding),
                     Some(Message::Control(control)) => self.control(control),
-                    // Nothing has changed; whoever asked may have left.
+                    // No state change; the caller may have stopped waiting.
                     Some(Message::Beat(question)) => {
                         let _left = question.send(());
                     }
-                    // Cannot be: we hold a sender ourselves.
+                    // Unreachable: we hold a sender ourselves.
                     None => return,
                 },
                 () = leases.wake.notified() => self.spread_settings(),
@@ -334,7 +329,7 @@ impl Model {
 
     fn settle(&mut self) {
         if !self.context.begun.is_cancelled() {
-            // The processes are still another instance's.
+            // The previous instance still owns the processes.
             return;
         }
         for _ in 0..ROUNDS {
@@ -347,16 +342,16 @@ impl Model {
         tracing::error!(model = %self.spec.name, "the state of the model does not settle");
     }
 
-    /// When something is due; `None` if nothing is timed.
+    /// Next deadline; `None` without timers.
     fn due_next(&self) -> Option<Instant> {
         let of_units = self.units.iter().filter_map(Unit::due_next);
         let of_model = self.timers.next(Instant::now(), LOOK_FOR_ROOM);
         of_units.chain(of_model).chain(self.end_deadline()).chain(self.away.next()).min()
     }
 
-    /// Does what is due.
+    /// Runs the timers that are due.
     fn fire(&mut self, now: Instant) {
-        // No process is started while all are another instance's, nor beside the one of a search.
+        // Start nothing while the previous instance owns the processes or a start search runs one.
         let may_start = self.context.begun.is_cancelled() && !self.is_searching();
         for id in self.ids() {
             let Some(unit) = self.unit_mut(id) else { continue };
@@ -402,7 +397,7 @@ impl Model {
         self.units.iter_mut().find(|unit| unit.id == id)
     }
 
-    /// The generation that a unit has at the moment.
+    /// Current generation of a unit.
     fn live(&self, id: UnitId) -> Option<&Generation> {
         self.unit(id)?.live.as_deref()
     }
@@ -411,7 +406,7 @@ impl Model {
         self.unit_mut(id)?.live.as_deref_mut()
     }
 
-    /// Those of all units.
+    /// Current generations of all units.
     fn lives(&self) -> impl Iterator<Item = &Generation> {
         self.units.iter().filter_map(|unit| unit.live.as_deref())
     }
@@ -434,7 +429,7 @@ impl Model {
         id
     }
 
-    /// Something was done: look again, and show it.
+    /// Records an action: settle again and publish the view.
     fn changed(&mut self) {
         self.steps += 1;
         self.dirty = true;

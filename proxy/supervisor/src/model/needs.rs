@@ -1,4 +1,4 @@
-//! What is known of what the next process needs.
+//! Results of checking the files that the next process needs.
 
 use tokio::time::Instant;
 use warden_policies::Reason;
@@ -7,25 +7,25 @@ use super::recipe::Recipe;
 use crate::process::needs::Sight;
 use crate::process::needs::missing::Missing;
 
-/// What was seen last, and who asked for the next look.
+/// Last results, and who requested the next check.
 #[derive(Debug, Default)]
 pub(super) struct Needs {
-    /// A helper is at it.
+    /// A check is running.
     pub(super) looking: bool,
-    /// A replacement wants the next look.
+    /// A replacement waits for the next result.
     pub(super) wanted: bool,
-    /// What it found, for that replacement.
+    /// Result for that replacement.
     pub(super) seen: Option<(Instant, Recipe, Sight)>,
-    /// The last look that found something missing.
+    /// Last result with something missing.
     pub(super) found: Option<Sight>,
-    /// A replacement did not begin because of what this look found.
+    /// Result that kept a replacement from beginning.
     pub(super) kept: Option<Sight>,
-    /// A replacement that begins when the look is there.
+    /// Replacement that begins when the result is there.
     pub(super) asked: Option<(u32, Reason)>,
 }
 
 impl Needs {
-    /// What keeps the next process from starting, so that the present one stays.
+    /// Missing file or device that keeps the next process from starting, so that the present one stays.
     pub(super) fn missing(&self) -> Option<&Missing> {
         self.kept.as_ref()?.missing.as_ref()
     }

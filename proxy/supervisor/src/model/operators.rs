@@ -1,4 +1,5 @@
-//! Operators who wait: for a restart, for a drain. They are answered when the picture shows what they are told.
+//! Operators who wait for a restart, drain or reclaim. They are answered once the published view shows the
+//! result.
 
 use tokio::sync::oneshot;
 use warden_policies::GenerationId;
@@ -8,7 +9,7 @@ use crate::error::ControlError;
 use crate::view::ledger::LedgerEntry;
 use crate::view::reclaim_entry::ReclaimEntry;
 
-/// A restart that an operator waits for: every replica is to have a process made after this generation.
+/// Restart awaited by an operator: each replica needs a process newer than this generation.
 #[derive(Debug)]
 pub(super) struct Restart {
     pub(super) after: GenerationId,
@@ -16,17 +17,17 @@ pub(super) struct Restart {
     pub(super) reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>,
 }
 
-/// A request to give memory back that an operator waits for.
+/// Reclaim awaited by an operator.
 #[derive(Debug)]
 pub(super) struct Reclaiming {
-    /// Those that have not answered.
+    /// Generations that have not answered.
     pub(super) generations: Vec<GenerationId>,
     pub(super) entries: Vec<ReclaimEntry>,
     pub(super) by: By,
     pub(super) reply: oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>,
 }
 
-/// A drain that an operator waits for: these generations are to be gone.
+/// Drain awaited by an operator: these generations have to end.
 #[derive(Debug)]
 pub(super) struct Drain {
     pub(super) generations: Vec<GenerationId>,
@@ -38,23 +39,23 @@ pub(super) struct Operators {
     pub(super) restarts: Vec<Restart>,
     pub(super) drains: Vec<Drain>,
     pub(super) reclaims: Vec<Reclaiming>,
-    /// Given at the end of the turn.
+    /// Answers to send at the end of the turn.
     answers: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 impl Operators {
-    /// Nobody waits.
+    /// True if no operator waits.
     pub(super) fn are_still(&self) -> bool {
         self.restarts.is_empty() && self.drains.is_empty() && self.reclaims.is_empty()
     }
 
-    /// Who asked a generation for memory, if somebody who waits has said so.
+    /// Name of the waiting operator who asked this generation for memory.
     pub(super) fn who_reclaims(&self, generation: GenerationId) -> Option<String> {
         let asked = self.reclaims.iter().filter(|waiting| waiting.generations.contains(&generation));
         asked.filter_map(|waiting| waiting.by.as_deref()).map(str::to_owned).next()
     }
 
-    /// What came of a request to a generation: those who wait for nobody any more.
+    /// Records a generation's answer. Returns the requests that are now complete.
     pub(super) fn reclaimed(&mut self, generation: GenerationId, entry: &ReclaimEntry) -> Vec<Reclaiming> {
         for waiting in &mut self.reclaims {
             if let Some(index) = waiting.generations.iter().position(|known| *known == generation) {

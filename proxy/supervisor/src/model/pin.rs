@@ -1,5 +1,5 @@
-//! Whether the model may leave for another one, said by hand: that holds beside what is configured, through reloads, until it is said
-//! otherwise or the instance ends. An instance that goes on in our place gets it.
+//! Pins set by operators. A pin overrides the configuration, through reloads and handovers, until an
+//! operator changes it or the program ends.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::error::ControlError;
 use crate::view::event::EventKind;
 use crate::view::pin_entry::{PinEntry, PinKind, PinView};
 
-/// What was said last.
+/// Last pin command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ByHand {
     pub(super) pinned: bool,
@@ -17,7 +17,7 @@ pub(super) struct ByHand {
 }
 
 impl Model {
-    /// Somebody says whether it may leave for another one.
+    /// Pins or unpins the model for an operator.
     pub(super) fn pin(&mut self, pinned: bool, by: &str) -> Result<PinView, ControlError> {
         if self.end.is_some() {
             return Err(ControlError::ShuttingDown);
@@ -26,7 +26,7 @@ impl Model {
             let because = "another build is only tried, and leaves before all others".to_owned();
             return Err(ControlError::CannotPin { model: self.spec.name.clone(), because });
         }
-        // What is said again is no news.
+        // Repeating a pin is no event.
         if self.by_hand.as_ref().is_none_or(|said| said.pinned != pinned) {
             self.by_hand = Some(ByHand { pinned, by: by.to_owned() });
             self.apply_loading();
@@ -46,7 +46,7 @@ impl Model {
         Ok(self.show_pin())
     }
 
-    /// It never leaves for another one.
+    /// True if the model must never be unloaded for another one.
     pub(super) fn is_pinned(&self) -> bool {
         self.by_hand.as_ref().map_or(self.spec.loading.pin, |said| said.pinned)
     }
@@ -56,7 +56,7 @@ impl Model {
         PinView { pinned: self.is_pinned(), by }
     }
 
-    /// What was said to the instance before us.
+    /// Takes over the pin from the previous instance.
     pub(super) fn inherit_pin(&mut self, said: Option<ByHand>) {
         if said.is_some() {
             self.by_hand = said;

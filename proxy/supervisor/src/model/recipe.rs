@@ -1,4 +1,4 @@
-//! What a process is made of: whether a new one is needed is seen by comparing two of these.
+//! Command and options of a process. A new process is needed if its recipe differs from the running one's.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::spec::{Command, ModelSpec, Socket, SpawnRequest};
 
-/// What a process is made of. Two equal ones mean that nothing needs a new process.
+/// Command and options of a process. Equal recipes mean that no new process is needed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Recipe {
     pub(super) request: SpawnRequest,
@@ -25,7 +25,7 @@ impl Recipe {
     }
 }
 
-/// What a process of this model is made of.
+/// Recipe for a new process of this model.
 pub(super) fn recipe(spec: &ModelSpec) -> Recipe {
     let request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
     Recipe {

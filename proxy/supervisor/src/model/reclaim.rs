@@ -1,13 +1,13 @@
-//! Asks a process to give memory back before it is replaced for it, or because an operator wants it.
+//! Asks a process to give memory back, before it is replaced for its memory or because an operator wants it.
 //!
 //! ```text
-//!   decision ── first rung ── ask (beside the task) ── answer ── a reading at once ── entry ── judged anew
-//!   operator ──────────────────┘        │
-//!                                       └ the process ends, or is silent: the entry says so
+//!   decision ── first rung ── ask (in a helper) ── answer ── a reading at once ── entry ── judged again
+//!   operator ─────────────────────────┘               │
+//!                                                     └ the process ends or is silent: the entry says so
 //! ```
 //!
-//! The process serves on meanwhile, and nothing waits for it: drains, replacements, kills and the end go their way, and what
-//! is said of a generation that is gone is ignored.
+//! The process serves meanwhile, and nothing waits for it: drains, replacements, kills and shutdown
+//! proceed. Answers about a generation that is gone are ignored.
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -29,19 +29,19 @@ use crate::view::event::EventKind;
 use crate::view::reclaim_entry::ReclaimEntry;
 use crate::view::{ReclaimTotals, ReclaimView};
 
-/// A request under way, as far as its entry is known.
+/// Reclaim request under way.
 #[derive(Debug)]
 pub(super) struct Asked {
     entry: ReclaimEntry,
-    /// How many readings were begun when the answer came: a later one says what it was worth.
+    /// Number of readings begun when the answer came. A later reading shows the effect.
     answered: Option<u64>,
 }
 
-/// What came of all requests to the processes of a model.
+/// Results of all reclaim requests to a model's processes.
 #[derive(Debug, Default)]
 pub(super) struct ReclaimCounts {
     totals: ReclaimTotals,
-    /// The answers of those that are asked make room for another model.
+    /// The present requests free memory for another model.
     for_another: bool,
 }
 
@@ -60,8 +60,8 @@ impl ReclaimCounts {
 }
 
 impl Model {
-    /// What comes first for a decision about a process that serves: the decision as it stands when nothing else is to be
-    /// done about it now, or `None` if it is to be carried out.
+    /// Tries a reclaim before the decision. Returns the decision in its present form while a reclaim is
+    /// tried, or `None` if the decision is to be carried out.
     pub(super) fn first_rung(&mut self, id: UnitId, decision: &Decision, now: Instant) -> Option<Decision> {
         let at = self.context.now();
         let free = self.replacements.is_empty() && self.end.is_none();
@@ -75,7 +75,7 @@ impl Model {
         };
         match rung {
             Rung::Replace(_) => None,
-            // It is about to be replaced, or another one of the model is: that goes first.
+            // The process or another one of the model is about to be replaced, which goes first.
             Rung::Reclaim if !free => None,
             Rung::Reclaim => {
                 live.reclaims.asked(&policy, Some((decision, facts.as_ref())), at);
@@ -102,7 +102,7 @@ impl Model {
         }
     }
 
-    /// Sends the request, beside the task.
+    /// Sends the request in a helper task.
     fn ask(&mut self, id: UnitId, reason: Reason, decision: Option<&Decision>) {
         let policy = self.spec.recycle.common;
         let urgent = decision.is_some_and(|decision| decision.action >= Action::DrainNow);
@@ -123,7 +123,7 @@ impl Model {
         self.changed();
     }
 
-    /// A process has answered, or was waited for in vain.
+    /// Handles an answer or its timeout.
     pub(super) fn reclaimed(&mut self, id: UnitId, answer: &Reclaimed) {
         let at = self.context.now();
         let Some(live) = self.live_mut(id) else { return };
@@ -143,7 +143,7 @@ impl Model {
         self.changed();
     }
 
-    /// A reading was taken in. The first one that was begun after an answer completes its entry.
+    /// Completes an entry with the first reading that began after the answer.
     pub(super) fn note_read(&mut self, id: UnitId, number: u64) {
         let at = self.context.now();
         let Some(live) = self.live_mut(id) else { return };
@@ -158,7 +158,7 @@ impl Model {
         self.end_reclaim(id, worth);
     }
 
-    /// Writes the entry of a request that is over.
+    /// Writes the entry of a finished request.
     pub(super) fn end_reclaim(&mut self, id: UnitId, worth: Option<Worth>) {
         let Some(asked) = self.live_mut(id).and_then(|live| live.asked_back.take()) else { return };
         let entry = ReclaimEntry {
@@ -186,7 +186,8 @@ impl Model {
         self.changed();
     }
 
-    /// Another model needs what its processes hoard: all that can be asked are, and the loader hears when the last one has answered.
+    /// Asks all processes that can be asked, because another model needs memory. The loader is told after
+    /// the last answer.
     pub(super) fn give_back(&mut self) {
         let policy = self.spec.recycle.common;
         let serves = |unit: &&Unit| unit.phase() == Phase::Ready;
@@ -203,7 +204,7 @@ impl Model {
         self.note_given();
     }
 
-    /// Tells the loader, if nobody is being asked any more.
+    /// Reports to the loader if no request is pending.
     fn note_given(&mut self) {
         if self.reclaim_counts.for_another && !self.lives().any(|live| live.asked_back.is_some()) {
             self.reclaim_counts.for_another = false;
@@ -212,7 +213,7 @@ impl Model {
         }
     }
 
-    /// An operator asks: all processes that serve are asked at once, and the answer has an entry for each.
+    /// Asks all serving processes at once for an operator. The answer has an entry for each.
     pub(super) fn reclaim(
         &mut self,
         by: By,
@@ -266,7 +267,7 @@ impl Model {
         self.ask_each(able.into_iter().map(|(id, _)| id), Reason::Operator);
     }
 
-    /// Asks processes that no policy has chosen. One that is being asked already answers for this, too.
+    /// Asks processes without a policy decision. A request already under way counts.
     fn ask_each(&mut self, ids: impl IntoIterator<Item = UnitId>, reason: Reason) {
         let (at, policy) = (self.context.now(), self.spec.recycle.common);
         for id in ids {
@@ -279,13 +280,12 @@ impl Model {
 }
 
 impl Generation {
-    /// Whether llama-warden can ask this process for memory: `policy.reclaim` is on, and the process has said that its build can give
-    /// memory back.
+    /// True if `policy.reclaim` is on and the process has reported that its build can give memory back.
     pub(super) fn can_be_asked(&self, policy: &Recycle) -> bool {
         policy.reclaim && self.memory.parts.is_some_and(Parts::any)
     }
 
-    /// What can be asked of it, and what came of it.
+    /// Reclaim view of the process.
     pub(super) fn show_reclaim(&self) -> ReclaimView {
         ReclaimView {
             parts: self.memory.parts,
@@ -296,7 +296,7 @@ impl Generation {
         }
     }
 
-    /// Why it is replaced although it could be asked first, if that is worth telling.
+    /// Why the process is replaced without a reclaim, if worth logging.
     pub(super) fn why_no_reclaim(&self) -> Option<NoReclaim> {
         self.no_reclaim.filter(|why| {
             matches!(why, NoReclaim::NoHelp { .. } | NoReclaim::NoAnswer | NoReclaim::TooOften { .. })

@@ -6,7 +6,8 @@
 //!                                                        new's first sample       > entry
 //! ```
 //!
-//! One replacement at a time per model: more would take several replicas, or memory for several processes, at once.
+//! One replacement at a time per model: more would take several replicas out of service, or memory for
+//! several processes.
 
 use std::time::Duration;
 
@@ -24,10 +25,10 @@ use crate::memory::loading::Told;
 use crate::view::event::EventKind;
 use crate::view::ledger::{LedgerEntry, Mode};
 
-/// How often a turn is asked for again, at most.
+/// Maximum interval between two requests for a permit.
 const TURN: Duration = Duration::from_secs(1);
 
-/// A decision of somebody else than the policy.
+/// Decision that does not come from the policy.
 pub(super) fn because(reason: Reason) -> Decision {
     Decision { action: Action::DrainNow, reason: Some(reason), due: true, ..Decision::OBSERVE }
 }
@@ -36,7 +37,8 @@ impl Model {
     /// Begins a replacement that the policy decided and nothing holds back.
     pub(super) fn replace_by_policy(&mut self, replica: u32, decision: Decision, permit: Option<Permit>) {
         if self.asks_to_stay() {
-            // Its next process would have other settings, for which it is not known whether there is room: it is judged again.
+            // The next process would have settings for which room is not granted yet. The unit is judged
+            // again later.
             return;
         }
         let Some(unit) = self.current(replica) else { return };
@@ -47,7 +49,7 @@ impl Model {
         self.carry_on(id, replica, mode);
     }
 
-    /// The same for one that does not drain; its end is the caller's business.
+    /// Records a policy replacement without a drain. The caller ends the process.
     pub(super) fn begin_by_policy(
         &mut self,
         replica: u32,
@@ -67,8 +69,8 @@ impl Model {
         }
     }
 
-    /// Begins to replace the process of a replica, or starts it if it has none. An operator does not wait for a turn, a new
-    /// configuration does; others wait for both.
+    /// Begins to replace the process of a replica, or starts it if there is none. An operator does not wait
+    /// for a permit; a new configuration does.
     pub(super) fn replace(&mut self, replica: u32, reason: Reason) {
         let Some(id) = self.current(replica).map(|unit| unit.id) else { return };
         if !self.may_start() {
@@ -79,7 +81,7 @@ impl Model {
         }
         let permit = if reason == Reason::Configuration {
             let Some(permit) = self.permit_alone(id, replica) else {
-                // A turn comes when another replacement has ended, which nobody reports.
+                // A permit becomes free without notice when another replacement ends, so ask again.
                 self.timers.configuration =
                     Some(clock::again(Instant::now(), self.spec.recycle.common.quiet_for.min(TURN)));
                 return;
@@ -104,7 +106,7 @@ impl Model {
         }
     }
 
-    /// Keeps account of a replacement from now on; something else makes it happen.
+    /// Tracks and logs a replacement. The caller makes it happen.
     pub(super) fn record(
         &mut self,
         replica: u32,
@@ -121,7 +123,7 @@ impl Model {
         self.changed();
     }
 
-    /// The same, and nothing is told of it yet.
+    /// Tracks a replacement without logging it yet.
     pub(super) fn book(
         &mut self,
         replica: u32,
@@ -144,8 +146,8 @@ impl Model {
         self.note = note;
     }
 
-    /// Whether the requests of a generation that drains are worth more than its deadline: a policy wants it replaced for its
-    /// size, its age or its speed, and the machine has memory.
+    /// True if the requests of a draining generation may exceed its deadline: the replacement is for size,
+    /// age or speed, and the machine has enough memory.
     pub(super) fn may_drain_on(&self, id: UnitId) -> bool {
         let Some(unit) = self.unit(id) else { return false };
         let Some(live) = unit.live.as_ref() else { return false };
@@ -168,15 +170,15 @@ impl Model {
             && live.silent_for(self.spec.lifecycle.probes_lost).is_none()
     }
 
-    /// The drain deadline has passed, and what still runs is not to be cut: the process serves on, and the drain is tried
-    /// again later.
+    /// Handles an expired drain deadline whose requests must not be cut: the process serves again, and the
+    /// drain is retried later.
     pub(super) fn drain_later(&mut self, id: UnitId) {
         let deadline = self.spec.lifecycle.drain_deadline;
         let Some(unit) = self.unit_mut(id) else { return };
         let (replica, role) = (unit.replica, unit.role);
         let now = Instant::now();
         if role == Role::Retiring {
-            // Another one serves: nobody waits for this one, and no other replacement is to wait for its requests.
+            // Another process serves. Keep draining, without blocking other replacements.
             unit.timer = Some((Timer::Drain, clock::again(now, deadline)));
             if let Some(replacement) = unit.generation().and_then(|from| self.replacements.of_mut(from)) {
                 drop(replacement.permit.take());
@@ -201,18 +203,19 @@ impl Model {
         self.changed();
     }
 
-    /// Writes the entries of complete replacements.
+    /// Writes the ledger entries of complete replacements.
     pub(super) fn complete(&mut self) {
         while let Some(replacement) = self.replacements.take_complete() {
             let entry = self.enter(replacement, None);
             self.replacements.completed(entry);
-            // While it was under way nothing was told.
+            // Memory was not reported during the replacement.
             self.tell_memory();
             self.changed();
         }
     }
 
-    /// The new process does not come to serve: the entry says so, and whoever waits for it is told.
+    /// Ends a replacement whose new process does not serve. The entry gives the reason, and waiting
+    /// operators get it.
     pub(super) fn fail(&mut self, replica: u32, failure: &Failure) {
         let Some(replacement) = self.replacements.take(replica) else { return };
         if replacement.reason() == Reason::Configuration {
@@ -228,7 +231,8 @@ impl Model {
         self.changed();
     }
 
-    /// Ends all replacements under way because of another command. The ledger says why, and operators who wait for a restart get an answer.
+    /// Ends all replacements because of another command. The ledger gives the reason, and operators who
+    /// wait for a restart get an answer.
     pub(super) fn give_up_replacements(&mut self, because: &str) {
         while let Some(replacement) = self.replacements.take_any() {
             self.give_up(replacement, because);
@@ -241,7 +245,8 @@ impl Model {
         self.changed();
     }
 
-    /// One that will not be followed any further. Where the new process serves already it took place, if not measured to its end.
+    /// Stops following a replacement. If the new process already serves, the replacement counts as done,
+    /// though not fully measured.
     pub(super) fn give_up(&mut self, mut replacement: Replacement, because: &str) {
         if replacement.took_place() {
             let entry = self.enter(replacement, None);
@@ -253,7 +258,7 @@ impl Model {
     }
 
     fn enter(&mut self, mut replacement: Replacement, failed: Option<String>) -> LedgerEntry {
-        // Others go when all this is told.
+        // Let other replacements begin after the events below are logged.
         let _held = replacement.permit.take();
         let entry =
             LedgerEntry { id: self.context.ledger.next(), at: clock::wall(), ..replacement.end(failed) };

@@ -1,4 +1,4 @@
-//! Which way a process is replaced: in sequence or by overlap, by what memory there is, and why, for people.
+//! Chooses sequential or overlapping replacement by the available memory, with a reason for people.
 
 use warden_policies::lifecycle::Phase;
 use warden_policies::sample::HostMemory;
@@ -13,13 +13,13 @@ use crate::spec::Replace;
 use crate::view::ledger::Mode;
 
 impl Model {
-    /// The way of replacing, and why, for people.
+    /// Replacement mode, with its reason for people.
     pub(super) fn choose(&self, unit: &Unit) -> (Mode, Option<String>) {
         self.replace_mode(unit, || self.context.world.available())
     }
 
-    /// Whether a replacement would overlap. Asked at every sample, so the memory that the sample found available counts;
-    /// only where it found none is it read again.
+    /// True if a replacement would overlap. Called at every sample, so it uses the sample's available
+    /// memory and reads it again only if the sample had none.
     pub(super) fn would_overlap(&self, unit: &Unit) -> bool {
         let sampled = unit.live.as_ref().and_then(|live| live.memory.totals).map(|totals| totals.available);
         self.replace_mode(unit, || sampled.or_else(|| self.context.world.available())).0 == Mode::Overlap
@@ -43,7 +43,7 @@ impl Model {
         }
     }
 
-    /// Whether a process by the latest settings has room beside one by earlier ones, as far as that was asked.
+    /// True unless the loader said that a process with the latest settings does not fit next to an older one.
     fn fits_beside(&self, unit: &Unit) -> bool {
         let is_older = || unit.live.as_ref().is_some_and(|live| live.made_of != recipe(&self.spec));
         !matches!(self.stand, Stand::In { beside: false, .. }) || !is_older()
@@ -73,11 +73,12 @@ impl Model {
         let mut words = vec![format!("{} available, {} needed", ByteSize(available), ByteSize(needed))];
         let mut fits = available >= needed;
         for vram in &memory.vram {
-            // The next one will hold as much at its peak, and this one and others take again what they gave back.
+            // The next process will reach the same peak, and present processes may take again what they
+            // gave back.
             let all = &self.context.fleet_memory;
             let needed =
                 scale(vram.bytes.max(all.peak(live.id, vram.gpu)), self.spec.recycle.common.overlap_headroom);
-            // What was promised to models that are loaded now is not taken yet either.
+            // Memory promised to models that are being loaded is not in use yet.
             let reserved = all.reserved(None, vram.gpu).saturating_add(promised(MemoryKind::Vram(vram.gpu)));
             let free = devices.and_then(|devices| devices.reading(vram.gpu)?.free);
             fits &= free.is_some_and(|free| free.saturating_sub(reserved) >= needed);

@@ -1,7 +1,8 @@
-//! Replacements of one model: those under way, and what came of the last ones.
+//! Replacements of one model: those under way, and results of the last ones.
 //!
-//! A [`Replacement`] decides nothing. It is told what happens to the generations that it joins, writes it into its entry for
-//! the ledger, and is complete when the new one serves, the old one is gone and the new one's memory is known.
+//! A [`Replacement`] decides nothing. It records what happens to the old and the new generation in its
+//! ledger entry. It is complete when the new process serves, the old one is gone and the new one's memory
+//! is known.
 
 use std::time::Duration;
 
@@ -21,52 +22,53 @@ use crate::clock;
 use crate::lease::queue::Opened;
 use crate::view::ledger::{AfterExit, Evidence, LedgerEntry, Mode};
 
-/// A budget for which a process is replaced.
+/// Budget for which a process is replaced.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PassedBudget {
-    /// The reading at which the process had passed it.
+    /// First reading above the budget.
     pub(super) first: BudgetPass,
-    /// The replacement before, for the same budget, was undone soon: this one will be, too.
+    /// The previous replacement for this budget helped for a short time only, and this one will too.
     pub(super) repeats: bool,
 }
 
-/// One replacement under way.
+/// A replacement under way.
 #[derive(Debug)]
 pub(super) struct Replacement {
-    /// What is known so far.
+    /// Ledger entry as known so far.
     entry: LedgerEntry,
     began: Instant,
-    /// What the old generation held of the memory that is the reason when it was young.
+    /// Memory of the old generation when it was young, of the series that is the reason.
     fresh: Option<u64>,
     closed: Option<Instant>,
     running_at_close: u32,
     drained: Option<Instant>,
     gone: Option<Instant>,
-    /// For how long nothing was open, if nothing was: since before the replacement, where a process did not answer or had died.
+    /// Time without an open gate, which starts before the replacement if a process had died or did not
+    /// answer.
     gap: Option<Duration>,
-    /// The part of it that is not older than the replacement.
+    /// Part of the gap since the replacement began.
     gap_since_began: Option<Duration>,
-    /// Time before this is no outage: the model was meant to have no process.
+    /// End of the time in which the model was meant to have no process, which counts as no outage.
     idle_until: Option<Instant>,
     start: Option<Duration>,
-    /// The new one's memory is known, or will not be.
+    /// Memory of the new process is known, or never will be.
     sampled: bool,
-    /// What came back of the old one's memory is known.
+    /// Memory that came back from the old process is known.
     measured: bool,
-    /// It says nothing about memory: the old process serves on, or whether it does was not waited for.
+    /// The result says nothing about memory: the old process serves on, or its end was not awaited.
     pub(super) tells_nothing: bool,
-    /// The budget that is the reason, if one is.
+    /// Budget that is the reason, if any.
     pub(super) budget: Option<PassedBudget>,
-    /// Others wait as long as this is held.
+    /// Permit that keeps other replacements waiting.
     pub(super) permit: Option<Permit>,
-    /// What the next process is made warm with.
+    /// State to carry over to the next process.
     pub(super) luggage: Option<Luggage>,
-    /// Why there are no files in it.
+    /// Why no slot files are carried over.
     pub(super) no_file: Option<NoFile>,
 }
 
 impl Replacement {
-    /// One that begins now. `running` are the requests of the unit's generation.
+    /// Replacement that begins now. `running` counts the requests of the unit's generation.
     pub(super) fn new(
         model: &ModelName,
         unit: &Unit,
@@ -76,7 +78,7 @@ impl Replacement {
         permit: Option<Permit>,
     ) -> Self {
         let live = unit.live.as_ref();
-        // The machine may have closed it already, when it became suspect.
+        // The machine may have closed the gate already, when the process became suspect.
         let closed =
             matches!(unit.phase(), Phase::Suspect | Phase::Draining | Phase::Stopping) && live.is_some();
         let mut entry = LedgerEntry::of(model.clone(), unit.replica, reason, mode);
@@ -112,21 +114,21 @@ impl Replacement {
         self.entry.reason
     }
 
-    /// The generation that goes.
+    /// Generation that is replaced.
     pub(super) fn from(&self) -> Option<GenerationId> {
         self.entry.from
     }
 
-    /// Its entry, all but when and under which number. `failed`: why it did not succeed.
+    /// Ledger entry, without time and number. `failed`: why the replacement did not succeed.
     pub(super) fn end(self, failed: Option<String>) -> LedgerEntry {
-        // One that did not begin says nothing about memory.
+        // A replacement that did not begin says nothing about memory.
         let began = self.closed.is_some() || failed.is_none() || self.entry.mode == Mode::Overlap;
         let helped = self.helped(failed.is_some()).filter(|_| began && !self.tells_nothing);
         let ours_ms = self.ours();
         let span = |from: Option<Instant>, to: Option<Instant>| {
             from.zip(to).map_or(0, |(from, to)| clock::millis(to.saturating_duration_since(from)))
         };
-        // Of a drain that is not followed to its end nobody knows who ends by himself.
+        // Without the whole drain nobody knows how many requests end by themselves.
         let ended = self.drained.map_or(0, |_| u64::from(self.running_at_close));
         let drained = ended.saturating_sub(self.entry.cut);
         LedgerEntry {
@@ -143,7 +145,7 @@ impl Replacement {
         }
     }
 
-    /// For one because of memory: whether the memory that was the reason came down.
+    /// For a replacement because of memory: true if that memory came down.
     fn helped(&self, failed: bool) -> Option<bool> {
         let entry = &self.entry;
         if !entry.reason.is_memory() {
@@ -159,14 +161,15 @@ impl Replacement {
             }
             MemoryKind::Vram(gpu) => (of_gpu(&entry.vram_before, gpu), of_gpu(&entry.vram_after, gpu)),
         };
-        // The other limits are about more than this process.
+        // The other limits concern more than this process.
         let own =
             matches!(entry.reason, Reason::HostSoft | Reason::HostHard | Reason::VramSoft | Reason::VramHard);
         let budget = entry.evidence.budget_bytes.filter(|_| own);
         Some(cooldown::helped(before?, after?, self.fresh, budget))
     }
 
-    /// What is left of the time without a process when the drain, the old one's end and the new one's start are taken away.
+    /// Milliseconds without a process that remain after subtracting the drain, the old process's end and
+    /// the new one's start.
     fn ours(&self) -> Option<u64> {
         let (closed, gone) = (self.closed?, self.gone?);
         let theirs = gone.saturating_duration_since(closed) + self.start?;
@@ -174,12 +177,12 @@ impl Replacement {
         Some(clock::millis(gap.saturating_sub(theirs)))
     }
 
-    /// The new one serves: what is left is the old one's end, and what is measured of both.
+    /// True if the new process serves. The end of the old one and measurements may be missing.
     pub(super) fn took_place(&self) -> bool {
         self.entry.to.is_some()
     }
 
-    /// What it is ended by is something else that was asked for.
+    /// Marks the replacement as ended by another request.
     pub(super) fn give_up(&mut self) {
         self.tells_nothing = true;
         self.entry.given_up = true;
@@ -194,21 +197,21 @@ impl Replacement {
 #[derive(Debug, Default)]
 pub(super) struct Replacements {
     under_way: Vec<Replacement>,
-    /// The last complete one of each replica.
+    /// Last complete replacement of each replica.
     pub(super) last: Vec<LedgerEntry>,
-    /// What became of the conversations at the last one that had any.
+    /// Conversations carried over at the last replacement that had any.
     pub(super) warm: Option<Warmth>,
-    /// How many were completed for each reason.
+    /// Number of completed replacements for each reason.
     pub(super) counts: Vec<(Reason, u64)>,
 }
 
 impl Replacements {
-    /// None is under way.
+    /// True if no replacement is under way.
     pub(super) fn is_empty(&self) -> bool {
         self.under_way.is_empty()
     }
 
-    /// The processes that follow wait for room, however long that takes: no other replacement is to wait for that.
+    /// Gives the permits back, because the next processes wait for room for an unknown time.
     pub(super) fn give_turns_back(&mut self) {
         for known in &mut self.under_way {
             drop(known.permit.take());
@@ -219,12 +222,12 @@ impl Replacements {
         self.under_way.push(replacement);
     }
 
-    /// Why a replica is being replaced, if it is.
+    /// Reason of a replica's replacement that is under way.
     pub(super) fn reason(&self, replica: u32) -> Option<Reason> {
         self.under_way.iter().find(|known| known.entry.replica == replica).map(Replacement::reason)
     }
 
-    /// The one that takes the place of a generation.
+    /// Replacement of a generation.
     pub(super) fn of(&self, generation: GenerationId) -> Option<&Replacement> {
         self.under_way.iter().find(|known| known.entry.from == Some(generation))
     }
@@ -233,7 +236,7 @@ impl Replacements {
         self.under_way.iter_mut().find(|known| known.entry.from == Some(generation))
     }
 
-    /// Who asked for the replacement of a replica, if one is under way that an operator wants.
+    /// Records who requested a replica's restart that is under way.
     pub(super) fn note_who(&mut self, replica: u32, by: Option<&str>) {
         let of_operator = |known: &&mut Replacement| {
             known.entry.replica == replica && known.entry.reason == Reason::Operator
@@ -243,26 +246,26 @@ impl Replacements {
         }
     }
 
-    /// The one of a replica.
+    /// Replacement of a replica.
     pub(super) fn of_replica(&self, replica: u32) -> Option<&Replacement> {
         self.under_way.iter().find(|known| known.entry.replica == replica)
     }
 
-    /// What goes along from a generation.
+    /// Adds the state to carry over from a generation.
     pub(super) fn bring(&mut self, from: GenerationId, luggage: Luggage) {
         if let Some(replacement) = self.of_mut(from) {
             replacement.luggage = Some(luggage);
         }
     }
 
-    /// Nothing of it is in files.
+    /// Records why no slot files are carried over.
     pub(super) fn bring_no_file(&mut self, from: GenerationId, why: NoFile) {
         if let Some(replacement) = self.of_mut(from) {
             replacement.no_file = Some(why);
         }
     }
 
-    /// What became of the conversations of a generation.
+    /// Records the result of carrying over a generation's conversations.
     pub(super) fn note_warm(&mut self, from: GenerationId, warmth: &Warmth) {
         if let Some(replacement) = self.of_mut(from) {
             replacement.entry.warm = Some(warmth.clone());
@@ -270,12 +273,12 @@ impl Replacements {
         self.warm = Some(warmth.clone());
     }
 
-    /// For how long a generation has been under replacement for this reason.
+    /// Time for which a generation has been under replacement for this reason.
     pub(super) fn replaced_since(&self, generation: GenerationId, reason: Reason) -> Option<Duration> {
         Some(self.of(generation).filter(|known| known.entry.reason == reason)?.began.elapsed())
     }
 
-    /// Takes out the one of a replica, to end it.
+    /// Removes the replacement of a replica, to end it.
     pub(super) fn take(&mut self, replica: u32) -> Option<Replacement> {
         self.take_first(|known| known.entry.replica == replica)
     }
@@ -285,22 +288,22 @@ impl Replacements {
         Some(self.under_way.remove(index))
     }
 
-    /// Takes out any that is under way, to end it.
+    /// Removes any replacement, to end it.
     pub(super) fn take_any(&mut self) -> Option<Replacement> {
         self.under_way.pop()
     }
 
-    /// Takes out one of a replica that is no longer configured, to end it.
+    /// Removes a replacement of a replica that is no longer configured, to end it.
     pub(super) fn take_surplus(&mut self, replicas: u32) -> Option<Replacement> {
         self.take_first(|known| known.entry.replica >= replicas)
     }
 
-    /// Takes out one that is complete.
+    /// Removes a complete replacement.
     pub(super) fn take_complete(&mut self) -> Option<Replacement> {
         self.take_first(Replacement::is_complete)
     }
 
-    /// Remembers the entry of a complete one.
+    /// Stores the entry of a complete replacement.
     pub(super) fn completed(&mut self, entry: LedgerEntry) {
         match self.counts.iter_mut().find(|(known, _)| *known == entry.reason) {
             Some((_, count)) => *count += 1,
@@ -310,19 +313,19 @@ impl Replacements {
         self.last.push(entry);
     }
 
-    /// Forgets the entries of replicas that are no longer configured.
+    /// Drops the entries of replicas that are no longer configured.
     pub(super) fn keep_replicas(&mut self, replicas: u32) {
         self.last.retain(|entry| entry.replica < replicas);
     }
 
-    // --- what happens to the generations ---
+    // --- events of the generations ---
 
     pub(super) fn note_closed(&mut self, generation: GenerationId, running: u32) {
         if let Some(replacement) = self.of_mut(generation).filter(|known| known.closed.is_none()) {
             replacement.closed = Some(Instant::now());
             replacement.running_at_close = running;
         }
-        // A new process that is closed again is not sampled any more.
+        // A new process whose gate closes again gets no more samples.
         self.note_sampled(generation, None, &[]);
     }
 
@@ -334,15 +337,15 @@ impl Replacements {
     }
 
     pub(super) fn note_gone(&mut self, generation: GenerationId, running: u32) {
-        // A process that died while it drained cut what was still running.
+        // A process that dies in its drain cuts its running requests.
         self.note_stopped(generation, running);
         if let Some(replacement) = self.of_mut(generation) {
             replacement.gone = Some(Instant::now());
         }
     }
 
-    /// A generation of a replica that is not on its way out takes requests, so long after its creation. Returns why it took the
-    /// place of another one, if it did, and which budget that one had passed.
+    /// Records that a generation takes requests, with its start time. Returns the reason if it replaced
+    /// another generation, and the budget that was exceeded.
     pub(super) fn note_opened(
         &mut self,
         replica: u32,
@@ -386,7 +389,7 @@ impl Replacements {
     }
 }
 
-/// What is known when a replacement is decided.
+/// Evidence at the time of a decision.
 fn evidence(live: &Generation, decision: &Decision, note: Option<String>) -> Evidence {
     let work = live.cell.work();
     let facts = live.memory.facts_of(decision.series);
@@ -410,7 +413,7 @@ fn evidence(live: &Generation, decision: &Decision, note: Option<String>) -> Evi
     }
 }
 
-/// The grounds in a sentence.
+/// Grounds of a decision, in one sentence.
 fn grounds(live: &Generation, decision: &Decision) -> Option<String> {
     let symptoms = live.health.symptoms();
     let symptom = symptoms.iter().find(|symptom| Some(symptom.reason()) == decision.reason);

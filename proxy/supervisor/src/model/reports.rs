@@ -1,5 +1,5 @@
-//! Handles what helpers report. A report about a generation that no unit has any more is ignored, except that a process
-//! that nobody wants is killed.
+//! Handles reports of helpers. A report about a generation without a unit is ignored, except that a process
+//! without a unit is killed.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl Model {
         else {
             match report {
                 Report::Returned(returned) => self.returned(generation, &returned),
-                // Nobody wants it, but it has to be reaped.
+                // No unit needs the process, but it has to be reaped.
                 Report::Spawned(Ok(process)) => {
                     process.kill();
                     self.await_exit(generation, process);
@@ -77,7 +77,7 @@ impl Model {
         let starting = unit.phase() == Phase::Starting;
         let Some(live) = &mut unit.live else { return };
         live.process = Some(Arc::clone(&process));
-        // A generation is spawned once.
+        // Set once, because a generation is spawned once.
         drop(live.cell.process.set(Arc::downgrade(&process)));
         let adopted = live.adopted.is_some();
         if !adopted {
@@ -103,7 +103,7 @@ impl Model {
         self.await_exit(generation, process);
     }
 
-    /// Reports when a start stands still, until that counts no more.
+    /// Reports a stalled start, while the start lasts.
     fn watch_start(&mut self, id: UnitId, process: Arc<dyn Process>) {
         let limit = self.spec.lifecycle.start_stall;
         let Some(live) = self.live_mut(id) else { return };
@@ -118,7 +118,7 @@ impl Model {
         });
     }
 
-    /// A start has taken longer than it may.
+    /// Handles a start that exceeded its time limit.
     pub(super) fn too_late(&mut self, id: UnitId, lateness: Lateness) {
         let Some(unit) = self.unit_mut(id) else { return };
         if unit.phase() == Phase::Starting
@@ -132,9 +132,9 @@ impl Model {
     fn not_spawned(&mut self, id: UnitId, generation: GenerationId, error: &SpawnError) {
         let never_ready = self.bury(id, generation);
         self.context.fleet_memory.gone(generation);
-        // There never was anything to come back.
+        // Without a process no memory can come back.
         self.replacements.note_after_exit(generation, &[]);
-        // A stop that was asked for meanwhile has what it wanted.
+        // A stop that was requested meanwhile is complete.
         let stopping = self.unit(id).is_some_and(|unit| unit.phase() == Phase::Stopping);
         let event = if stopping { Event::Exited } else { Event::SpawnFailed };
         self.ended(id, generation, event, never_ready, &End::NotSpawned(error), "not created");
@@ -146,7 +146,7 @@ impl Model {
         }
     }
 
-    /// What came back of the memory of a process that has ended is known now, as far as it ever will.
+    /// Records the final result about the memory that an ended process gave back.
     fn returned(&mut self, generation: GenerationId, returned: &Returned) {
         self.dying.retain(|known| *known != generation);
         self.context.fleet_memory.gone(generation);
@@ -165,7 +165,7 @@ impl Model {
         self.ended(id, generation, event, never_ready, &end, &exit.to_string());
     }
 
-    /// Takes a dead generation out of everything that knows it. Returns whether it had never been ready.
+    /// Removes a dead generation from all state. Returns true if it was never ready.
     fn bury(&mut self, id: UnitId, generation: GenerationId) -> bool {
         let running = self.leases.close(generation);
         self.replacements.note_closed(generation, running);
@@ -185,7 +185,7 @@ impl Model {
         never_ready == Some(true)
     }
 
-    /// Remembers what a generation that has ended showed of its growth.
+    /// Stores the growth of an ended generation in the leak history.
     fn learn(&mut self, id: UnitId) {
         let Some(live) = self.live(id) else { return };
         let monitor = &live.memory.monitor;
@@ -197,7 +197,7 @@ impl Model {
         self.keep_held(id);
     }
 
-    /// Remembers what a generation was seen to hold.
+    /// Stores the memory that a generation held.
     pub(super) fn keep_held(&mut self, id: UnitId) {
         let Some(live) = self.live(id) else { return };
         let (held, key) = (live.memory.held(), live.memory.key.clone());
@@ -207,7 +207,7 @@ impl Model {
         }
     }
 
-    /// The machine says whether this end was asked for; only then is it known what to tell.
+    /// Handles the end of a process. The machine knows if the end was requested, which decides what to log.
     fn ended(
         &mut self,
         id: UnitId,
@@ -227,13 +227,13 @@ impl Model {
         after.step(event(Cause::MayPass), now, &self.spec.lifecycle);
         let mut cause = Cause::MayPass;
         if matches!(after.phase(), Phase::Backoff | Phase::Failed) {
-            // They go into events, the ledger and answers to clients.
+            // Events, the ledger and answers to clients show these lines.
             let lines = discreet::lines(&self.logs.of(generation));
             let refuses = never_ready && self.refuses_slot_files(&lines);
             let mut failure = failure::judge(end, &lines, self.watch.child.failure_lines, after.failures());
             let stuck = never_ready && self.note_start_death(end, &mut failure);
             cause = match failure.kind {
-                // The next one is started without.
+                // The next process is started without slot files.
                 _ if refuses => Cause::MayPass,
                 _ if stuck => Cause::NeedsChange,
                 kind if never_ready && kind.is_permanent() => Cause::NeedsChange,
@@ -263,8 +263,8 @@ impl Model {
         self.step(id, event(cause));
     }
 
-    /// It logged what a crash looks like. One that crashes ends within a second, but some builds start a debugger first and wait
-    /// for it for ever; and the line may be a text that a client sent. A probe tells, now and not at its time.
+    /// Handles a logged crash by probing at once. A crashed process usually ends within a second, but some
+    /// builds start a debugger and wait for it for ever. The line may also be text that a client sent.
     fn alarmed(&mut self, id: UnitId) {
         let pause = self.spec.lifecycle.start_probe_interval;
         let Some(unit) = self.unit_mut(id) else { return };
@@ -276,7 +276,8 @@ impl Model {
         let now = Instant::now();
         live.alarmed = Some(now);
         live.probes_lost = 0;
-        // The probe that is out may have been answered before that. And who makes it log such lines makes no storm of probes.
+        // The answer to a probe under way may be older than the line. The pause keeps repeated lines from
+        // causing a storm of probes.
         live.timers.probe = Some(live.asked.map_or(now, |asked| clock::again(asked, pause).max(now)));
         if phase == Phase::Suspect {
             self.carry_out(id, Effect::Arm(Timer::Suspect));
@@ -306,7 +307,7 @@ impl Model {
         let generation = live.id;
         live.heard.0 = heard;
         live.moves = live.cell.pulses.moves();
-        // Whether it lost its GPU is known before the other one goes.
+        // A successor that lost its GPU must be known before the old process ends.
         let reads = starting && role == Role::Successor && history.offload(&live.memory.key).is_some();
         let unpacking = if starting { self.unpacking(id) } else { None };
         self.help(generation, async move {
@@ -314,7 +315,7 @@ impl Model {
             let (mut props, mut vram, mut unset, mut warmed) = (None, None, Vec::new(), None);
             if health == Health::Ready && starting {
                 props = Some(process.props(timeout).await);
-                // Before its gate opens: nobody is answered by a process that lacks them.
+                // Before the gate opens: no request may reach a process without its clients' settings.
                 unset = set_all(process.as_ref(), &leases, timeout).await;
                 if reads {
                     vram = process.sample(Ask::brief(gpu_age, limit)).await.vram_held();
@@ -328,13 +329,13 @@ impl Model {
         });
     }
 
-    /// The socket of a process that serves was removed with its directory, by a cleaner of `/tmp` or the end of a
-    /// login session. What runs in it may end; no request can reach it any more, and waiting changes nothing. One that starts is ended.
-    /// Whether that is so.
+    /// Replaces a process whose socket was removed with its directory, by a cleaner of `/tmp` or the end of
+    /// a login session. Running requests may end; new ones cannot reach it, and waiting does not help. A
+    /// starting process is ended. Returns true if the socket is gone.
     fn replace_unreachable(&mut self, id: UnitId, sent: Instant) -> bool {
         let in_start = |unit: &&Unit| unit.phase() == Phase::Starting;
         if let Some(live) = self.unit(id).filter(in_start).and_then(|unit| unit.live.as_ref()) {
-            // Before that it has made none.
+            // Before its first answer the process has not created its socket.
             let is_removed = live.answered && live.asked == Some(sent);
             if is_removed {
                 self.too_late(id, Lateness::SocketRemoved);
@@ -381,8 +382,7 @@ impl Model {
         if live.asked != Some(sent) {
             return;
         }
-        // Threads that compute nothing answer for a moment after a crash, while the others are at its end: only what is asked
-        // later counts.
+        // After a crash, threads that compute nothing answer for a moment. Only probes sent later count.
         let counts = live.alarmed.map(|since| clock::after(since, timing.crash_probe()));
         if health != Health::Lost && counts.is_some_and(|counts| sent < counts) {
             live.timers.probe = counts;
@@ -402,12 +402,13 @@ impl Model {
                 live.timers.probe = Some(now);
             }
             Phase::Ready | Phase::Suspect => {
-                // While callers are kept out because of a doubt, or wait for what has crashed, every moment counts.
+                // Requests wait because of a doubt or a crash, so probe faster.
                 let hurries = health == Health::Lost && (live.doubted.is_some() || live.alarmed.is_some());
                 let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
                 live.timers.probe = Some(clock::again(now, pause));
-                // Any bytes are a better sign of life than the answer to a probe, which may wait behind 1000 requests. But where
-                // computing has crashed, other threads of the process still refuse requests and answer questions.
+                // Response bytes are a better sign of life than a probe, which may wait behind 1000
+                // requests. After a crash in computing other threads still refuse requests and answer
+                // questions, so only tokens count then.
                 let progressed = if crashed {
                     live.cell.pulses.moves() != live.moves
                 } else {
@@ -416,7 +417,7 @@ impl Model {
                 if health != Health::Lost || progressed {
                     live.probes_lost = 0;
                     live.doubted = None;
-                    // What has come may have been computed before the line.
+                    // The bytes may have been computed before the crash line.
                     live.alarmed = live.alarmed.map(|_| now);
                     if health != Health::Lost {
                         live.alarmed = None;
@@ -437,8 +438,8 @@ impl Model {
         }
     }
 
-    /// It drains: if it answers no probe either, requests wait for its answers in vain. A process that has logged a crash gets less
-    /// time than one that is only silent.
+    /// Handles a probe of a draining process. If it is silent too, its requests wait in vain. A process
+    /// that has logged a crash gets less time than a silent one.
     fn probed_while_it_drains(&mut self, id: UnitId, sent: Instant, health: Health) {
         let timing = self.spec.lifecycle;
         let Some(live) = self.live_mut(id) else { return };
@@ -452,7 +453,7 @@ impl Model {
             live.heard.1 = live.heard.0;
             live.probes_lost = 0;
             if std::mem::take(&mut live.short_drain) {
-                // It is well again: its requests get the time of any other drain.
+                // The process is healthy again: its requests get the usual drain time.
                 self.carry_out(id, Effect::Arm(Timer::Drain));
             }
             return;
@@ -470,7 +471,7 @@ impl Model {
                     && live.probes_lost >= timing.probes_lost
                     && self.note_crash(id).is_some()
             }
-            // Its time is set already.
+            // The short deadline is set already.
             None if live.short_drain => false,
             None => {
                 live.silent_for(timing.probes_lost).is_some_and(|silent| silent >= timing.suspect_timeout)
@@ -496,7 +497,7 @@ impl Model {
         let now = Instant::now();
         live.ready = Some(now);
         live.slots = props.slots;
-        // How long loading takes is what the next start is judged by.
+        // The load time is the measure for the next start, so exclude warming.
         let warming = warmed.as_ref().map(|warmed| warmed.took).unwrap_or_default();
         let start = now.saturating_duration_since(live.spawned).saturating_sub(warming);
         let (start, adopted) = (live.adopted.unwrap_or(start), live.adopted.is_some());
@@ -508,19 +509,19 @@ impl Model {
             live.cell.pulses.set_context(tokens);
         }
         live.timers.probe = Some(clock::again(now, timing.probe_interval));
-        // At once: what a fresh process holds is what the next replacement will be compared with.
+        // Sample at once: the memory of a fresh process is the baseline for the next replacement.
         live.timers.sample = Some(now);
         let (start_ms, generation) = (clock::millis(start), live.id);
         let with = live.made_of.command().clone();
         if self.experience.ready(start, &props, with) {
-            // What ended another build, or one with other arguments, may do no harm to this one.
+            // Requests that killed another build or command may be harmless to this one.
             self.leases.release_requests(None);
         }
         if let Some(warmed) = warmed {
             self.warmed(id, *warmed);
         }
         self.arrived(id);
-        // The lease gate opens in here, before anybody is told.
+        // The lease gate opens in `step`, before the event is published.
         self.step(id, Event::ProbeReady);
         if !adopted {
             self.tell(Some(generation), EventKind::Ready { start_ms, slots: props.slots });

@@ -1,6 +1,7 @@
-//! Tells the queue how much room the memory of each process has for prompts, and hears which prompt wants a fresh process.
+//! Publishes how much memory each process has left for prompts, and handles prompts that need a fresh
+//! process.
 //!
-//! What is published is a picture of the last readings: the queue weighs prompts by it until the next one.
+//! The queue weighs prompts by the last published readings.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use super::unit::{Generation, Role, Unit};
 use crate::lease::admit::{Board, Known, Left};
 
 impl Model {
-    /// Publishes what the last readings say.
+    /// Publishes the memory left, by the last readings.
     pub(super) fn publish_room(&mut self) {
         if self.spec.admission.mode == AdmissionMode::Off {
             return;
@@ -45,9 +46,9 @@ impl Model {
         })
     }
 
-    /// What is left until the hard budget, or until the memory of the machine or device is at its end.
+    /// Memory left until the hard budget, or until the end of the machine's or device's memory.
     fn left(&self, live: &Generation, facts: &SeriesFacts) -> Left {
-        // What others gave back is theirs.
+        // Memory that other processes gave back is reserved for them.
         let reserved = match facts.series {
             MemoryKind::Host => 0,
             MemoryKind::Vram(gpu) => self.context.fleet_memory.reserved(Some(live.id), gpu),
@@ -57,7 +58,7 @@ impl Model {
         let held = facts.charged;
         let in_budget = |held: Option<u64>| Some(hard?.saturating_sub(held?));
         let least = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).min();
-        // What the process gives back is free for the next one.
+        // Memory that this process gives back is free for the next one.
         let gain = facts.gain().unwrap_or(0);
         let floor = facts.growth.as_ref().and_then(|growth| growth.floor);
         Left {
@@ -68,7 +69,7 @@ impl Model {
         }
     }
 
-    /// The time that a recycle of this one would let requests wait; `None` if it would be held back.
+    /// Waiting time of requests during a recycle; `None` if it would be held back.
     fn recycle_costs(&self, unit: &Unit, live: &Generation) -> Option<Duration> {
         let free = unit.role == Role::Current && self.replacements.is_empty() && self.end.is_none();
         let decision = Decision {
@@ -87,7 +88,7 @@ impl Model {
         allowed.then(|| self.experience.load_time.unwrap_or_default())
     }
 
-    /// A prompt waits for a fresh process: the policy is asked at once.
+    /// Evaluates the policy at once for a process whose queue has a prompt that needs a fresh process.
     pub(super) fn heed_wishes(&mut self) {
         for id in self.ids() {
             let Some(live) = self.live(id) else { continue };

@@ -1,4 +1,4 @@
-//! When to read, and what a reading changes.
+//! Schedules memory readings and handles their results.
 
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ use crate::sync::lock;
 use crate::view::event::EventKind;
 
 impl Model {
-    /// Notices idle edges: they arm the idle sample and, where a replacement waits for quiet, the next look at it.
+    /// Detects idle edges. They arm the idle sample, and the next judgement if a replacement waits for a
+    /// quiet moment.
     pub(super) fn watch_idle(&mut self) {
         let (settle, quiet_for) = (self.watch.sensors.idle_settle, self.spec.recycle.common.quiet_for);
         for unit in &mut self.units {
@@ -31,7 +32,7 @@ impl Model {
             if phase != Phase::Ready {
                 continue;
             }
-            // Requests come and go meanwhile; edges that come while a sample is due need not wake us.
+            // Requests come and go meanwhile. Edges while a sample is due need no wake-up.
             loop {
                 let idle = self.leases.idle_since(live.id);
                 if live.idle_seen != idle {
@@ -53,7 +54,7 @@ impl Model {
 
     pub(super) fn fire_samples(&mut self, id: UnitId, now: Instant) {
         if !self.context.begun.is_cancelled() {
-            // Whose verdict would count is still another instance.
+            // The previous instance still owns the processes and judges them.
             return;
         }
         let (watch, leases) = (self.watch, Arc::clone(&self.leases));
@@ -71,7 +72,7 @@ impl Model {
         let judge = timers::take(&mut live.timers.judgement, now);
         let Some(process) = live.process.clone() else { return };
         let cell = Arc::clone(&live.cell);
-        // The idle edge counts only if nothing has come since.
+        // The idle edge counts only if no request has come since.
         let idle = idle.is_some() && idle == leases.idle_since(generation);
         if tick || idle {
             let (number, confirm) = live.memory.begin();
@@ -165,7 +166,7 @@ impl Model {
         self.tell(Some(generation), kind);
     }
 
-    /// Tells the fleet what this one holds and what its replacement would bring back.
+    /// Adds to the fleet's memory what this process holds and what its replacement would free.
     fn count_in(&self, id: UnitId) {
         let Some(unit) = self.unit(id) else { return };
         let Some(live) = &unit.live else { return };
@@ -187,7 +188,7 @@ impl Model {
         self.context.fleet_memory.read(live.id, live.memory.knows_vram(), members);
     }
 
-    /// What a replacement would meet now.
+    /// Load that a replacement would meet now.
     pub(super) fn load(&self, unit: &Unit) -> Load {
         let Some(live) = &unit.live else { return Load::default() };
         let requests = self.leases.in_flight(live.id);
@@ -196,7 +197,7 @@ impl Model {
         Load {
             load_time: self.experience.load_time,
             requests,
-            // Half of a usual answer is left on average.
+            // On average half of a usual answer is left.
             tokens: usual.saturating_mul(u64::from(requests)) / 2,
             tokens_per_second: live.health.speed().map(|speed| speed * f64::from(requests.max(1))),
             arrivals: live.memory.monitor.rate(),
@@ -205,7 +206,7 @@ impl Model {
         }
     }
 
-    /// A pause that was long enough for a replacement.
+    /// Records a pause long enough for a replacement.
     pub(super) fn note_lull(&mut self, id: UnitId) {
         let quiet_for = self.spec.recycle.common.quiet_for;
         let Some(generation) = self.generation(id) else { return };
@@ -215,7 +216,7 @@ impl Model {
         }
     }
 
-    /// What came back of a process's memory when it had ended.
+    /// Records the memory that came back after a process ended.
     pub(super) fn note_returned(&mut self, returned: &Returned) {
         for (series, missing) in &returned.missing {
             if let MemoryKind::Vram(gpu) = series

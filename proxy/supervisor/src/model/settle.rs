@@ -1,4 +1,4 @@
-//! What the whole state asks for, whatever led to it.
+//! Derives actions from the whole state, independent of the events that led to it.
 
 use std::sync::atomic::Ordering;
 
@@ -46,7 +46,7 @@ impl Model {
         self.settle_coming();
     }
 
-    /// A generation that refused a connection takes no leases until it answers a probe.
+    /// Closes generations that refused a connection, until they answer a probe.
     fn look_at_the_doubted(&mut self) {
         for generation in self.leases.take_doubts() {
             let of = |unit: &&mut Unit| unit.generation() == Some(generation);
@@ -63,7 +63,7 @@ impl Model {
         }
     }
 
-    /// A closed generation has drained when nobody uses it, or could get to.
+    /// Ends the drain of closed generations that no request uses or can reach.
     fn finish_drains(&mut self) {
         for id in self.ids() {
             let Some(unit) = self.unit(id) else { continue };
@@ -74,7 +74,7 @@ impl Model {
         }
     }
 
-    /// The new half of an overlap is ready, or the old half has ended first: they change places.
+    /// Switches roles when the successor of an overlap is ready, or when the old process has ended first.
     fn switch_over(&mut self) {
         let successors = self.units.iter().filter(|unit| unit.role == Role::Successor);
         let pairs: Vec<(UnitId, u32)> = successors.map(|unit| (unit.id, unit.replica)).collect();
@@ -82,7 +82,7 @@ impl Model {
             let Some(old) = self.current(replica) else { continue };
             let (old, phase, then) = (old.id, old.phase(), old.machine.then());
             let ready = self.unit(new).is_some_and(|unit| unit.phase() == Phase::Ready);
-            // Its place is taken: it must not come back by itself.
+            // The successor takes its place, so the old one must not restart.
             if ready || then == Some(Then::Restart) || matches!(phase, Phase::Backoff | Phase::Failed) {
                 self.step(old, Event::Down);
             }
@@ -94,8 +94,7 @@ impl Model {
         }
     }
 
-    /// While nothing is open because a process drains or stops, the time that callers wait does not count against them:
-    /// how long that takes is not theirs.
+    /// Pauses the time limits of waiting requests while no gate is open because a process drains or stops.
     fn stop_the_clock(&mut self) {
         let going = |unit: &Unit| matches!(unit.phase(), Phase::Draining | Phase::Stopping);
         let stands = self.end.is_none() && self.units.iter().any(going) && !self.leases.any_open();
@@ -112,7 +111,7 @@ impl Model {
         self.changed();
     }
 
-    /// A suspect process that the machine has given up is being replaced: that is worth an entry.
+    /// Begins a replacement, with a ledger entry, for an unresponsive process that the machine has given up.
     fn replace_the_unresponsive(&mut self) {
         let given_up = self.units.iter().filter(|unit| {
             unit.role == Role::Current
@@ -132,7 +131,7 @@ impl Model {
         }
     }
 
-    /// Retired units without a process are of no more use.
+    /// Removes retired units without a process.
     fn clear_away(&mut self) {
         let before = self.units.len();
         self.units.retain(|unit| unit.role != Role::Retiring || unit.machine.has_process());
@@ -141,11 +140,11 @@ impl Model {
         }
     }
 
-    /// A new process that does not get ready fails its replacement.
+    /// Ends replacements whose new process does not become ready.
     fn fail_replacements(&mut self) {
         let many = self.spec.lifecycle.failures_told;
         let failed = self.units.iter().filter(|unit| match unit.role {
-            // The old process serves: no need to try again and again.
+            // The old process serves, so one attempt is enough.
             Role::Successor => !unit.machine.has_process(),
             Role::Current => unit.is_hopeless(many),
             Role::Retiring => false,
@@ -163,7 +162,7 @@ impl Model {
         }
     }
 
-    /// Replaces processes that were made of an older configuration, one after another, as long as that goes well.
+    /// Replaces processes with an older configuration, one after another, until one fails.
     fn settle_configuration(&mut self) {
         if !self.replacements.is_empty() || self.timers.configuration.is_some_and(|at| at > Instant::now()) {
             return;
@@ -183,7 +182,7 @@ impl Model {
         }
     }
 
-    /// Starts what is wanted, or needed by somebody who waits.
+    /// Starts processes that are wanted, or needed by waiting requests.
     fn start_the_needed(&mut self) {
         if self.leases.in_need() {
             self.wanted = true;
@@ -201,7 +200,7 @@ impl Model {
         }
     }
 
-    /// Who waits may want to know for how long.
+    /// Publishes when the next process is expected, for waiting requests.
     fn settle_coming(&self) {
         let starting = self.lives().filter(|live| live.ready.is_none()).map(|live| live.spawned);
         self.leases.set_coming(Coming {
@@ -212,12 +211,12 @@ impl Model {
         });
     }
 
-    /// Callers are turned away at once while no process can be hoped for.
+    /// Refuses requests at once while no process can be expected.
     fn settle_refusal(&mut self) {
         let told = self.spec.lifecycle.failures_told;
         let units = || self.units.iter().filter(|unit| unit.role != Role::Retiring);
         let hopeless = units().next().is_some() && units().all(|unit| unit.is_hopeless(told));
-        // What a process wrote while it served may be about anybody's prompt, and this is told to everybody.
+        // The output of a serving process may contain prompts, and this message goes to all clients.
         let told = |unit: &Unit| {
             let mut failure = unit.failure.clone()?;
             if unit.start_failures == 0 {
@@ -227,7 +226,7 @@ impl Model {
         };
         let failure = units().filter_map(told).next_back();
         let refusal = failure.filter(|_| hopeless).map(|failure| {
-            // What is hopeless waits for its next start.
+            // Retry after the next start.
             let next = units().filter_map(|unit| unit.timer.map(|(_, at)| at)).min();
             let next = next.unwrap_or_else(Instant::now);
             if units().all(|unit| unit.phase() == Phase::Failed) {
@@ -242,7 +241,7 @@ impl Model {
         }
     }
 
-    /// Restarts that operators asked for: done when every replica has a younger process that serves.
+    /// Settles restarts of operators: done when each replica has a newer process that serves.
     fn settle_restarts(&mut self) {
         let Some(oldest) = self.operators.restarts.first().map(|restart| restart.after) else { return };
         if self.answer_done_restarts() || !self.replacements.is_empty() {
@@ -255,7 +254,7 @@ impl Model {
         }
     }
 
-    /// Answers those that are done. Returns whether one was.
+    /// Answers completed restarts. Returns true if there was one.
     pub(super) fn answer_done_restarts(&mut self) -> bool {
         let serves = |unit: &Unit| unit.role != Role::Current || unit.phase() == Phase::Ready;
         if !self.replacements.is_empty() || !self.units.iter().all(serves) {
@@ -273,7 +272,7 @@ impl Model {
         count > 0
     }
 
-    /// Drains that operators asked for: done when the processes of that time are gone.
+    /// Settles drains of operators: done when the processes of that time are gone.
     fn settle_drains(&mut self) {
         let lives = |id: &GenerationId| self.units.iter().any(|unit| unit.generation() == Some(*id));
         let (waiting, done) = std::mem::take(&mut self.operators.drains)
@@ -286,8 +285,8 @@ impl Model {
         }
     }
 
-    /// The end: what can still be served is served until the deadline. Nothing starts any more, and what has crashed
-    /// meanwhile does not come back.
+    /// Settles removal and shutdown: running requests continue until the deadline, and nothing starts or
+    /// restarts.
     fn settle_end(&mut self) {
         let (late, over) = match self.end {
             None => return,
@@ -311,7 +310,7 @@ impl Model {
     }
 }
 
-/// Whether it is no younger than a restart that was asked for.
+/// Selects current units that are not newer than a requested restart.
 fn is_to_go(after: GenerationId) -> impl Fn(&&Unit) -> bool {
     move |unit| unit.role == Role::Current && unit.generation().is_none_or(|generation| generation <= after)
 }

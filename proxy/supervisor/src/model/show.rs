@@ -1,4 +1,4 @@
-//! The model's picture for status, metrics and `/v1/models`.
+//! View of the model for status, metrics and `/v1/models`.
 
 use warden_policies::lifecycle::Phase;
 
@@ -12,7 +12,7 @@ impl Model {
         let mut backends: Vec<BackendView> = self.units.iter().map(|unit| self.show_unit(unit)).collect();
         backends.sort_by_key(|backend| (backend.replica, backend.generation));
         let policy = self.units.iter().filter_map(|unit| unit.live.as_ref()?.wish.said);
-        // One that would act, or only tells, and not those that are content.
+        // Only decisions with a reason, whether acted on or only reported.
         let needy = policy.filter(|(decision, _)| decision.reason.is_some());
         let neediest = needy.max_by_key(|(decision, _)| decision.action);
         ModelView {
@@ -45,7 +45,7 @@ impl Model {
         }
     }
 
-    /// What is to be expected while a failure is the reason that there is no process.
+    /// Expected outage while a failure is the reason for having no process.
     fn outage(&self) -> Option<Outage> {
         if !matches!(self.state(), ModelState::Backoff | ModelState::Failed) {
             return None;

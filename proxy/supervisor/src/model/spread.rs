@@ -1,12 +1,13 @@
-//! What a client has set in one process is set in the model's others, and in a new one before anybody uses that.
+//! Applies a setting that a client made in one process to the model's other processes, and to new ones
+//! before they serve.
 //!
 //! ```text
-//!   client ── POST /lora-adapters ──> replica 0        kept ──> replica 1, 2, …        (at once)
-//!                                                          └──> the next generation    (before its gate opens)
+//!     client ── POST /lora-adapters ──> replica 0     stored ──> replica 1, 2, …      (at once)
+//!                                                       └──────> the next generation  (before its gate opens)
 //! ```
 //!
-//! Between the answer to the client and the end of the second step another client may still meet a replica that lacks it: one
-//! lock over all processes would make every request wait for a setting.
+//! Between the answer to the client and the last replica's update another client may meet a replica without
+//! the setting. A lock over all processes would make every request wait for a setting.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,11 +20,12 @@ use crate::lease::queue::Leases;
 use crate::process::Process;
 use crate::process::settings::{Setting, Settings};
 
-/// Rounds for what is set while other things are: more only where somebody sets things all the time.
+/// Limit of rounds for settings that change meanwhile. More are needed only if clients change settings all
+/// the time.
 const ROUNDS: usize = 8;
 
 impl Model {
-    /// Sets in the other processes what was set in one.
+    /// Applies new settings to the other processes.
     pub(super) fn spread_settings(&mut self) {
         let timeout = self.spec.lifecycle.probe_timeout;
         for (from, path) in self.leases.settings.take_fresh() {
@@ -33,7 +35,8 @@ impl Model {
                 .filter_map(|unit| {
                     let live = unit.live.as_ref().filter(|live| live.id != from)?;
                     let process = live.process.clone()?;
-                    // One that starts has it set by its probe, unless that has just ended: trying costs nothing.
+                    // The probe of a starting process applies the setting, unless it has just ended; trying
+                    // again does no harm.
                     let counts = unit.phase() != Phase::Starting;
                     Some((live.id, process, counts))
                 })
@@ -52,7 +55,7 @@ impl Model {
     }
 }
 
-/// Sets everything in a process that is about to be used; what could not be set, in words.
+/// Applies all settings to a process before it serves. Returns descriptions of those that failed.
 pub(super) async fn set_all(process: &dyn Process, leases: &Leases, timeout: Duration) -> Vec<String> {
     let unset = set(process, &leases.settings, timeout, |_| true).await;
     let told = unset.into_iter().map(|(path, why)| {
@@ -61,7 +64,8 @@ pub(super) async fn set_all(process: &dyn Process, leases: &Leases, timeout: Dur
     told.collect()
 }
 
-/// Sets what is wanted, until nothing newer has come meanwhile. What could not be set, by its route, and why.
+/// Applies selected settings until no newer ones have come meanwhile. Returns routes and reasons of those
+/// that failed.
 async fn set(
     process: &dyn Process,
     settings: &Settings,

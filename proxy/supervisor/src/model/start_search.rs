@@ -1,14 +1,15 @@
-//! A process that dies while it loads: once for each command a switch is searched with which it starts.
+//! Searches, once per command, for an option with which a process starts that dies while it loads.
 //!
 //! ```text
-//!   dies, dies again ── nothing of the model runs, and it has its room ──> search (a writer task) ──> finding, kept in the state directory
-//!                                                                                 │
-//!   its `fallback` starts it ──> used from the next start on                      │
-//!   another switch does ──> Failed: the message names the line to write <─────────┤
-//!   none, not every time ──> starts go on after pauses <──────────────────────────┘
+//!     dies, dies again ── no process runs, room is granted ──> search (a writer task) ──> finding, stored
+//!                                                                                             │
+//!     the `fallback` starts it ──> used from the next start on <──────────────────────────────┤
+//!     another option does ──> Failed: the message has the line to write <─────────────────────┤
+//!     none, or not every time ──> starts continue after pauses <──────────────────────────────┘
 //! ```
 //!
-//! Starts wait while a search runs: two processes of a large model have no room. The search ends as soon as anything else is wanted.
+//! Starts wait during a search, because two processes of a large model have no room. The search ends as
+//! soon as the model needs anything else.
 
 use std::sync::Arc;
 
@@ -28,24 +29,24 @@ use crate::spec::Command;
 use crate::start_search::{StartHunt, death_at_load};
 use crate::view::event::EventKind;
 
-/// Starts that died, of one command.
+/// Dead starts of one command.
 #[derive(Debug, Default)]
 pub(super) struct DeadStarts {
     command: Option<Command>,
-    /// What its processes are remembered by.
+    /// Key of the command in the leak history.
     key: String,
-    /// In a row, as configured.
+    /// Consecutive deaths with the configured command.
     deaths: u32,
-    /// How the last one died, for people.
+    /// Description of the last death.
     death: String,
     finding: Option<StartFinding>,
-    /// The search under way: its number, and what ends it.
+    /// Number and cancellation of the search under way.
     search: Option<(u64, CancellationToken)>,
     searches: u64,
 }
 
 impl DeadStarts {
-    /// A start was ready, or failed for a reason that has a name.
+    /// Resets the count after a successful start or a failure with a known reason.
     pub(super) fn forget_deaths(&mut self) {
         self.deaths = 0;
     }
@@ -56,15 +57,15 @@ impl Model {
         self.dead_starts.search.is_some()
     }
 
-    /// Ends a search. Its process is gone when its message comes.
+    /// Cancels a search. The search's process is gone when its message arrives.
     pub(super) fn stop_start_search(&self) {
         if let Some((_, stop)) = &self.dead_starts.search {
             stop.cancel();
         }
     }
 
-    /// A process ended before it was ready. What is known of such deaths goes into its failure. Returns whether the next start needs
-    /// a change of the configuration.
+    /// Handles the end of a process before it was ready, and adds what is known of such deaths to its
+    /// failure. Returns true if the next start needs a change of the configuration.
     pub(super) fn note_start_death(&mut self, end: &End<'_>, failure: &mut Failure) -> bool {
         let exit = if let End::Exited(exit, _) = end { Some(*exit) } else { None };
         let Some(death) = death_at_load(exit, failure) else {
@@ -88,7 +89,7 @@ impl Model {
         finding.switch().is_some_and(|switch| !switch.is_fallback())
     }
 
-    /// Begins a search where one is due, and ends it where it is no more.
+    /// Begins a search that is due, and cancels one that is not allowed any more.
     pub(super) fn settle_start_search(&mut self) {
         let may = self.may_search();
         if !may {
@@ -108,14 +109,15 @@ impl Model {
         }
     }
 
-    /// Whether the room and the processor are the search's: nothing of the model runs, and a start has failed.
+    /// True if a search may use the model's room and the CPU: a start has failed and no process of the
+    /// model runs.
     fn may_search(&self) -> bool {
         let waits = |unit: &Unit| {
             unit.role == Role::Current && unit.phase() == Phase::Backoff && unit.start_failures > 0
         };
         self.end.is_none()
             && self.custody == Custody::Ours
-            // A canary runs beside the model that serves.
+            // A canary runs next to the model that serves.
             && self.spec.canary_of.is_none()
             && matches!(self.stand, Stand::In { asking: None, .. })
             && self.replacements.is_empty()

@@ -1,4 +1,4 @@
-//! Deadlines: when something is due by itself. Every other wake-up of a model's task is a message.
+//! Deadlines of a model's task. Everything else that wakes the task is a message.
 
 use std::time::Duration;
 
@@ -7,16 +7,15 @@ use warden_policies::lifecycle::Phase;
 
 use crate::clock;
 
-/// Those of one generation.
+/// Timers of one generation.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
-    /// The next probe; `None` while one is out or none is wanted.
+    /// Next probe; `None` while one is under way or none is needed.
     pub(super) probe: Option<Instant>,
-    /// The next reading of memory.
     pub(super) sample: Option<Instant>,
-    /// A reading because of the idle edge at the second moment, if it is idle since then.
+    /// Reading due at the first instant, if the process has been idle since the second one.
     pub(super) idle_sample: Option<(Instant, Instant)>,
-    /// The policy is asked again without a new reading.
+    /// Next judgement without a new reading.
     pub(super) judgement: Option<Instant>,
 }
 
@@ -26,39 +25,40 @@ impl Timers {
         [self.probe, self.sample, idle_sample, self.judgement].into_iter().flatten().min()
     }
 
-    /// No more probes, and no more samples unless it drains: memory that runs out cuts a drain short.
+    /// Stops probing. Sampling continues in a drain only, because memory that runs out cuts a drain short.
     pub(super) fn stop(&mut self, phase: Phase) {
         *self = Self { sample: self.sample.filter(|_| phase == Phase::Draining), ..Self::default() };
     }
 
-    /// Since when it has to be idle for a reading that is due because of that.
+    /// Takes a due idle sample and returns since when the process has to be idle for it.
     pub(super) fn take_idle_sample(&mut self, now: Instant) -> Option<Instant> {
         self.idle_sample.take_if(|(at, _)| *at <= now).map(|(_, since)| since)
     }
 }
 
-/// Whether this is due. If so it is taken out.
+/// Takes a timer that is due. Returns true if it was due.
 pub(super) fn take(timer: &mut Option<Instant>, now: Instant) -> bool {
     timer.take_if(|at| *at <= now).is_some()
 }
 
-/// Those of the whole model.
+/// Timers of the whole model.
 #[derive(Debug, Default)]
 pub(super) struct ModelTimers {
-    /// No replacement because of the configuration before this time: the last one failed, or another one goes first.
+    /// No replacement for the configuration before this time, because the last one failed or another one
+    /// goes first.
     pub(super) configuration: Option<Instant>,
-    /// What a process needs is looked at without being asked.
+    /// Next check of the files that a process needs.
     pub(super) look: Option<Instant>,
-    /// It may be unloaded because nobody asks for it.
+    /// Time to check for unloading an idle model.
     pub(super) idle: Option<Instant>,
-    /// A process that has lost its GPU is looked at again.
+    /// Next look at a process that lost its GPU.
     pub(super) recovery: Option<Recovery>,
-    /// Until then what leaves may make room before the first process is made.
+    /// Until this time the first process waits for removed models to free their room.
     pub(super) room: Option<Instant>,
 }
 
 impl ModelTimers {
-    /// While what leaves makes room it is looked for at every step of `look`.
+    /// Next deadline. While waiting for room, checks at intervals of `look`.
     pub(super) fn next(&self, now: Instant, look: Duration) -> Option<Instant> {
         let recovery = self.recovery.map(|recovery| recovery.at);
         let room = self.room.map(|until| until.min(clock::again(now, look)));
@@ -66,10 +66,10 @@ impl ModelTimers {
     }
 }
 
-/// When a degraded process is looked at again.
+/// Next look at a degraded process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recovery {
     pub(super) at: Instant,
-    /// Starts in a row that brought nothing.
+    /// Consecutive starts that did not help.
     pub(super) tried: u32,
 }

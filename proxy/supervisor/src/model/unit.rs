@@ -1,4 +1,4 @@
-//! One life-cycle machine, its timer, and the process that it has at the moment.
+//! A life-cycle machine, its timer, and its present process.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::process::slot_files::SlotFiles;
 use crate::spec::Command;
 use crate::view::reclaim_entry::ReclaimEntry;
 
-/// Names a unit within its model; never reused.
+/// Identifies a unit within its model; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UnitId(pub(super) u64);
 
@@ -36,9 +36,9 @@ pub(super) struct UnitId(pub(super) u64);
 pub(super) enum Role {
     /// Serves the replica.
     Current,
-    /// Will serve it as soon as it is ready: the new half of an overlap.
+    /// Will serve once it is ready: the new process of an overlap.
     Successor,
-    /// Drains and goes: the old half of an overlap, or a replica that is no longer configured.
+    /// Drains and ends: the old process of an overlap, or a replica that is no longer configured.
     Retiring,
 }
 
@@ -49,15 +49,15 @@ pub(super) struct Unit {
     pub(super) role: Role,
     pub(super) machine: Machine,
     pub(super) timer: Option<(Timer, Instant)>,
-    /// What would start it, and waits for room.
+    /// Start event that waits for room.
     pub(super) held: Option<Event>,
     /// Boxed: most models of a large configuration have no process, and would each reserve 1.6 KiB for one.
     pub(super) live: Option<Box<Generation>>,
-    /// Starts in a row that did not get ready.
+    /// Consecutive starts that did not become ready.
     pub(super) start_failures: u32,
     /// Why the last process ended by itself.
     pub(super) failure: Option<Failure>,
-    /// What the files that it needs were like before its last start.
+    /// State of the needed files before the last start.
     pub(super) sight: Option<Sight>,
 }
 
@@ -86,17 +86,18 @@ impl Unit {
         self.live.as_ref().map(|live| live.id)
     }
 
-    /// When something is due for it.
+    /// Next deadline of the unit.
     pub(super) fn due_next(&self) -> Option<Instant> {
         let of_life = self.timer.map(|(_, at)| at);
         let of_process = self.live.as_ref().and_then(|live| live.timers.next());
         of_life.into_iter().chain(of_process).min()
     }
 
-    /// Whether waiting for the next start is pointless enough to tell the callers. Not while a process is a trial: then they
-    /// wait for how it ends. Never after the end of a process that had served: the next start is not far.
+    /// True if requests should be refused rather than wait for the next start. Never during a trial start,
+    /// whose result requests wait for, and never after the end of a process that had served, because its
+    /// next start is soon.
     pub(super) fn is_hopeless(&self, failures_told: u32) -> bool {
-        // Its pause is over, and whoever waits now makes room for the next start.
+        // The pause is over. Waiting requests make the loader free the room for the next start.
         if self.held.is_some() {
             return false;
         }
@@ -107,7 +108,7 @@ impl Unit {
         }
     }
 
-    /// Whether its next start may go otherwise once a file that it needs has changed.
+    /// True if a changed file may let the next start succeed.
     pub(super) fn waits_for_change(&self) -> bool {
         match self.phase() {
             Phase::Failed => true,
@@ -117,95 +118,92 @@ impl Unit {
     }
 }
 
-/// What the policy wants with a generation.
+/// Policy state of a generation.
 #[derive(Debug, Default)]
 pub(super) struct Wish {
-    /// What it said last, and what holds it back.
+    /// Last decision, and what holds it back.
     pub(super) said: Option<(Decision, Option<Held>)>,
-    /// Since when it wants it replaced.
+    /// Since when the policy wants the process replaced.
     pub(super) since: Option<Instant>,
-    /// Since when it drains although a drain or more is wanted.
+    /// Since when it drains although the policy wants a drain or more.
     pub(super) urgent_since: Option<Instant>,
-    /// It is drained at this time at the earliest: requests had outlasted its last drain.
+    /// Earliest time of the next drain, because requests outlasted the last one.
     pub(super) not_before: Option<Instant>,
-    /// The budgets that it has passed, and when.
+    /// Exceeded budgets, and when they were exceeded.
     pub(super) passed: Passed,
 }
 
-/// A signal for a process that is still being created.
+/// Signal for a process that is still being created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pending {
     Terminate,
     Kill,
 }
 
-/// One generation: from the order to create it until it is reaped.
+/// A generation, from the request to create it until it is reaped.
 #[derive(Debug)]
 pub(super) struct Generation {
     pub(super) id: GenerationId,
     pub(super) socket: PathBuf,
     pub(super) cell: Arc<Cell>,
-    /// What it was made of, to tell whether the configuration has changed since.
+    /// Recipe of the process, compared with the present configuration.
     pub(super) made_of: Recipe,
     pub(super) process: Option<Arc<dyn Process>>,
     pub(super) pending: Option<Pending>,
-    /// Somebody has answered on its socket.
+    /// The socket has answered.
     pub(super) answered: bool,
-    /// Its start took longer than it may.
+    /// The start exceeded the time limit.
     pub(super) timed_out: Option<Lateness>,
-    /// Tells when its start stands still, for as long as this is here.
+    /// Guard of the helper that reports a stalled start.
     pub(super) start_watch: Option<DropGuard>,
     pub(super) spawned: Instant,
-    /// An instance before us made it, and it took so long to load.
+    /// Load time, if the previous instance made the process.
     pub(super) adopted: Option<Duration>,
-    /// With what exactly it was started.
+    /// Exact command of the process.
     pub(super) started_with: Option<Command>,
     pub(super) ready: Option<Instant>,
     pub(super) slots: Option<u32>,
-    /// When it is probed, read and judged next.
     pub(super) timers: Timers,
     pub(super) probes_lost: u32,
-    /// When the first of those was sent.
+    /// When the first lost probe was sent.
     pub(super) lost_since: Option<Instant>,
-    /// Its drain is short because it answers no probe and moves no token.
+    /// The drain is short, because the process answers no probe and moves no token.
     pub(super) short_drain: bool,
-    /// When the last probe was sent. What an earlier one found is of no interest any more.
+    /// When the last probe was sent. Results of earlier ones are ignored.
     pub(super) asked: Option<Instant>,
-    /// Lines that the model's processes had logged when the last probe was sent, and when the last one that was answered was.
+    /// Log lines of the model's processes at the last probe, and at the last probe that was answered.
     pub(super) heard: (u64, u64),
-    /// Tokens and whole answers that it had given when the last probe was sent.
+    /// Tokens and complete answers at the last probe.
     pub(super) moves: u64,
-    /// When it logged what a crash looks like, if it has answered no probe since.
+    /// When it logged a crash, if it has answered no probe since.
     pub(super) alarmed: Option<Instant>,
-    /// The same of one that is known to answer none.
+    /// When it logged a crash, if it is known to answer no probe.
     pub(super) crashed: Option<Instant>,
-    /// Probes sent before this time prove nothing: it refused a connection since.
+    /// Probes sent before this time do not count: the process refused a connection since.
     pub(super) doubted: Option<Instant>,
     pub(super) idle_seen: Option<Instant>,
     pub(super) memory: Box<MemoryTracker>,
     pub(super) health: Box<HealthTracker>,
-    /// It came up with much less on GPUs than one like it had.
+    /// Offload lost, compared with the best process with the same command.
     pub(super) degraded: Option<Lost>,
-    /// What the policy wants with it.
     pub(super) wish: Wish,
-    /// What is remembered of requests to give memory back.
+    /// History of reclaim requests.
     pub(super) reclaims: Reclaims,
-    /// The one under way.
+    /// Reclaim request under way.
     pub(super) asked_back: Option<Asked>,
-    /// How many were made, and the last one.
     pub(super) reclaim_count: u64,
-    /// The generation whose conversations it was given.
+    /// Generation whose conversations it took over.
     pub(super) came_from: Option<GenerationId>,
     pub(super) last_reclaim: Option<ReclaimEntry>,
-    /// Why it was not asked when it was judged last.
+    /// Why it was not asked at the last judgement.
     pub(super) no_reclaim: Option<NoReclaim>,
-    /// It is ended without draining: its grace is short.
+    /// The process is ended without a drain and with a short grace.
     pub(super) hurried: bool,
-    /// Where it saves slots, if it does.
+    /// Slot directory, if it saves slots.
     pub(super) slot_files: Option<Arc<SlotFiles>>,
-    /// How far its slots are saved for the process that follows.
+    /// Progress of saving slots for the next process.
     pub(super) packed: Packed,
-    /// This generation's random number for jitter.
+    /// Random number of this generation, for jitter.
     pub(super) random: f64,
 }
 
@@ -261,7 +259,7 @@ impl Generation {
         }
     }
 
-    /// A probe that was sent at this time was lost, and nothing has moved since.
+    /// Records a lost probe, sent at this time, without progress since.
     pub(super) fn note_lost(&mut self, sent: Instant) {
         if self.probes_lost == 0 {
             self.lost_since = Some(sent);
@@ -269,13 +267,13 @@ impl Generation {
         self.probes_lost += 1;
     }
 
-    /// For how long it has answered no probe and moved no token, once that is more than an accident.
+    /// Time for which the process has answered no probe and moved no token, once enough probes are lost.
     pub(super) fn silent_for(&self, probes_lost: u32) -> Option<Duration> {
         let since = self.lost_since.filter(|_| self.probes_lost > 0 && self.probes_lost >= probes_lost)?;
         Some(since.elapsed())
     }
 
-    /// SIGTERM, now or as soon as there is a process.
+    /// Sends SIGTERM, now or once there is a process.
     pub(super) fn terminate(&mut self) {
         self.cell.tell_to_end();
         match &self.process {
@@ -284,7 +282,7 @@ impl Generation {
         }
     }
 
-    /// SIGKILL, now or as soon as there is a process.
+    /// Sends SIGKILL, now or once there is a process.
     pub(super) fn kill(&mut self) {
         self.cell.tell_to_end();
         match &self.process {

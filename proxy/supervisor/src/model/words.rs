@@ -1,10 +1,10 @@
-//! What readings say, in sentences for events and logs.
+//! Sentences about readings, for events and logs.
 
 use warden_policies::growth::VerdictChange;
 use warden_policies::recycle::SeriesFacts;
 use warden_policies::{ByteSize, Decision, phrases};
 
-/// One sentence about the memory that a decision is about; `None` if it is not known.
+/// Sentence about the memory that a decision is about; `None` if unknown.
 pub(super) fn grounds(decision: &Decision, facts: &SeriesFacts) -> Option<String> {
     let holds = format!("{} holds {}", facts.series, ByteSize(facts.charged?));
     let mut parts = vec![holds];
@@ -17,7 +17,7 @@ pub(super) fn grounds(decision: &Decision, facts: &SeriesFacts) -> Option<String
     Some(parts.join("; "))
 }
 
-/// One sentence about a change of verdict.
+/// Sentence about a change of verdict.
 pub(super) fn verdict(change: &VerdictChange) -> String {
     let growth = &change.growth;
     let (now, before) = (growth.verdict.as_str(), change.before.as_str());

@@ -1,4 +1,4 @@
-//! An address of somebody else's: what is connected to, what a request needs to be understood there, and whether anybody answers.
+//! Address of a remote endpoint: connection, request head, probe.
 
 pub(crate) mod probe;
 mod wire;
@@ -12,14 +12,14 @@ use http::{Request, Uri};
 
 pub use self::wire::Wire;
 
-/// Under this path everything lies that has a version. Addresses are given with it and without it.
+/// Path of the versioned API. Addresses may be given with or without it.
 const VERSION: &str = "/v1";
 
-/// Ends of an address that belong to requests.
+/// Endings of an address that belong to requests.
 const ROUTES: [&str; 4] = ["/completions", "/models", "/embeddings", "/messages"];
 
-/// What of a client's head is passed on: what the answer depends on, and names of this one request that both sides log. All else is
-/// between the client and us: who it is, with which program and language, and where it comes from.
+/// Client headers that are passed on: those that affect the answer, and request ids that both sides log.
+/// The others describe the client (identity, program, language, address) and are not for the endpoint.
 const PASSES: [&str; 13] = [
     "accept",
     "anthropic-beta",
@@ -36,31 +36,31 @@ const PASSES: [&str; 13] = [
     "x-request-id",
 ];
 
-/// What requests say of their sender: this program.
+/// Our own `User-Agent`.
 const OUR_NAME: HeaderValue = HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION")));
 
-/// Begins our name in `Via`. Those of other llama-wardens are kept, because one that finds its own notices a loop.
+/// Prefix of our name in `Via`. Names of other llama-wardens are kept, so that each can detect a loop.
 const OUR_VIA: &str = "llama-warden-";
 
-/// An endpoint that speaks OpenAI's dialect. Its key is shown nowhere.
+/// Endpoint with OpenAI's API. Debug output hides the key.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Origin {
     tls: bool,
     host: String,
     port: u16,
-    /// As `Host` has it.
+    /// Value of `Host`.
     authority: String,
-    /// Before each path; empty, or begins with a slash and ends without one.
+    /// Prefix of each path; empty, or begins with a slash and ends without one.
     prefix: String,
     key: Option<String>,
 }
 
 impl Origin {
-    /// Reads an address such as `https://host/api/v1`. With `key`, each request brings that.
+    /// Parses an address such as `https://host/api/v1`. With `key`, each request sends it.
     ///
     /// # Errors
     ///
-    /// A sentence that says what is wrong with the address or the key.
+    /// A sentence about the error in the address or the key.
     pub fn parse(url: &str, key: Option<&str>) -> Result<Self, String> {
         let uri: Uri = url.parse().map_err(|error: InvalidUri| format!("it is no address: {error}"))?;
         let tls = match uri.scheme() {
@@ -95,38 +95,38 @@ impl Origin {
         Ok(Self { tls, host, port, authority, prefix, key })
     }
 
-    /// Whether what is sent there is encrypted.
+    /// True if the connection is encrypted.
     pub fn is_encrypted(&self) -> bool {
         self.tls
     }
 
-    /// Whether the way there is one that strangers cannot listen at: this machine.
+    /// True for this machine, where strangers cannot listen to the connection.
     pub fn is_near(&self) -> bool {
         let is_loopback = self.host.parse().is_ok_and(|address: IpAddr| address.is_loopback());
         is_loopback || self.host == "localhost"
     }
 
-    /// The host, as it is connected to.
+    /// Host to connect to.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The port.
+    /// Port to connect to.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Whether requests bring a key.
+    /// True if requests send a key.
     pub fn has_key(&self) -> bool {
         self.key.is_some()
     }
 
-    /// Makes a request with a path of llama-server's one that is understood there: path, host and key. What a client has said of
-    /// itself to us stays with us, and the answer comes uncompressed, as llama-server's does, because it is read on its way.
+    /// Rewrites a request for llama-server for this endpoint: path, host and key. The client's identity is
+    /// removed. The answer has to come uncompressed, as llama-server's does, because it is read on its way.
     ///
     /// # Errors
     ///
-    /// The whole path is none.
+    /// The resulting path is invalid.
     pub fn address<B>(&self, request: &mut Request<B>) -> Result<(), http::Error> {
         if !self.prefix.is_empty() {
             let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
@@ -149,7 +149,7 @@ impl Origin {
     }
 }
 
-/// Takes the proxies between a client and us out of `Via`.
+/// Removes proxies between client and us from `Via`.
 fn keep_our_via(headers: &mut HeaderMap) {
     let ours = |part: &str| {
         let mut words = part.split_whitespace();

@@ -1,4 +1,4 @@
-//! Whether an endpoint answers, and what it says of its model.
+//! Probes an endpoint, and reads its list of models.
 
 use std::time::Duration;
 
@@ -14,37 +14,37 @@ use warden_policies::secrets;
 
 use super::Origin;
 
-/// Asked for: each endpoint of the kind has it, and it costs nothing.
+/// Requested path: every endpoint of this kind has it, and it costs nothing.
 const LIST: &str = "/v1/models";
 
-/// Bytes of a list. Those who sell thousands of models need a few megabytes.
+/// Maximum size of a list in bytes. Vendors of thousands of models need a few megabytes.
 const MOST: usize = 16 << 20;
 
-/// A list comes with its head, or not much later.
+/// Time limit for a list after its head.
 const BODY: Duration = Duration::from_secs(5);
 
-/// Where endpoints put the length of a model's context, in tokens.
+/// Fields in which endpoints give the context length of a model, in tokens.
 const CONTEXTS: [&str; 4] = ["/context_length", "/max_model_len", "/context_window", "/meta/n_ctx"];
 
-/// What an endpoint that answers says.
+/// Facts from an endpoint that answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Listed {
-    /// Tokens in the context of the model, where that is said.
+    /// Context length of the model in tokens, if given.
     pub(crate) n_ctx: Option<u32>,
-    /// What looks wrong about it, although requests may be answered.
+    /// Possible misconfiguration, although requests may be answered.
     pub(crate) note: Option<String>,
 }
 
 /// Why an endpoint does not serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Silence {
-    /// Nothing came in time: it may be busy.
+    /// No answer in time: it may be busy.
     Slow(String),
-    /// It cannot be reached, or says so.
+    /// The endpoint cannot be reached, or refuses.
     Said(String),
 }
 
-/// Asks for the list of models.
+/// Requests the list of models.
 pub(crate) async fn probe(origin: &Origin, model: &str, limit: Duration) -> Result<Listed, Silence> {
     let asked = timeout(limit, ask(origin)).await;
     let Answer { status, location, body } = match asked {
@@ -69,7 +69,7 @@ pub(crate) async fn probe(origin: &Origin, model: &str, limit: Duration) -> Resu
                 "it sends requests elsewhere{to} (status {code}): name that address in `url`"
             )))
         }
-        // A key need not have the right to ask.
+        // A key may lack the right to list models.
         StatusCode::FORBIDDEN => {
             note(format!("the endpoint tells nobody with this key what models it has (status {code})"))
         }
@@ -86,7 +86,7 @@ pub(crate) async fn probe(origin: &Origin, model: &str, limit: Duration) -> Resu
 struct Answer {
     status: StatusCode,
     location: Option<String>,
-    /// As much of it as came: a head alone is a sign of life.
+    /// The part that came: a head alone is a sign of life.
     body: Bytes,
 }
 
@@ -111,7 +111,7 @@ async fn ask(origin: &Origin) -> Result<Answer, String> {
     tokio::select! {
         biased;
         answer = &mut answered => answer,
-        // What it said last may still be on its way to us.
+        // The last data may still be on its way.
         _ = connection => answered.await,
     }
 }
@@ -135,7 +135,7 @@ mod tests {
 
     use super::*;
 
-    /// What is made of an endpoint that says this and closes.
+    /// Result for an endpoint that sends this and closes.
     async fn told(answer: &'static str) -> Result<Listed, Silence> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/api/v1", listener.local_addr().unwrap());

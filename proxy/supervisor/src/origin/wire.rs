@@ -1,5 +1,5 @@
-//! A connection to somebody else's endpoint, encrypted where its address says so. Who it is is checked by the authorities that this
-//! machine trusts; `SSL_CERT_FILE` and `SSL_CERT_DIR` name others.
+//! Connects to a remote endpoint, with TLS if its address says so. Certificates are checked by the
+//! authorities that this machine trusts; `SSL_CERT_FILE` and `SSL_CERT_DIR` name others.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -16,25 +16,25 @@ use tokio_util::either::Either;
 use super::Origin;
 use crate::worker_threads::resolve_host;
 
-/// After so long without a word of its host a connection is asked whether it still is one.
+/// Idle time after which TCP keepalive probes a connection.
 const SILENT: Duration = Duration::from_secs(30);
 
-/// A connection to an endpoint: as it is, or encrypted.
+/// Connection to an endpoint, plain or encrypted.
 pub type Wire = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 impl Origin {
-    /// Connects to it.
+    /// Connects to the endpoint.
     ///
     /// # Errors
     ///
-    /// The host is not known or does not answer, or is not who it should be.
+    /// The host is unknown, does not answer, or has an invalid certificate.
     pub async fn connect(&self) -> io::Result<Wire> {
         let (host, port) = (self.host.as_str(), self.port);
         let addresses = resolve_host(host, port).await?;
         let stream = TcpStream::connect(&addresses[..]).await?;
-        // Without it, an answer to a small request waits for an acknowledgement.
+        // Otherwise an answer to a small request waits for an acknowledgement.
         stream.set_nodelay(true)?;
-        // Who vanishes without a word would be waited for as long as an answer may take.
+        // Otherwise a peer that vanishes would be awaited for the whole time limit of an answer.
         let socket = SockRef::from(&stream);
         let alive = TcpKeepalive::new().with_time(SILENT).with_interval(SILENT / 3).with_retries(3);
         socket.set_tcp_keepalive(&alive)?;
@@ -49,7 +49,7 @@ impl Origin {
     }
 }
 
-/// Whom this machine trusts, read once.
+/// TLS configuration with the trusted authorities, read once.
 fn trusted() -> io::Result<Arc<ClientConfig>> {
     static TRUSTED: OnceLock<Arc<ClientConfig>> = OnceLock::new();
     if let Some(known) = TRUSTED.get() {

@@ -1,7 +1,8 @@
-//! How the supervisor itself asks a backend: probes, properties, counters. Clients' requests never come this way.
+//! Requests of the supervisor itself to a backend: probes, properties, counters. Clients' requests use
+//! another path.
 //!
-//! Over a port each request has a connection of its own, which is looked at before anything is sent on it: another program
-//! that came by the port is told nothing, least of all the key.
+//! On a TCP port each request has its own connection, which is checked before anything is sent on it.
+//! Another program that took the port gets nothing, least of all the key.
 
 use std::time::Duration;
 
@@ -13,14 +14,14 @@ use crate::process::own_port::{OnlyToOwner, OwnPort};
 #[derive(Debug)]
 pub(crate) struct BackendHttp {
     client: Option<reqwest::Client>,
-    /// Host and port in URLs; over a Unix socket the name means nothing.
+    /// Host and port in URLs; meaningless on a Unix socket.
     at: String,
     key: Option<String>,
 }
 
 impl BackendHttp {
-    /// No pool: llama-server closes an idle connection after 5 s, and probes are further apart than a pool would help.
-    /// `port`: who has to listen there, if others can.
+    /// Uses no pool: llama-server closes an idle connection after 5 s, and probes are too far apart for a
+    /// pool to help. `port`: the process that has to listen there, if others could.
     pub(crate) fn new(endpoint: &Endpoint, key: Option<String>, port: Option<OwnPort>) -> Self {
         let builder = reqwest::Client::builder();
         let (builder, at) = match endpoint {
@@ -42,23 +43,23 @@ impl BackendHttp {
         Self { client, at, key }
     }
 
-    /// The answer to a `POST` of JSON; `None` if there is none within the time.
+    /// Sends JSON by `POST`. `None` without an answer in time.
     pub(crate) async fn post(&self, path: &str, body: Bytes, timeout: Duration) -> Option<reqwest::Response> {
         let mut request = self.client.as_ref()?.post(format!("http://{}{path}", self.at)).timeout(timeout);
         if let Some(key) = &self.key {
             request = request.bearer_auth(key);
         }
         let request = request.header(reqwest::header::CONTENT_TYPE, "application/json").body(body);
-        // A conversation that is sent again is a client's text: a server that answers without reading it must not
-        // read it as a request.
+        // The body contains a client's text. A server that answers without reading it must not parse it as
+        // a request.
         let request = request.header(reqwest::header::CONNECTION, "close");
         request.send().await.inspect_err(|error| tracing::debug!(path, %error, "no answer")).ok()
     }
 
-    /// The answer to a `GET`; `None` if there is none within the time.
+    /// Sends a `GET`. `None` without an answer in time.
     pub(crate) async fn get(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
         let mut request = self.client.as_ref()?.get(format!("http://{}{path}", self.at)).timeout(timeout);
-        // `/health` needs no key, and what is not needed is not sent.
+        // `/health` needs no key, so none is sent.
         if let Some(key) = self.key.as_ref().filter(|_| path != "/health") {
             request = request.bearer_auth(key);
         }

@@ -1,12 +1,12 @@
-//! What llama-server's `/slots` says of its work, in every version since slots have one: how many are busy, and a mark that
-//! changes with every token and every batch of a prompt. Texts in the answer, which older versions have, are passed over.
+//! Reads the answer of llama-server's `/slots`, in all versions: the number of busy slots, and a mark that
+//! changes with each token and prompt batch. Texts in answers of older versions are skipped.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use serde_json::Value;
 use warden_policies::health::Slots;
 
-/// Numbers that change as a slot works.
+/// Fields that change while a slot works.
 const WORK: [&str; 7] = [
     "id_task",
     "n_decoded",
@@ -28,7 +28,7 @@ pub(crate) fn read(answer: &Value) -> Option<Slots> {
     Some(Slots { busy: u32::try_from(busy).unwrap_or(u32::MAX), mark: hasher.finish() })
 }
 
-/// `state` stood there before `is_processing`; 0 is idle.
+/// Older versions have `state` in place of `is_processing`; 0 is idle.
 fn is_busy(slot: &Value) -> bool {
     let by_state = || slot["state"].as_u64().is_none_or(|state| state != 0);
     slot["is_processing"].as_bool().unwrap_or_else(by_state)

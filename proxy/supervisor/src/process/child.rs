@@ -1,16 +1,18 @@
-//! A running child: its output, and its end as a future. Ours, or the root's that we go on for.
+//! A running child: its output, and its end as a future. Its parent is this process, or the root that made
+//! it for us.
 //!
-//! A child is more than its leader where a wrapper took the server out of the process group or ended before it:
+//! A wrapper may move its server out of the process group, or end before the server. A child then is more
+//! than its leader:
 //!
 //! ```text
-//!   leader runs ---- ends with 0 or was told to end, and its server, or what may become one, runs ----> outlived
-//!      |   \                                                                                               |
-//!      |    `-- its server, outside of the group, ends --.                        the server, or all, end --'
-//!      v                                                 v                                                 v
-//!   ends --------------------------> what is left, group or not, is killed; the leader is reaped, last of all
+//!     leader runs -- ends with 0 or after a stop request, and its server or a possible one runs --> outlived
+//!      |   \                                                                                        |
+//!      |    `-- its server outside of the group ends --.            the server, or everything, ends --'
+//!      v                                               v                                        v
+//!     ends ---------------> everything left, in the group or not, is killed; the leader is reaped last
 //! ```
 //!
-//! The leader stays a zombie until then, so that its number, by which the group is signalled, is its own.
+//! The leader stays a zombie until then, so that its PID, by which the group is signalled, is not reused.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,14 +40,14 @@ use crate::process::watched_process::{self, WatchedProcess};
 use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_briefly, run_job};
 
-/// Pause between two looks at a child that has ended and cannot be reaped yet.
+/// Interval for retrying to reap a child that has ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// How long a leader may outlive its server outside of the group: `setsid --wait` ends at once, `podman run` removes
-/// its container first.
+/// Time for which a leader may outlive its server outside of the group. `setsid --wait` ends at once,
+/// `podman run` removes its container first.
 const LEADER_FOLLOWS: Duration = Duration::from_secs(2);
 
-/// How long killed processes outside of the group are waited for, in all. A driver that hangs keeps one for longer.
+/// Total time to wait for killed processes outside of the group. A hanging driver can keep one for longer.
 const KILLED_LIMIT: Duration = Duration::from_secs(10);
 
 /// A running child. Dropping it kills its process group, unless it was handed over.
@@ -57,14 +59,14 @@ pub struct Child {
     output: Mutex<Option<(pipe::Receiver, pipe::Receiver)>>,
 }
 
-/// Who signals and reaps it.
+/// Process that signals and reaps the child.
 #[derive(Debug)]
 enum Leader {
     Ours(Group),
     Roots { child: Created, exit: Mutex<Option<Exit>>, handed_over: AtomicBool },
 }
 
-/// A child of the root, made for us or handed over to us.
+/// Child of the root, made for us or handed over to us.
 #[derive(Debug)]
 pub(crate) struct Created {
     pub(crate) id: ChildId,
@@ -73,8 +75,8 @@ pub(crate) struct Created {
 }
 
 impl Child {
-    /// Registers with the current runtime. `mark`: `NAME=VALUE` in its environment that nobody else has; without one,
-    /// what leaves its group is nobody's.
+    /// Registers with the current runtime. `mark`: a unique `NAME=VALUE` in the child's environment;
+    /// without one, processes that leave its group are not found.
     pub(crate) fn watch(spawned: Spawned, mark: Option<String>) -> Result<Self, SpawnError> {
         let Spawned { group, control, stdout, stderr } = spawned;
         let pidfd = rustix::process::pidfd_open(group.leader, PidfdFlags::empty());
@@ -83,7 +85,7 @@ impl Child {
         Self::new(Leader::Ours(group), pidfd, stdout.zip(stderr), Kinship::new(pid, mark, control))
     }
 
-    /// One of the root's. Registers with the current runtime.
+    /// Watches a child of the root. Registers with the current runtime.
     pub(crate) fn of_root(
         child: Created,
         pidfd: OwnedFd,
@@ -96,7 +98,7 @@ impl Child {
         let control = ControlGroup::of_child(pid).map(Arc::new);
         let child = Self::new(leader, pidfd, output, Kinship::new(pid, mark, control))?;
         if child.leader_has_ended() {
-            // Behind a leader that ended before the hand-over.
+            // The leader may have ended before the handover.
             let kinship = Arc::clone(&child.kinship);
             let look = run_briefly(WorkKind::Kernel, LOOK_LIMIT, move || kinship.relatives());
             let relatives = look.unwrap_or_default();
@@ -128,17 +130,17 @@ impl Child {
         Ok(Self { leader, pidfd, kinship: Arc::new(kinship), output: Mutex::new(output) })
     }
 
-    /// Its process id, which is also that of its process group.
+    /// PID of the child, which is also its process group.
     pub fn pid(&self) -> u32 {
         self.leader.pid()
     }
 
-    /// What tells of its end.
+    /// Pidfd of the leader, readable once it has ended.
     pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.get_ref().as_fd()
     }
 
-    /// By which number the root knows it; `None` for a child of ours.
+    /// Number by which the root knows the child; `None` for our own child.
     pub(crate) fn of_root_id(&self) -> Option<ChildId> {
         match &self.leader {
             Leader::Ours(_) => None,
@@ -146,51 +148,53 @@ impl Child {
         }
     }
 
-    /// Somebody else has it from now on: our end is not its end. One of ours has to be kept by the family.
+    /// Hands the child over: it no longer ends with us. Our own child has to be kept by the family.
     pub(crate) fn hand_over(&self) {
         if let Leader::Roots { handed_over, .. } = &self.leader {
             handed_over.store(true, Ordering::SeqCst);
         }
     }
 
-    /// The reading ends of its standard output and standard error; `None` after the first call. A child whose output is
-    /// not read blocks when the pipes are full.
+    /// Read ends of standard output and standard error; `None` after the first call. A child blocks if its
+    /// output is not read.
     pub fn take_output(&self) -> Option<(pipe::Receiver, pipe::Receiver)> {
         lock(&self.output).take()
     }
 
-    /// Whether its server still runs: its files were open until now. Its end can be waited for only later.
+    /// True if the child's server runs, which means it still holds its files. The end itself may be awaited
+    /// later.
     pub fn is_running(&self) -> bool {
         match self.kinship.watched_server() {
             Some(server) => server.is_running(),
-            // What it left behind may be loading.
+            // Processes left by the leader may still be loading.
             None => !self.leader_has_ended() || self.kinship.is_outlived(),
         }
     }
 
-    /// Whether the leader has ended.
+    /// True if the leader has ended.
     pub(crate) fn leader_has_ended(&self) -> bool {
-        // First, because the number is its own only as long as it is not reaped.
+        // Check this first, because the PID may be reused after reaping.
         if warden_sensors::is_ending(self.pid()) == Some(true) {
             return true;
         }
         watched_process::has_ended(self.pidfd.get_ref())
     }
 
-    /// What belongs to it beside its group, and its server.
+    /// Relatives outside of the group, and the server.
     pub(crate) fn kinship(&self) -> &Arc<Kinship> {
         &self.kinship
     }
 
-    /// It was handed over to us: our end is its end from now on.
+    /// Takes over a child that was handed to us: it ends with us from now on.
     pub(crate) fn claim(&self) {
         if let Leader::Roots { handed_over, .. } = &self.leader {
             handed_over.store(false, Ordering::SeqCst);
         }
     }
 
-    /// Sends SIGTERM to its group, and to what has left that once the leader has ended: a leader may pass the signal
-    /// on, as container tools do, and llama-server exits at once on a second one. Send it once.
+    /// Sends SIGTERM to the group, and, once the leader has ended, to processes that have left the group. A
+    /// leader may forward the signal, as container tools do, and llama-server exits at once on a second
+    /// one. Call it once.
     pub fn terminate(&self) {
         match &self.leader {
             Leader::Ours(group) => group.signal(Signal::TERM),
@@ -199,7 +203,8 @@ impl Child {
         self.kinship.ask_to_end(AskedToEnd::Gently);
     }
 
-    /// Sends SIGKILL to its group and its server. What else has left the group is killed by who waits for its end.
+    /// Sends SIGKILL to the group and the server. The task that awaits the end kills other processes that
+    /// have left the group.
     pub fn kill(&self) {
         match &self.leader {
             Leader::Ours(group) => group.signal(Signal::KILL),
@@ -211,15 +216,15 @@ impl Child {
         self.kinship.ask_to_end(AskedToEnd::AtOnce);
     }
 
-    /// Sends any signal to one of ours.
+    /// Sends any signal to our own child.
     pub(crate) fn signal(&self, signal: Signal) {
         if let Leader::Ours(group) = &self.leader {
             group.signal(signal);
         }
     }
 
-    /// Waits for its end, which is that of its server, kills what is left of it, reaps it. May be called again; may be
-    /// dropped at any time.
+    /// Waits for the end of the child's server, kills everything left, and reaps the leader. May be called
+    /// again, and dropped at any time.
     pub async fn wait(&self) -> Exit {
         match &self.leader {
             Leader::Ours(group) => self.wait_for_ours(group).await,
@@ -239,7 +244,7 @@ impl Child {
 
     async fn wait_for_ours(&self, group: &Group) -> Exit {
         let mut changes = self.kinship.changes();
-        // Of what was left behind, if it was our child.
+        // Exit of a process left by the leader, if it was our child.
         let mut exit_behind = None;
         loop {
             if let Some(exit) = group.known() {
@@ -269,7 +274,7 @@ impl Child {
                 continue;
             };
             let relatives = self.relatives().await;
-            // Another task that waits may have reaped the leader, and whose number it is now is not known.
+            // Another waiting task may have reaped the leader; its PID may be reused by now.
             if let Some(exit) = group.known() {
                 return exit;
             }
@@ -303,7 +308,7 @@ impl Child {
         }
     }
 
-    /// Sends SIGTERM, once, to what the signal to the group does not reach.
+    /// Sends SIGTERM, once, to processes that a signal to the group does not reach.
     fn terminate_outside(&self, relatives: &[Relative], server: Option<&Server>) {
         if !self.kinship.first_to_terminate_outside() {
             return;
@@ -319,15 +324,15 @@ impl Child {
         }
     }
 
-    /// Kills what is left and waits for its end, so that its memory is free for the next process; reaps the leader
-    /// then.
+    /// Kills all remaining processes and waits for their end, so that their memory is free for the next
+    /// process. Then reaps the leader.
     async fn finish(&self, group: &Group, said: Option<Exit>) -> Exit {
         self.leader_ended().await;
         let limit = Instant::now() + KILLED_LIMIT;
         loop {
             group.signal(Signal::KILL);
             let relatives = self.look(Kinship::killed_relatives).await;
-            // As above: these are its relatives only if it was not reaped while they were looked for.
+            // The list is valid only if the leader was not reaped during the search.
             if let Some(exit) = group.known() {
                 return exit;
             }
@@ -360,7 +365,8 @@ impl Child {
         }
     }
 
-    /// The root watches what it can know of; a server that is found by its answer alone is watched here.
+    /// Waits for a child of the root. The root cannot know a server found only by its answer, so that one
+    /// is watched here.
     async fn wait_for_roots(&self, child: &Created) -> Exit {
         let mut changes = self.kinship.changes();
         let reaped = async {
@@ -403,7 +409,7 @@ impl Child {
         }
     }
 
-    /// What belongs to it beside its leader.
+    /// Relatives of the child, without its leader.
     async fn relatives(&self) -> Vec<Relative> {
         self.look(Kinship::relatives).await
     }
@@ -413,12 +419,12 @@ impl Child {
             return Vec::new();
         }
         let kinship = Arc::clone(&self.kinship);
-        // Some small reads of /proc: not for a runtime thread.
+        // Small reads of /proc; keep them off the runtime threads.
         kinship::found_in_time(self.pid(), run_job(WorkKind::Kernel, move || look(&kinship))).await
     }
 }
 
-/// The end of a process; never, if there is none.
+/// Resolves at the end of a process, or never without one.
 async fn end_of(process: Option<&WatchedProcess>) {
     match process {
         Some(process) => process.ended().await,
@@ -426,7 +432,8 @@ async fn end_of(process: Option<&WatchedProcess>) {
     }
 }
 
-/// The first end of several; at once, if there are none: they have ended since they were listed.
+/// Resolves at the first end of several processes. Returns soon for an empty list: they ended since they
+/// were listed.
 async fn first_end(processes: &[Arc<WatchedProcess>]) {
     if processes.is_empty() {
         tokio::time::sleep(LOOK_AGAIN).await;
@@ -441,7 +448,7 @@ impl Drop for Child {
         if group.known().is_none() && self.kinship.has_relatives() {
             group.signal(Signal::KILL);
             let kinship = Arc::clone(&self.kinship);
-            // Nobody can wait here, and the leader must not be reaped before.
+            // No await is possible here, and the leader must not be reaped before.
             let left = run_briefly(WorkKind::Kernel, LOOK_LIMIT, move || kinship.killed_relatives());
             kinship::kill_found(left, self.pid());
         }

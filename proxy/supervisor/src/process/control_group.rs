@@ -1,15 +1,15 @@
-//! A control group (version 2) for each child: whatever the child starts stays in it, also in another session, behind a
-//! parent that has ended and with another environment.
+//! A control group (version 2) for each child. All processes that the child starts stay in it, even in
+//! another session, under another parent or with another environment.
 //!
 //! ```text
-//!   <the group that we run in>/
-//!     llama-warden-<pid of the root>-<number>/     one child and what it started; flocked by the root while that lives
+//!     <our own group>/
+//!       llama-warden-<PID of the root>-<number>/   one child and its descendants, flocked by the root
 //! ```
 //!
-//! The root makes, locks and removes the groups; its successors only read them. A group that nobody holds was left by
-//! an instance that was killed: the next start ends what lives in it. A lock says so across process and mount
-//! namespaces, and no number that is used again can be mistaken. Groups are used for membership alone: no controller is enabled, so
-//! memory is charged and limited as without them. Where no group can be made, children are started without one.
+//! The root creates, locks and removes the groups; its successors only read them. An unlocked group was
+//! left by a killed instance, and the next start ends its processes. Locks work across process and mount
+//! namespaces and are safe from reused PIDs. No controller is enabled, so memory is charged and limited as
+//! without groups. Where no group can be created, children start without one.
 //!
 //! Source: the kernel's `Documentation/admin-guide/cgroup-v2.rst`; systemd's `CGROUP_DELEGATION.md`.
 
@@ -30,19 +30,19 @@ use warden_sensors::Relative;
 use crate::process::{instance, watched_process};
 
 const PREFIX: &str = "llama-warden-";
-/// The file that lists the processes of a group, and takes new ones.
+/// File that lists a group's processes and accepts new ones.
 const MEMBERS: &str = "cgroup.procs";
-/// Controllers that would part the processor or the disk among groups instead of processes.
+/// Controllers that would share CPU or disk among groups instead of processes.
 const SHARING: [&str; 2] = ["cpu", "io"];
-/// The extended attributes with which systemd marks a group that it has given away.
+/// Extended attributes with which systemd marks a delegated group.
 const DELEGATED: [&str; 2] = ["user.delegate", "trusted.delegate"];
-/// Names that are tried: a group of an earlier process with our number may be left.
+/// Number of names to try: an earlier process with our PID may have left a group.
 const NAME_ATTEMPTS: usize = 16;
-/// Groups below one of ours, of a container tool for instance, that are looked into.
+/// Maximum depth of groups below one of ours, such as those of a container tool.
 const DEPTH_LIMIT: usize = 8;
-/// How long killed processes may take until their group is empty.
+/// Time limit for a group to become empty after its processes were killed.
 const EMPTY_LIMIT: Duration = Duration::from_secs(5);
-/// The pause between two tries to remove a group.
+/// Pause between two attempts to remove a group.
 const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
 /// The control group of one child.
@@ -54,18 +54,18 @@ pub(crate) struct ControlGroup {
 }
 
 impl ControlGroup {
-    /// Makes a group in this one and locks it.
+    /// Creates and locks a group below `own`.
     fn make(own: &Path) -> io::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         for _ in 0..NAME_ATTEMPTS {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let path = own.join(format!("{PREFIX}{}-{number}", std::process::id()));
-            // Nobody else may open the group: a lock of theirs would keep it from us.
+            // No other user may open the group, because their lock would exclude ours.
             match DirBuilder::new().mode(0o700).create(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 made => made?,
             }
-            // `None`: an instance that has just started took it for one that was left.
+            // `None`: an instance that has just started took the group for an abandoned one.
             if let Some(made) = Self::claim(path)? {
                 return Ok(made);
             }
@@ -73,7 +73,7 @@ impl ControlGroup {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// Takes a group that nobody holds; `None` if somebody does, or it is gone or another user's.
+    /// Locks an abandoned group. `None` if it is locked, gone, or another user's.
     fn claim(path: PathBuf) -> io::Result<Option<Self>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let lock = match rustix::fs::open(&path, flags, Mode::empty()) {
@@ -89,7 +89,7 @@ impl ControlGroup {
         Ok((is_there && is_ours).then(|| Self { path, _lock: Some(lock.into()) }))
     }
 
-    /// The group that the root made for a child, in a successor of the root.
+    /// Group of a child, for a successor of the root.
     pub(crate) fn of_child(leader: u32) -> Option<Self> {
         let listed = fs::read_to_string(format!("/proc/{leader}/cgroup")).ok()?;
         let group = second_version(&listed)?;
@@ -99,16 +99,16 @@ impl ControlGroup {
         is_made_for_us.then_some(Self { path, _lock: None })
     }
 
-    /// The file through which a process enters the group, by writing `0`.
+    /// File through which a process enters the group, by writing `0`.
     pub(crate) fn entrance(&self) -> io::Result<OwnedFd> {
         Ok(File::options().write(true).open(self.path.join(MEMBERS))?.into())
     }
 
-    /// Its processes; zombies are in no group. Reads `/proc`: not for a runtime thread.
+    /// Processes of the group, without zombies. Reads `/proc`: not for a runtime thread.
     pub(crate) fn members(&self) -> Vec<Relative> {
         let before = self.pids();
         let found: Vec<Relative> = before.into_iter().filter_map(Relative::with_pid).collect();
-        // A number may have become a stranger's before it was looked at: what is still listed was it, then.
+        // A PID may have been reused before the look. Those still listed were members.
         let still = self.pids();
         found.into_iter().filter(|one| still.contains(&one.process.pid)).collect()
     }
@@ -116,7 +116,7 @@ impl ControlGroup {
     fn pids(&self) -> BTreeSet<u32> {
         let listed = below(&self.path).into_iter().map(|group| fs::read_to_string(group.join(MEMBERS)));
         let texts: Vec<String> = listed.filter_map(Result::ok).collect();
-        // A process that has no number in our namespace is listed as 0.
+        // A process without a PID in our namespace is listed as 0.
         texts
             .iter()
             .flat_map(|text| text.lines())
@@ -125,7 +125,7 @@ impl ControlGroup {
             .collect()
     }
 
-    /// Sends SIGKILL to all its processes: at once where the kernel can (Linux 5.14), one by one otherwise.
+    /// Sends SIGKILL to all processes: at once where the kernel can (Linux 5.14), else one by one.
     pub(crate) fn kill(&self) {
         if fs::write(self.path.join("cgroup.kill"), "1").is_err() {
             self.kill_members();
@@ -136,7 +136,7 @@ impl ControlGroup {
         self.members().into_iter().for_each(|one| watched_process::kill(one.process));
     }
 
-    /// Removes it with the groups below; whether it is gone. One with processes stays.
+    /// Removes the group and those below it. Returns true if it is gone. A group with processes stays.
     fn remove(&self) -> bool {
         for group in below(&self.path).iter().rev() {
             let _busy = fs::remove_dir(group);
@@ -144,7 +144,7 @@ impl ControlGroup {
         !self.path.exists()
     }
 
-    /// Kills what is in it until it can be removed; whether that was possible until then.
+    /// Kills the processes until the group can be removed. Returns false if that took too long.
     #[expect(clippy::disallowed_methods, reason = "a thread that nobody is served by")]
     fn end(&self, until: Instant) -> bool {
         loop {
@@ -160,14 +160,14 @@ impl ControlGroup {
     }
 }
 
-/// The groups that the root has made and not yet removed.
+/// Groups that the root has created and not yet removed.
 #[derive(Debug, Default)]
 pub(crate) struct ControlGroups {
     made: Vec<Arc<ControlGroup>>,
 }
 
 impl ControlGroups {
-    /// A new group for a child; `None` where none can be made.
+    /// Creates a group for a child; `None` where none can be created.
     pub(crate) fn make(&mut self) -> Option<Arc<ControlGroup>> {
         let made = own_group().map_err(io::Error::other).and_then(|own| ControlGroup::make(&own));
         match made {
@@ -184,7 +184,7 @@ impl ControlGroups {
         }
     }
 
-    /// Removes those whose child is over and reaped, as far as they are empty.
+    /// Removes empty groups whose child is reaped.
     pub(crate) fn remove_unused(&mut self) {
         self.made.retain(|group| {
             let is_used = Arc::strong_count(group) > 1;
@@ -195,7 +195,7 @@ impl ControlGroups {
         });
     }
 
-    /// Kills what is in them and removes them.
+    /// Kills all processes and removes all groups.
     pub(crate) fn end(self) {
         let until = Instant::now() + EMPTY_LIMIT;
         self.made.iter().for_each(|group| group.kill());
@@ -207,8 +207,8 @@ impl ControlGroups {
     }
 }
 
-/// Ends what an instance that was killed left in groups of the one that we run in, and removes them. Groups of
-/// instances that live, in whatever process they go on, are left alone.
+/// Ends processes left in groups by killed instances, and removes these groups. Groups of living instances,
+/// including their successors, are left alone.
 pub(crate) fn end_abandoned() {
     let Ok(own) = own_group() else { return };
     let until = Instant::now() + EMPTY_LIMIT;
@@ -240,26 +240,26 @@ fn tell_of_rest(group: &ControlGroup) {
     );
 }
 
-/// The process id in the name of a group that we make.
+/// PID in the name of one of our groups.
 fn maker(name: &str) -> Option<u32> {
     let (pid, number) = name.strip_prefix(PREFIX)?.split_once('-')?;
     number.parse::<u32>().ok()?;
     pid.parse().ok()
 }
 
-/// The line `0::/path` of `/proc/PID/cgroup`.
+/// Path in the line `0::/path` of `/proc/PID/cgroup`.
 fn second_version(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
-/// Where this group may be in the file system, by the mounts of `/proc/self/mountinfo`.
+/// Possible directories of this group, by the mounts of `/proc/self/mountinfo`.
 fn directories(mounts: &str, group: &str) -> Vec<PathBuf> {
     let is_outside = |path: &str| path.split('/').any(|part| part == "..");
     let directory = |line: &str| {
         let (mount, source) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(3);
         let (root, place) = (fields.next()?, fields.next()?);
-        // An escaped character stands in no path of ours.
+        // None of our paths has escaped characters.
         let is_known = source.starts_with("cgroup2 ")
             && !place.contains('\\')
             && !is_outside(root)
@@ -270,7 +270,7 @@ fn directories(mounts: &str, group: &str) -> Vec<PathBuf> {
     mounts.lines().filter_map(directory).collect()
 }
 
-/// The directory of the group that we run in, if groups for children may be made in it; otherwise why not.
+/// Directory of our own group. Fails if no groups may be created in it.
 fn own_group() -> Result<PathBuf, String> {
     let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
     let groups = read("/proc/self/cgroup")?;
@@ -289,8 +289,8 @@ fn own_group() -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// Why a group of this `cgroup.type` and `cgroup.subtree_control` is not to have children of ours. The root has no
-/// type.
+/// Why a group with this `cgroup.type` and `cgroup.subtree_control` must not have children. The root group
+/// has no type.
 fn refusal(kind: &str, controllers: &str) -> Option<String> {
     if !matches!(kind.trim(), "" | "domain") {
         return Some(format!("our control group is {}", kind.trim()));
@@ -308,7 +308,7 @@ fn is_delegated(path: &Path) -> bool {
     DELEGATED.into_iter().any(has)
 }
 
-/// A group and those below it, each before those in it.
+/// A group and all groups below it, parents first.
 fn below(group: &Path) -> Vec<PathBuf> {
     let mut all = vec![group.to_owned()];
     let mut level = 0..1;
@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(refusal("", "cpuset\n"), None);
     }
 
-    /// With real groups, where the kernel gives some.
+    /// Uses real groups, where the kernel allows it.
     #[test]
     fn a_group_that_is_held_is_nobody_elses_and_its_processes_are_killed_one_by_one_too() {
         let Ok(own) = own_group() else { return };

@@ -1,4 +1,4 @@
-//! The directories that the fleet writes to: the private one for sockets, checked and cleaned.
+//! Directories that the fleet writes to: the private one for sockets is checked and cleaned.
 
 use std::fs;
 use std::io;
@@ -13,40 +13,41 @@ use crate::process::socket_name::{SOCKET_PATH_LIMIT, maker, socket};
 use crate::process::trusted_path;
 use crate::spec::FleetConfig;
 
-/// Makes the directory for sockets (mode 0700, ours) and removes what dead supervisors left in it.
+/// Creates the directory for sockets (mode 0700, ours) and removes files of dead supervisors.
 pub(crate) fn prepare_runtime(path: &Path) -> Result<(), FleetError> {
     make_private(path).map_err(|source| FleetError::RuntimeDir { path: path.to_owned(), source })?;
     sweep(path);
     Ok(())
 }
 
-/// Makes a directory that only we can enter, or makes ours so.
+/// Creates a directory that only we can enter, or restricts our existing one.
 pub(crate) fn make_private(path: &Path) -> io::Result<()> {
     trusted_path::make_private_dir(path)?;
-    // Whether we can write there is found out now, not at the first request.
+    // Find out now, and not at the first request, if the directory is writable.
     let probe = path.join(format!(".probe-{}", std::process::id()));
     fs::write(&probe, "")?;
     fs::remove_file(probe)
 }
 
-/// Makes the directory of a socket, or of what lies beside it, again if it is gone: the end of a login session takes `/run/user/UID`
-/// away, and cleaners of `/tmp` know no mercy. Without it no process could ever start again.
+/// Recreates the directory of a socket, or of the files next to it, if it is gone. The end of a login
+/// session removes `/run/user/UID`, and cleaners of `/tmp` remove old directories. No process could start
+/// without it.
 ///
 /// # Errors
-/// It cannot be made, or another user has put one of his in its place.
+/// The directory cannot be created, or another user has put one in its place.
 pub fn restore(beside: &Path) -> Result<(), SpawnError> {
     let Some(directory) = beside.parent() else { return Ok(()) };
     let is_gone = fs::symlink_metadata(directory).is_err();
     if is_gone {
         tracing::warn!(directory = %directory.display(), "the directory for sockets was removed; making it again");
     }
-    // One that is there is looked at, too: where the base was removed, another user may have been quicker than we.
+    // Check an existing one too: after the base was removed, another user may have created it.
     let made =
         if is_gone { make_private(directory) } else { trusted_path::make_private_dir(directory).map(drop) };
     made.map_err(|source| SpawnError::Sockets { directory: directory.to_owned(), source })
 }
 
-/// Best effort: a socket or a report that stays behind is in nobody's way.
+/// Removes files of dead supervisors, best effort: a file that stays does no harm.
 fn sweep(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.filter_map(Result::ok) {
@@ -59,7 +60,7 @@ fn sweep(path: &Path) {
     }
 }
 
-/// Whether every socket's path will fit, with generation numbers that a year of crash loops does not use up.
+/// Checks that each socket's path fits, with generation numbers that a year of crash loops cannot reach.
 pub(crate) fn check_sockets(config: &FleetConfig) -> Result<(), FleetError> {
     const LATE: GenerationId = GenerationId(99_999_999);
     for model in &config.models {
@@ -83,7 +84,7 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("a/b");
         fs::create_dir_all(&path).unwrap();
-        // Above the greatest process id that Linux gives.
+        // Above the greatest PID of Linux.
         let (stale, ours) =
             (path.join("m-4999999-g1.sock"), path.join(format!("m-{}-g1.sock", std::process::id())));
         let stale_report = crate::process::report_file::beside(&stale);

@@ -1,11 +1,11 @@
-//! What a process said, as others may see it: without the secrets that the process was given, which it may repeat.
+//! Removes secrets from the output of a process, which may repeat those that it was given.
 
 use warden_policies::own_variables::is_ours_alone;
 use warden_policies::secrets::{self, Known};
 
 use crate::spec::Command;
 
-/// The secrets that a process gets: in its arguments, its variables, and those that it inherits.
+/// Secrets of a process: in its arguments, its variables, and inherited variables.
 pub(crate) fn known(command: &Command) -> Known {
     let inherited = std::env::vars_os().filter_map(|(name, value)| {
         let pair = (name.into_string().ok()?, value.into_string().ok()?);
@@ -15,7 +15,7 @@ pub(crate) fn known(command: &Command) -> Known {
     Known::of(&command.args, all.iter().map(|(name, value)| (name.as_str(), value.as_str())))
 }
 
-/// Lines without what looks like a secret.
+/// Lines with possible secrets removed.
 pub(crate) fn lines(lines: &[String]) -> Vec<String> {
     lines.iter().map(|line| secrets::text(line)).collect()
 }

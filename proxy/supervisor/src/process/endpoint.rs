@@ -1,4 +1,4 @@
-//! Where a process listens, and how it is told so.
+//! The address on which a process listens, and the flags for it.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -9,18 +9,18 @@ use warden_policies::ServerFacts;
 
 use crate::spec::Socket;
 
-/// Where a generation listens.
+/// Address of a generation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Endpoint {
-    /// A Unix socket: other users of the machine cannot reach the backend.
+    /// Unix socket, which other users of the machine cannot reach.
     Unix(PathBuf),
-    /// A port of the loopback interface: any user of the machine can connect to it.
+    /// Loopback port, to which any user of the machine can connect.
     Tcp(SocketAddr),
 }
 
-/// Where a new process is to listen, by what is wanted and what its binary can. A port is free now; if somebody else takes it before the process does, that is a
-/// failed start like any other, and the next one gets another port.
+/// Address for a new process, by the configuration and the binary's abilities. A chosen port is free now.
+/// If another program takes it first, the start fails, and the next one gets another port.
 pub(crate) fn endpoint(socket: Socket, facts: ServerFacts, path: &Path) -> io::Result<Endpoint> {
     let unix = match socket {
         Socket::Auto => facts.unix_sockets != Some(false),
@@ -34,7 +34,7 @@ pub(crate) fn endpoint(socket: Socket, facts: ServerFacts, path: &Path) -> io::R
     listener.local_addr().map(Endpoint::Tcp)
 }
 
-/// llama-server's flags for it.
+/// llama-server's flags for an address.
 pub(crate) fn flags(endpoint: &Endpoint) -> Vec<String> {
     match endpoint {
         Endpoint::Unix(path) => vec!["--host".to_owned(), path.to_string_lossy().into_owned()],

@@ -1,47 +1,48 @@
-//! Why a start failed, read from how the process ended and what it said. Pure: text in, a [`Failure`] out.
+//! Classifies a failed start by the process's end and its output. Pure: text in, a [`Failure`] out.
 //!
-//! The phrases are those of llama-server and the dynamic loader. The first kind that matches wins, so the order goes from
-//! causes to consequences: a model that does not fit also "fails to load". Warnings count for nothing: the process went on
-//! after them. Of lack of memory and an unusable file, which may both be logged, the later line counts.
+//! The phrases come from llama-server and the dynamic loader. The first kind that matches wins, so causes
+//! come before consequences: a model that does not fit also "fails to load". Warnings are ignored, because
+//! the process continued after them. If both lack of memory and an unusable file are logged, the later line
+//! counts.
 
 use std::time::Duration;
 
 use crate::error::{Failure, FailureKind, SpawnError};
 use crate::process::group::Exit;
 
-/// How a start ended.
+/// End of a start.
 #[derive(Debug)]
 pub(crate) enum End<'a> {
     /// The process could not be created.
     NotSpawned(&'a SpawnError),
-    /// It ended; if SIGKILL ended it, whether that was for lack of memory.
+    /// The process ended. For SIGKILL: whether lack of memory was the reason.
     Exited(Exit, OutOfMemory),
-    /// It was not ready in time and was killed.
+    /// The process was killed because it was not ready in time.
     TimedOut(Lateness),
 }
 
-/// Which time a start has taken that it may not take.
+/// Time limit that a start exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lateness {
-    /// It was not ready after so long.
+    /// Not ready within this time.
     NotReady(Duration),
-    /// It did nothing for so long.
+    /// No activity for this time.
     StoodStill(Duration),
-    /// Its socket was removed after it had answered there: nobody reaches it any more.
+    /// The socket was removed after it had answered, so no request can reach the process.
     SocketRemoved,
 }
 
-/// What the kernel's counters say about a process that SIGKILL ended.
+/// Kernel counters after a process was ended by SIGKILL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OutOfMemory {
-    /// They cannot be read.
+    /// The counters cannot be read.
     #[default]
     Unknown,
-    /// The kernel killed nobody for lack of memory.
+    /// The kernel killed no process for lack of memory.
     No,
-    /// The kernel killed somebody of its control group, or of one around it.
+    /// The kernel killed a process of the same control group or one above it.
     Group,
-    /// The kernel killed somebody on this machine.
+    /// The kernel killed a process on this machine.
     Machine,
 }
 
@@ -67,7 +68,7 @@ const BAD_MODEL: &[&str] = &[
     "model is corrupted or incomplete",
     "unknown model architecture",
 ];
-/// What follows from many causes, some of which pass: no memory on a device, a network drive that is away.
+/// Consequence of many causes, some of them temporary: no memory on a device, an unreachable network drive.
 const NOT_LOADED: &[&str] = &[
     "error loading model",
     "failed to load model",
@@ -77,13 +78,13 @@ const NOT_LOADED: &[&str] = &[
 
 const ABORTED: &[&str] = &["ggml_assert", "ggml_abort", "terminate called", "what():", "cuda error"];
 
-/// The first of these lines that says that the process crashed, if one does. Said by a process that does not end, it may also be a
-/// text that a client sent: whoever acts on it asks whether the process still answers.
+/// First line that reports a crash. In the output of a running process it may also be text that a client
+/// sent, so callers check if the process still answers.
 pub(crate) fn crash_line(lines: &[String]) -> Option<String> {
     lines.iter().find(|line| is_crash(line)).map(|line| said(line))
 }
 
-/// Whether a line says that the process crashed.
+/// True if a line reports a crash.
 pub(crate) fn is_crash(line: &str) -> bool {
     has(line, ABORTED)
 }
@@ -93,9 +94,9 @@ fn has(line: &str, phrases: &[&str]) -> bool {
     phrases.iter().any(|phrase| line.contains(phrase))
 }
 
-/// Judges the end of a process that did not become ready, or that crashed.
+/// Classifies the end of a process that did not become ready, or that crashed.
 ///
-/// `lines` are all its lines that are still known; `keep` of them, the last ones, are shown.
+/// `lines`: all lines still known; the last `keep` of them are shown.
 pub(crate) fn judge(end: &End<'_>, lines: &[String], keep: usize, failures: u32) -> Failure {
     let (kind, message) = match end {
         End::NotSpawned(error) => not_spawned(error),
@@ -146,7 +147,8 @@ fn not_spawned(error: &SpawnError) -> (FailureKind, String) {
     (kind, format!("{error}; {hint}"))
 }
 
-/// Whether a line is no error: by its level (`0.00.004.314 W `), by how it begins, or because llama-server goes on after it.
+/// True if a line is no error: by its level (`0.00.004.314 W `), by its first words, or because
+/// llama-server continues after it.
 fn is_warning(line: &str) -> bool {
     if let (Some(level), _) = level(line) {
         return matches!(level, "W" | "I" | "D");
@@ -157,7 +159,7 @@ fn is_warning(line: &str) -> bool {
 
 fn exited(exit: Exit, why: OutOfMemory, lines: &[String]) -> (FailureKind, String) {
     let errors: Vec<&String> = lines.iter().filter(|line| !is_warning(line)).collect();
-    // The first match is the cause; later lines tell what followed from it.
+    // The first match is the cause; later lines are consequences.
     let find = |phrases: &[&str]| errors.iter().find(|line| has(line, phrases)).map(|line| said(line));
     let last = |phrases: &[&str]| errors.iter().rposition(|line| has(line, phrases));
     if let Some(line) = find(NO_LIBRARY) {
@@ -179,7 +181,7 @@ fn exited(exit: Exit, why: OutOfMemory, lines: &[String]) -> (FailureKind, Strin
             format!("it could not listen on its socket ({line}): check `runtime_dir`"),
         );
     }
-    // What was short once may have been found elsewhere: an error that comes later is why it ended.
+    // A lack of memory may have been resolved by another device. A later error is then the reason.
     if let Some(index) = last(NO_MEMORY).filter(|index| last(BAD_MODEL).is_none_or(|other| other <= *index)) {
         let line = said(errors[index]);
         let hint = "use a smaller context (-c), fewer layers on the GPU (-ngl) or a smaller quantization";
@@ -242,7 +244,7 @@ fn killed(exit: Exit, why: OutOfMemory) -> (FailureKind, String) {
     }
 }
 
-/// llama-server's level (`0.00.004.314 E `), and the line without it and without its time stamp.
+/// llama-server's level (`0.00.004.314 E `), and the line without level and time stamp.
 fn level(line: &str) -> (Option<&str>, &str) {
     let stamp = |word: &str| word.len() > 6 && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     let line = line.trim();
@@ -257,7 +259,7 @@ fn level(line: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// A line without llama-server's time stamp and level, cut to a readable length.
+/// Line without llama-server's time stamp and level, cut to a readable length.
 fn said(line: &str) -> String {
     const LONGEST: usize = 200;
     let (_, rest) = level(line);

@@ -1,41 +1,43 @@
-//! Bounds what a child can put into our log, whatever it writes.
+//! Limits how much a child can write into our log.
 //!
 //! ```text
-//!   line ── same as the last one? ── yes ── counted ──────────────┐
-//!              └ no ── bound of this second reached? ── no ── taken│  each second, and at the end:
-//!                        └ yes ── counted, the last ones kept ─────┴─> "last line repeated N times", "N lines left out", kept ones
+//!     line ── same as the last one? ── yes ── counted ──────────────────┐
+//!              └ no ── limit of this second reached? ── no ── logged    │  each second, and at the end:
+//!                        └ yes ── counted, the last ones kept ──────────┴─> notices and the kept lines
 //! ```
 //!
-//! The newest lines of a flood are kept because a process that crashes says why in its last line.
+//! The newest lines of a flood are kept, because a crashing process gives the reason in its last line.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Lines of one stream that are taken in a second. A server that logs each token of several slots writes a few hundred.
+/// Lines of one stream that are logged per second. A server that logs each token of several slots writes a
+/// few hundred.
 const LINES_A_SECOND: u32 = 1000;
-/// Lines that are taken at once after a quiet time. The load log of a big model has about 600 lines, a verbose one 3,000.
+/// Lines that are logged at once after a quiet time. The load log of a big model has about 600 lines, a
+/// verbose one 3,000.
 const LINES_AT_ONCE: u32 = 5000;
-/// Lines of a flood that are kept: those of a crash with a stack trace.
+/// Last lines of a flood that are kept: enough for a crash with a stack trace.
 const NEWEST_KEPT: usize = 40;
-/// Time between two notices of one stream.
+/// Interval between two notices of one stream.
 const NOTICE_INTERVAL: Duration = Duration::from_secs(1);
-/// Bytes of a repeated line that its notice shows.
+/// Bytes of a repeated line in its notice.
 const SHOWN_BYTES: usize = 200;
 
-/// What is taken of one stream of a child.
+/// Rate limit for one output stream of a child.
 #[derive(Debug)]
 pub(crate) struct FloodGate {
     last: Vec<u8>,
-    /// How often the last line came again since that was said.
+    /// Repeats of the last line since the last notice.
     repeats: u64,
-    /// Lines that may be taken now.
+    /// Lines that may be logged now.
     allowed: u32,
     refilled: Instant,
     left_out: u64,
     newest: VecDeque<Vec<u8>>,
-    /// When something has to be said.
+    /// Time of the next notice.
     due: Option<Instant>,
 }
 
@@ -52,12 +54,12 @@ impl FloodGate {
         }
     }
 
-    /// When [`Self::tick`] has something to say; `None` if it has not.
+    /// Time of the next [`Self::tick`]; `None` if there is nothing to report.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// The next line. `each` gets what is taken.
+    /// Handles the next line. `each` gets the lines to log.
     pub(crate) fn take(&mut self, line: &[u8], now: Instant, each: &mut impl FnMut(String)) {
         if line == self.last.as_slice() {
             self.repeats += 1;
@@ -70,7 +72,7 @@ impl FloodGate {
         self.pass(line, now, each);
     }
 
-    /// Says what is due: repeats, and lines that were left out.
+    /// Writes due notices about repeats and omitted lines.
     pub(crate) fn tick(&mut self, now: Instant, each: &mut impl FnMut(String)) {
         if self.due.is_none_or(|due| now < due) {
             return;
@@ -80,7 +82,7 @@ impl FloodGate {
         self.due = (!self.newest.is_empty()).then(|| now + NOTICE_INTERVAL);
     }
 
-    /// Says the rest: nothing more comes.
+    /// Writes the remaining notices at the end of the stream.
     pub(crate) fn finish(&mut self, now: Instant, each: &mut impl FnMut(String)) {
         self.end_flood(now, each);
         self.end_repeats(now, each);
@@ -152,7 +154,7 @@ fn text(line: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// Writes lines at a rate for some seconds, and returns what was taken.
+    /// Writes lines at a rate for some seconds, and returns the logged ones.
     fn written(a_second: u64, seconds: u64, line: impl Fn(u64) -> String) -> Vec<String> {
         let start = Instant::now();
         let mut gate = FloodGate::new(start);

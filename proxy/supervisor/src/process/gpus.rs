@@ -1,5 +1,5 @@
-//! The GPUs of this machine for all backends together: one reading serves whoever asks within a moment, faults that the
-//! driver tells only once are kept for everybody, and a driver that hangs takes no more than one thread with it.
+//! Reads the machine's GPUs for all backends. One reading serves all requests within a moment, faults that
+//! the driver reports once are kept for all, and a hanging driver blocks one thread only.
 //!
 //! ```text
 //!   backend, backend, … ── look ──> fresh enough? ── the last reading
@@ -18,24 +18,24 @@ use warden_sensors::gpu::{Device, DeviceReading, Fault, Snapshot};
 use crate::view::DeviceView;
 use crate::worker_threads::{WorkKind, run_job};
 
-/// Faults kept for backends that have not looked yet: more than a dying GPU tells between two samples.
+/// Faults kept for backends that have not read them yet: more than a dying GPU reports between two samples.
 const FAULTS_KEPT: usize = 64;
 
-/// A fault and its place among all that were told.
+/// A fault with its sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SeenFault {
-    /// Grows with every fault, from 1.
+    /// Grows with each fault, from 1.
     pub(crate) number: u64,
     pub(crate) gpu: GpuIndex,
     pub(crate) fault: Fault,
 }
 
-/// All GPUs at one moment.
+/// State of all GPUs at one moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Devices {
     pub(crate) known: Vec<Device>,
     pub(crate) readings: Vec<DeviceReading>,
-    /// The latest faults, oldest first.
+    /// Latest faults, oldest first.
     pub(crate) faults: Vec<SeenFault>,
 }
 
@@ -44,19 +44,19 @@ impl Devices {
         self.readings.iter().find(|reading| reading.index == gpu)
     }
 
-    /// The number of the last fault.
+    /// Number of the last fault.
     pub(crate) fn last_fault(&self) -> u64 {
         self.faults.last().map_or(0, |fault| fault.number)
     }
 
-    /// Those whose memory is their own: a unified one is the host's, which is watched anyway.
+    /// GPUs with memory of their own. Unified memory belongs to the host, which is watched anyway.
     pub(crate) fn with_vram(&self) -> impl Iterator<Item = GpuIndex> + '_ {
         let unified = |gpu| self.known.iter().any(|device| device.index == gpu && device.unified);
         self.readings.iter().map(|reading| reading.index).filter(move |gpu| !unified(*gpu))
     }
 
-    /// The variable that lets a process see these GPUs only. By the driver's names: numbers mean something else to each library. `None` if
-    /// those are all, or one of them has no name.
+    /// Variable that restricts a process to these GPUs, by the driver's UUIDs, because each library numbers
+    /// GPUs differently. `None` if they are all GPUs, or one has no UUID.
     pub(crate) fn only(&self, gpus: &[GpuIndex]) -> Option<(String, String)> {
         let all = self.with_vram().count();
         let name = |gpu: &GpuIndex| self.known.iter().find(|device| device.index == *gpu)?.uuid.clone();
@@ -92,9 +92,9 @@ impl Devices {
 #[derive(Debug, Default)]
 pub(crate) struct GpuRoom {
     gpus: Arc<OnceLock<Gpus>>,
-    /// A thread is with the driver.
+    /// A thread is reading all values from the driver.
     busy: Arc<AtomicBool>,
-    /// One that asks for what is free only.
+    /// A thread is reading free memory only.
     asks_free: Arc<AtomicBool>,
     turn: tokio::sync::Mutex<()>,
     last: tokio::sync::Mutex<Option<Taken>>,
@@ -108,17 +108,17 @@ struct Taken {
 }
 
 impl GpuRoom {
-    /// A reading that is no older than `age`; `None` if the driver does not answer within `limit`.
+    /// Reading not older than `age`; `None` if the driver does not answer within `limit`.
     pub(crate) async fn look(&self, age: Duration, limit: Duration) -> Option<(Arc<Snapshot>, Arc<Devices>)> {
         tokio::time::timeout(limit, self.read(age)).await.ok().flatten()
     }
 
-    /// What can be had of each GPU now. It waits for no other reading, which may take a hundred times as long.
+    /// Free memory of each GPU. Waits for no full reading, which may take a hundred times as long.
     pub(crate) async fn free(&self, limit: Duration) -> Option<Vec<(GpuIndex, u64)>> {
         let asked = async {
             let _turn = self.turn.lock().await;
             if self.asks_free.swap(true, Ordering::SeqCst) {
-                // An earlier asker was given up.
+                // An earlier caller gave up, and its thread still waits for the driver.
                 return None;
             }
             let (gpus, asks) = (Arc::clone(&self.gpus), Free(Arc::clone(&self.asks_free)));
@@ -137,7 +137,7 @@ impl GpuRoom {
             return Some((Arc::clone(&taken.snapshot), Arc::clone(&taken.devices)));
         }
         if self.busy.swap(true, Ordering::SeqCst) {
-            // An earlier reader was given up, and its thread still waits for the driver.
+            // An earlier reader gave up, and its thread still waits for the driver.
             return None;
         }
         let (gpus, busy) = (Arc::clone(&self.gpus), Free(Arc::clone(&self.busy)));
@@ -183,7 +183,7 @@ fn with_new(before: &[SeenFault], readings: &[DeviceReading]) -> Vec<SeenFault> 
     faults.split_off(faults.len().saturating_sub(FAULTS_KEPT))
 }
 
-/// However the thread ends, the next one may go.
+/// Clears the flag however the thread ends, so that the next one may start.
 struct Free(Arc<AtomicBool>);
 
 impl Drop for Free {

@@ -1,8 +1,8 @@
 //! A process group: its signals, its end, its reaping.
 //!
-//! A process id is safe to signal only while its process is not reaped, and a group only while its leader is not. So the
-//! signals and the reaping go through one lock, and the reaper kills what is left of the group while the leader is still
-//! a zombie.
+//! A PID may be signalled safely only until its process is reaped, and a group only until its leader is. So
+//! signals and reaping share a lock, and the rest of the group is killed while the leader is still a
+//! zombie.
 
 use std::sync::Mutex;
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::process::watched_process::exit_of;
 use crate::sync::lock;
 
-/// How a process ended.
+/// End of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Exit {
@@ -20,13 +20,13 @@ pub enum Exit {
     Code(i32),
     /// By a signal.
     Signal(i32),
-    /// Somebody else reaped it.
+    /// Reaped by another process.
     Unknown,
 }
 
 impl Exit {
-    /// Whether it was ended by a signal that a process does not send itself: by an operator, a limit of time, or the kernel
-    /// for lack of memory. What it dies of by itself (an abort, a bad address) is none of these.
+    /// True for a signal that a process does not send itself: from an operator, a time limit, or the kernel
+    /// for lack of memory. An abort or a segmentation fault is none.
     pub const fn is_from_outside(self) -> bool {
         matches!(
             self,
@@ -34,7 +34,8 @@ impl Exit {
         )
     }
 
-    /// Whether what it did may have ended it: a failure's exit code, a failed assertion, a fault. A clean exit was asked for.
+    /// True if the process may have caused its own end: a failure's exit code, a failed assertion, a fault.
+    /// A clean exit is requested.
     pub(crate) const fn is_its_own(self) -> bool {
         !self.is_from_outside() && !matches!(self, Self::Code(0) | Self::Unknown)
     }
@@ -72,7 +73,7 @@ fn signal_name(number: i32) -> Option<&'static str> {
     })
 }
 
-/// A process group and whether its leader is reaped. Dropping it before that kills the group.
+/// A process group and the exit of its reaped leader. Dropping it before reaping kills the group.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(super) leader: Pid,
@@ -97,12 +98,12 @@ impl Group {
         }
     }
 
-    /// How the leader has ended, if it was reaped.
+    /// Exit of the leader, if it was reaped.
     pub(super) fn known(&self) -> Option<Exit> {
         *lock(&self.exit)
     }
 
-    /// How the leader has ended, if it has. It is not reaped: its number and its group stay its own.
+    /// Exit of the leader, if it has ended. The leader is not reaped, so its PID and group remain valid.
     pub(super) fn ended(&self) -> Option<Exit> {
         let exit = lock(&self.exit);
         if exit.is_some() {
@@ -111,13 +112,13 @@ impl Group {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         match rustix::process::waitid(WaitId::Pid(self.leader), look) {
             Ok(status) => status.as_ref().map(exit_of),
-            // Reaped by another process: `reap` says so.
+            // Reaped by another process, as `reap` will find out.
             Err(_) => Some(Exit::Unknown),
         }
     }
 
-    /// Kills what is left of the group and reaps the leader, if it has ended. `said`: what is said of its end instead,
-    /// because its server ended in another way.
+    /// Kills the rest of the group and reaps the leader, if it has ended. `said`: exit to report in place
+    /// of the leader's, because the server ended in another way.
     pub(super) fn reap(&self, said: Option<Exit>) -> Option<Exit> {
         let mut exit = lock(&self.exit);
         if exit.is_none() {
@@ -125,7 +126,7 @@ impl Group {
             match rustix::process::waitid(WaitId::Pid(self.leader), look | WaitIdOptions::NOWAIT) {
                 Ok(None) => return None,
                 Ok(Some(_)) => {
-                    // Fails only if nobody is left.
+                    // Fails only if the group is empty.
                     let _ = rustix::process::kill_process_group(self.leader, Signal::KILL);
                     let status = rustix::process::waitid(WaitId::Pid(self.leader), look);
                     *exit = said.or(Some(status.ok().flatten().as_ref().map_or(Exit::Unknown, exit_of)));
@@ -144,7 +145,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         if self.reap(None).is_none() {
             self.signal(Signal::KILL);
-            // It may take a moment to die; then it stays a zombie until we end.
+            // The leader may take a moment to die; then it stays a zombie until we end.
             self.reap(None);
         }
     }

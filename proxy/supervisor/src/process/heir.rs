@@ -1,5 +1,5 @@
-//! What a running process is to the instance that goes on with it. It may have been written by another version: what is added
-//! here has to have a default.
+//! A running process as handed over to the next instance. Another version may have written it: new fields
+//! need a default.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -13,15 +13,15 @@ use crate::process::needs::Kin;
 use crate::process::root::ask::ChildId;
 use crate::spec::Command;
 
-/// A process and its files: the pidfd, standard output, standard error.
+/// A process and its files: pidfd, standard output, standard error.
 #[derive(Debug)]
 pub(crate) struct Heir {
-    /// What is written of it.
+    /// Serialized part.
     pub(crate) record: HeirRecord,
     pub(crate) files: Vec<OwnedFd>,
 }
 
-/// What is written of it.
+/// Serialized part of an [`Heir`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct HeirRecord {
     pub(crate) replica: u32,
@@ -29,27 +29,27 @@ pub(crate) struct HeirRecord {
     pub(crate) child: ChildId,
     pub(crate) pid: i32,
     pub(crate) endpoint: Endpoint,
-    /// Its path, or what its other files are named after.
+    /// Socket path, or the path from which its other files get their names.
     pub(crate) socket: PathBuf,
-    /// What it was made of, but for where it listens and reports.
+    /// Recipe, without addresses and report paths.
     pub(crate) made_of: serde_json::Value,
-    /// The command with which it was started, as far as it matters for asking it.
+    /// Command that was started, as far as needed for requests to the process.
     pub(crate) command: Command,
     pub(crate) facts: ServerFacts,
-    /// What it was started from, if that is known: what lies there by now may be something else.
+    /// Identity of its answers at the start, if known. Files may have changed since.
     #[serde(default)]
     pub(crate) kin: Option<Kin>,
     pub(crate) saves_for_us: bool,
-    /// When it was made, by the clock of its fleet.
+    /// Start time by the fleet's clock.
     pub(crate) spawned: Duration,
-    /// How long it loaded.
+    /// Load time.
     pub(crate) loading: Duration,
     pub(crate) work: Work,
-    /// What is known of its memory.
+    /// Serialized memory tracker.
     pub(crate) memory: serde_json::Value,
 }
 
-/// A process that takes requests in another instance.
+/// Process that takes requests in another instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gate {
     pub(crate) model: String,
@@ -57,10 +57,11 @@ pub struct Gate {
     pub(crate) endpoint: Endpoint,
     pub(crate) facts: ServerFacts,
     pub(crate) slots: Option<u32>,
-    /// What it was started from, if that is known: an answer that another such process began can be gone on with there.
+    /// Identity of its answers at the start, if known. A process with the same identity can continue an
+    /// answer begun by this one.
     #[serde(default)]
     pub(crate) kin: Option<Kin>,
-    /// Something was set in a process of the model while it ran: answers that were under way did not follow that.
+    /// A setting of the model was changed while the process ran; answers under way may not follow it.
     #[serde(default)]
     pub(crate) touched: bool,
 }

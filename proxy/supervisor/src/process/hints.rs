@@ -1,4 +1,4 @@
-//! What a command and a backend's own words tell of how to talk to it.
+//! Reads from a command how to talk to its backend.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use warden_policies::warmth::NoFile;
 use crate::process::regular_file;
 use crate::spec::Command;
 
-/// The first key that the command line, a file that it names, or the environment gives llama-server: `/props` asks for one.
-/// All of them are good; blocks for a small file.
+/// First API key from the command line, a key file, or the environment, because `/props` requires one. Any
+/// of the keys works. Blocks for a small file.
 pub(crate) fn api_key(command: &Command) -> Option<String> {
     let given = values(command, &["--api-key"]).find_map(first_key);
     let of_file = || values(command, &["--api-key-file"]).find_map(|path| key_of_file(command, path));
@@ -19,10 +19,10 @@ fn first_key(keys: &str) -> Option<String> {
     keys.split(',').map(str::trim).find(|key| !key.is_empty()).map(str::to_owned)
 }
 
-/// Bytes of a file of keys.
+/// Maximum size of a key file, in bytes.
 const LARGEST_KEYS: u64 = 1 << 20;
 
-/// One key a line.
+/// Reads a key file with one key per line.
 fn key_of_file(command: &Command, path: &str) -> Option<String> {
     let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
     let path = directory.join(path);
@@ -35,40 +35,40 @@ fn key_of_file(command: &Command, path: &str) -> Option<String> {
     text.ok()?.lines().map(str::trim).find(|key| !key.is_empty()).map(str::to_owned)
 }
 
-/// Whether it tells its own counters.
+/// True if the server has a metrics endpoint.
 pub(crate) fn tells_metrics(command: &Command) -> bool {
     let on = |value: String| matches!(value.as_str(), "1" | "true" | "on" | "enabled");
     is_given(command, "--metrics") || variable(command, "LLAMA_ARG_ENDPOINT_METRICS").is_some_and(on)
 }
 
-/// Whether it gives its model back while nobody asks, and loads it again for the next request.
+/// True if the server unloads its model while idle and loads it again for the next request.
 pub(crate) fn sleeps(command: &Command) -> bool {
     let given = values(command, &["--sleep-idle-seconds"]).last().map(str::to_owned);
     let seconds = given.or_else(|| variable(command, "LLAMA_ARG_SLEEP_IDLE_SECONDS"));
     seconds.is_some_and(|seconds| seconds.trim().parse::<i64>().is_ok_and(|seconds| seconds >= 0))
 }
 
-/// From this build on `/metrics` neither wakes a server that sleeps nor keeps it awake (947fd9bb2).
+/// First build in which `/metrics` neither wakes a sleeping server nor keeps it awake (947fd9bb2).
 const METRICS_LET_SLEEP: u32 = 10_519;
 
-/// Whether its counters may be asked for although nothing is in flight.
+/// True if counters may be requested while nothing is in flight.
 pub(crate) fn may_ask_idle(command: &Command, build: Option<u32>) -> bool {
     !sleeps(command) || build.is_some_and(|build| build >= METRICS_LET_SLEEP)
 }
 
-/// Tokens of prompt that it evaluates at a time, if it is told.
+/// Batch size for prompts in tokens, if given.
 pub(crate) fn batch(command: &Command) -> Option<u64> {
     let given = values(command, &["--batch-size", "-b"]).last().map(str::to_owned);
     given.or_else(|| variable(command, "LLAMA_ARG_BATCH"))?.trim().parse().ok()
 }
 
-/// Tokens of an answer to a request that sets no end, at most; `None`: it goes on for as long as there is room.
+/// Maximum tokens of an answer whose request sets no limit; `None`: limited by the context only.
 pub(crate) fn answer_tokens(command: &Command) -> Option<u64> {
     let given = values(command, &["--n-predict", "--predict", "-n"]).last().map(str::to_owned);
     given.or_else(|| variable(command, "LLAMA_ARG_N_PREDICT"))?.trim().parse().ok()
 }
 
-/// Why a process of this command begins cold whatever is done: it has no slots of its own, or gives them back by itself.
+/// Why a process with this command always starts cold: it has no slots of its own, or unloads by itself.
 pub fn stays_cold(command: &Command) -> Option<&'static str> {
     let variables = ["LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET"];
     let is_router = command.args.iter().any(|arg| normal(arg).starts_with("--models-"))
@@ -80,18 +80,18 @@ pub fn stays_cold(command: &Command) -> Option<&'static str> {
     }
 }
 
-/// Why slots of a process of this command cannot go to another by files, if its words tell.
+/// Why slot files of a process with this command cannot be used by another, if its arguments tell.
 pub fn no_slot_files(command: &Command) -> Option<NoFile> {
     let adapts = adapts(command).then_some(NoFile::Adapters);
     adapts.or_else(|| drafts(command).then_some(NoFile::Draft))
 }
 
-/// Whether slots may have been computed with adapters that a request chose.
+/// True if slots may have been computed with adapters that a request chose.
 fn adapts(command: &Command) -> bool {
     command.args.iter().any(|arg| normal(arg).starts_with("--lora"))
 }
 
-/// Whether it has a draft model, or drafts in another way that has a state.
+/// True with a draft model, or another way of drafting that has state.
 fn drafts(command: &Command) -> bool {
     let given = |arg: &String| {
         let arg = normal(arg);
@@ -113,7 +113,7 @@ fn drafts(command: &Command) -> bool {
     command.args.iter().any(given) || variables.iter().any(|name| variable(command, name).is_some())
 }
 
-/// The values of a flag, in order.
+/// Values of a flag, in order.
 pub(crate) fn values<'a>(
     command: &'a Command,
     flags: &'a [&str],
@@ -126,12 +126,12 @@ pub(crate) fn is_given(command: &Command, flag: &str) -> bool {
     command.args.iter().any(|arg| normal(arg) == flag)
 }
 
-/// llama-server takes `_` for `-` in its long flags.
+/// llama-server accepts `_` for `-` in its long flags.
 fn normal(word: &str) -> String {
     if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }
 
-/// A variable that the process gets: its own, else ours, unless that is kept from it.
+/// Variable of the process: its own, else an inherited one that is not removed.
 pub(crate) fn variable(command: &Command, name: &str) -> Option<String> {
     if command.env_remove.iter().any(|removed| removed == name) {
         return None;

@@ -1,4 +1,4 @@
-//! The real world: children of this host, asked over their sockets, read by the sensors.
+//! The real [`World`]: children of this machine, HTTP requests over their sockets, sensor readings.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -51,13 +51,13 @@ use crate::sync::lock;
 use crate::view::log::Stream;
 use crate::worker_threads::{WorkKind, run_job};
 
-/// The size of a GPU does not change.
+/// Maximum age of a reading for GPU sizes, which do not change.
 const TOTALS_AGE: Duration = Duration::from_secs(60);
 
-/// How long the last piece that is read ahead may take beyond the limit.
+/// Extra time for the last piece that is read ahead.
 const PIECE_TIME: Duration = Duration::from_secs(1);
 
-/// Disks of models answer within milliseconds, those of a network within a second.
+/// Time limit for checking files. Local disks answer within milliseconds, network disks within a second.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -65,7 +65,8 @@ pub(crate) struct Host {
     nursery: NurseryHandle,
     gpus: Arc<GpuRoom>,
     population: Arc<Population>,
-    /// One model is read ahead at a time: a disk gains nothing from two readers, and one that hangs keeps one helper.
+    /// Reads one model ahead at a time: a disk gains nothing from two readers, and a hanging one blocks one
+    /// helper only.
     reader: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -75,17 +76,17 @@ impl Host {
     }
 }
 
-/// What was there when a child was made.
+/// State of the machine when a child was made.
 struct Surroundings {
     desk: Option<Desk>,
-    /// Somebody else reads its output, and has it, until we are told.
+    /// The previous instance still reads the child's output and owns it.
     is_others: bool,
     before: Option<Baseline>,
     birth: Birth,
 }
 
 impl Host {
-    /// A child with all that is known of how it is asked, its output being read.
+    /// Builds a process from a child, and starts reading its output.
     #[expect(clippy::too_many_arguments, reason = "each is another thing, and it is called in two places")]
     fn process(
         &self,
@@ -159,7 +160,7 @@ impl World for Host {
             let before = self.gpus.look(BASELINE_AGE, BASELINE_LIMIT).await;
             let before = before.map(|(snapshot, _)| snapshot.baseline());
             let mut request = request;
-            // The socket's name is no other process's, before or after, and the instance after us knows it.
+            // The socket's name is unique over time, and the next instance knows it.
             let mark = socket.to_string_lossy().into_owned();
             request.command.env.push((MARK.to_owned(), mark));
             let child = self.nursery.spawn(request).await?;
@@ -185,7 +186,7 @@ impl World for Host {
             let output = files.next().zip(files.next());
             let mark = Some(format!("{MARK}={}", record.socket.display()));
             let child = Child::of_root(Created { id: record.child, leader, client }, pidfd, output, mark)?;
-            // What the GPUs held before it was made is not known here: estimates of VRAM begin anew.
+            // GPU memory before the process was made is unknown here, so VRAM estimates start again.
             let (socket, endpoint) = (record.socket, record.endpoint);
             let desk = Desk::reopen(&record.command, &socket);
             let surroundings =
@@ -203,8 +204,8 @@ impl World for Host {
     fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, Sight> {
         Box::pin(async move {
             let look = run_job(WorkKind::ModelFiles, move || needs::look(&command, running));
-            // A start is not held up by a disk that may answer when the child reads it. The child says what it lacks,
-            // too.
+            // Do not delay a start for a disk that may answer when the child reads it. The child reports
+            // missing files too.
             match timeout(LOOK_LIMIT, look).await {
                 Ok(Ok(sight)) => sight,
                 Ok(Err(error)) => {
@@ -232,7 +233,7 @@ impl World for Host {
                 };
                 run_job(WorkKind::ModelFiles, read).await.ok()
             };
-            // A disk that hangs keeps the reader, and nobody else.
+            // A hanging disk keeps only the reader.
             if let Ok(Some(ReadAhead { read, whole })) = timeout(limit + PIECE_TIME, reading).await
                 && read > 0
             {
@@ -284,7 +285,7 @@ impl World for Host {
     }
 }
 
-/// Whether the machine has a GPU, known to a sensor or not.
+/// True if the machine has a GPU, whether a sensor supports it or not.
 pub fn has_gpu() -> bool {
     let numbered = |directory: &str, prefix: &str| {
         std::fs::read_dir(directory).is_ok_and(|entries| {
@@ -304,41 +305,40 @@ pub fn has_gpu() -> bool {
 struct HostProcess {
     child: Arc<Child>,
     readers: tokio::sync::Mutex<JoinSet<()>>,
-    /// Somebody else reads its output from now on.
+    /// Cancelled when the next instance reads the output.
     over: CancellationToken,
     output: Option<(Arc<pipe::Receiver>, Arc<pipe::Receiver>)>,
-    /// Where it is kept for whoever goes on with it, if it is ours.
+    /// Keeper of the child for the next instance, if it is our own.
     family: Option<Arc<Family>>,
     bequeathed: Mutex<Option<u64>>,
-    /// Its output is ours to read from now on.
+    /// Cancelled once its output is ours to read.
     begun: CancellationToken,
     http: BackendHttp,
-    /// Where it listens.
     endpoint: Endpoint,
     report: Option<Source>,
-    /// Bytes of its output so far.
+    /// Bytes of output so far.
     said: Arc<AtomicU64>,
-    /// Where it is asked to give memory back.
+    /// Channel for reclaim requests.
     desk: Option<Arc<Desk>>,
-    /// It tells its own counters.
+    /// The server has a metrics endpoint.
     tells: bool,
     gpus: Arc<GpuRoom>,
-    /// The GPUs before it was made.
+    /// GPU memory before the child was made.
     before: Option<Baseline>,
     birth: Birth,
-    /// The kernel's counters at the last reading.
+    /// OOM-kill counters at the last reading.
     kills: Mutex<warden_sensors::OomKills>,
-    /// The machine has a GPU, known to a sensor or not.
+    /// The machine has a GPU, whether a sensor supports it or not.
     gpu_here: bool,
 }
 
 impl HostProcess {
-    /// It answers that it is ready: it is, if that is the child or what belongs to it. Behind a leader that has ended,
-    /// another process is neither measured nor watched nor stopped, so it is not served.
+    /// Result of a positive probe: ready, if the answer came from the child or a relative. Another process,
+    /// found after the leader has ended, cannot be measured, watched or stopped, so it is not used.
     async fn ready(&self) -> Health {
         let is_known = match self.child.kinship().server() {
             None => false,
-            // A leader that lives may start its server again.
+            // A living leader may start its server again.
             Some(Server::Member(server)) => server.is_running(),
             Some(_) => true,
         };
@@ -378,13 +378,12 @@ impl HostProcess {
     }
 }
 
-/// Whether a file is not there. One that cannot be looked at may be.
+/// True if a file does not exist. A file that cannot be inspected may exist.
 fn is_removed(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
-/// The longest time that the rest of a dead child's output is waited for: only a process that left the group can still
-/// hold the pipe.
+/// Wait for the remaining output of a dead child. Only a process that left the group can still hold the pipe.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 impl Process for HostProcess {
@@ -516,12 +515,13 @@ impl Process for HostProcess {
 
     fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample> {
         Box::pin(async move {
-            // So that what is compared at its end began some seconds before: others are killed, too.
+            // Renew the counters now, so that the comparison at the child's end covers only seconds: other
+            // processes are killed too.
             let pid = self.server_pid();
             if let Ok(now) = run_job(WorkKind::Kernel, move || warden_sensors::OomKills::read(pid)).await {
                 *lock(&self.kills) = now;
             }
-            // Both may have to wait for somebody: side by side.
+            // Both may have to wait, so run them concurrently.
             let metrics = async { if ask.metrics { self.metrics(ask.limit).await } else { None } };
             let slots = async { if ask.slots { self.slots(ask.limit).await } else { None } };
             let (seen, metrics, slots) = tokio::join!(self.gpus.look(ask.gpu_age, ask.limit), metrics, slots);
@@ -545,7 +545,7 @@ impl Process for HostProcess {
                     let charged = |part: Option<HostConfirmed>| part.map(HostConfirmed::charged);
                     both(charged(group), charged(outside), u64::saturating_add)
                 });
-                // The leader's figures are not the server's: nothing may be decided by them.
+                // The leader's figures are not the server's, so no decision may use them.
                 let is_measured = unmeasured.is_none();
                 let of = |snapshot: &Snapshot| {
                     snapshot.of_child(pid, &outside, before.as_ref().map(|before| (before, alone)))
@@ -586,7 +586,8 @@ impl Process for HostProcess {
                     parts: desk.map(|desk| desk.parts()),
                 }
             };
-            // Some small reads, and on a kernel without `children` files a walk over /proc: not for a runtime thread.
+            // Small reads, and without `children` files in the kernel a walk over /proc: not for a runtime
+            // thread.
             run_job(WorkKind::Kernel, read).await.unwrap_or_default()
         })
     }
@@ -613,7 +614,7 @@ impl Process for HostProcess {
     }
 }
 
-/// What is known of two parts together.
+/// Combines two optional values.
 fn both<T>(one: Option<T>, other: Option<T>, add: impl FnOnce(T, T) -> T) -> Option<T> {
     match (one, other) {
         (Some(one), Some(other)) => Some(add(one, other)),
@@ -629,10 +630,10 @@ fn add_host(one: HostMemory, other: HostMemory) -> HostMemory {
     }
 }
 
-/// Bytes of an answer that are read: the tokens of a prompt of a million take 8 MB.
+/// Maximum size of an answer that is read: the tokens of a prompt of a million take 8 MB.
 const LONGEST_ANSWER: usize = 16 << 20;
 
-/// Status and body of an answer that is not too long.
+/// Status and body of an answer, if it is not too long.
 async fn whole(mut answer: reqwest::Response) -> Option<(u16, Bytes)> {
     let status = answer.status().as_u16();
     let mut all = Vec::new();
@@ -645,7 +646,7 @@ async fn whole(mut answer: reqwest::Response) -> Option<(u16, Bytes)> {
     Some((status, all.into()))
 }
 
-/// On a machine without any GPU there is nothing to know, and nothing to tell.
+/// Reason for missing VRAM figures; none on a machine without a GPU.
 fn no_vram(why: &Why, gpu_here: bool) -> Option<NoVram> {
     let nothing = matches!(why, Why::NoDevice(_));
     let is_normal = why.is_normal() && !nothing;
@@ -654,9 +655,9 @@ fn no_vram(why: &Why, gpu_here: bool) -> Option<NoVram> {
 
 const NO_ANSWER: &str = "the VRAM policy is off because the driver does not answer";
 
-/// A baseline may be as old as this: what happened since the last look is the start of nobody that we know.
+/// Maximum age of a baseline. No start of a known process falls into this time.
 const BASELINE_AGE: Duration = Duration::from_millis(50);
-/// A start does not wait longer for a driver.
+/// Maximum wait of a start for a driver.
 const BASELINE_LIMIT: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

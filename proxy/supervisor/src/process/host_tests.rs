@@ -1,4 +1,4 @@
-//! Probes and last words with real processes: `/bin/sh` children and a server on a Unix socket.
+//! Probes and last output of real processes: `/bin/sh` children and a server on a Unix socket.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
@@ -10,11 +10,11 @@ use super::*;
 use crate::spec::Command;
 use crate::sync::lock;
 
-/// As a model's task asks.
+/// Request as a model's task makes it.
 const ASK: Ask = Ask { confirm: true, gpu_age: PATIENCE, limit: PATIENCE, metrics: true, slots: true };
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A child that only sleeps, while the test itself answers on its socket.
+/// A sleeping child, while the test itself answers on its socket.
 async fn sleeper(
     directory: &Path,
     script: &str,
@@ -25,7 +25,7 @@ async fn sleeper(
     (process, socket, heard)
 }
 
-/// The same with another place to listen.
+/// The same with another address.
 #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 async fn sleeper_at(
     endpoint: Endpoint,
@@ -63,7 +63,7 @@ fn answering(socket: &Path, wanted: &'static str, answer: &'static str) -> Abort
             let head = String::from_utf8_lossy(&head[..length]).to_lowercase();
             let answer =
                 if head.contains(wanted) { answer } else { "HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n" };
-            // Whoever asks only who answers has left.
+            // A client that only looks for the owner has left.
             let _gone = stream.write_all(answer.as_bytes()).await;
         }
     }))
@@ -87,7 +87,7 @@ async fn probes_tell_ready_loading_and_lost_apart() {
     assert!(sample.unmeasured.is_some_and(|why| why.contains("was running before")));
     drop(ready);
     std::fs::remove_file(&socket).unwrap();
-    // Connected and never answered.
+    // Accepts connections but never answers.
     let _deaf = UnixListener::bind(&socket).unwrap();
     assert_eq!(process.probe(Duration::from_millis(50)).await, Health::Lost);
     process.kill();
@@ -152,7 +152,7 @@ async fn another_program_at_its_port_is_sent_not_a_byte_while_it_runs_or_when_it
         process.kill();
         process.wait().await;
     }
-    // Connections are taken in the order in which they came: once this byte was read, so was all that came before it.
+    // Connections are accepted in order: when this byte was read, so was everything before it.
     TcpStream::connect(port).await.unwrap().write_all(b"!").await.unwrap();
     let all = async {
         while lock(&heard).last() != Some(&1) {

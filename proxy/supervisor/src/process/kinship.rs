@@ -1,5 +1,5 @@
-//! What belongs to a child beside its process group, and what is known of its server. The child's own task asks and
-//! acts; here is the state that others look at.
+//! Finds the relatives of a child outside of its process group, and holds what is known of its server. The
+//! child's own task acts on this state; others read it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,36 +20,36 @@ use crate::process::watched_process::{self, WatchedProcess};
 use crate::spec::Command;
 use crate::worker_threads::{WorkError, WorkKind, run_briefly};
 
-/// The variable that a child and whatever it starts is known by.
+/// Variable that marks a child and its descendants.
 pub(crate) const MARK: &str = "LLAMA_WARDEN_PROCESS";
 
-/// How long a look at `/proc` is waited for: it takes milliseconds, unless a process hangs in the kernel.
+/// Time limit for a look at `/proc`, which takes milliseconds unless a process hangs in the kernel.
 pub(crate) const LOOK_LIMIT: Duration = Duration::from_secs(2);
 
-/// What others tell a child's task.
+/// State that wakes a child's task.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChildState {
     pub(crate) asked: AskedToEnd,
-    /// `None`: nothing has answered yet, or who it was could not be found.
+    /// `None`: no answer yet, or its sender was not found.
     pub(crate) server: Option<Server>,
 }
 
-/// See the module.
+/// Relatives of a child, and its server.
 #[derive(Debug)]
 pub(crate) struct Kinship {
     leader: u32,
     started: Option<u64>,
-    /// `NAME=VALUE`. A child without one has no relatives: the instance after us, whose children are its own.
+    /// `NAME=VALUE`. A child without one has no relatives: the next instance, whose children are its own.
     mark: Option<String>,
     control: Option<Arc<ControlGroup>>,
     state: watch::Sender<ChildState>,
-    /// The leader has ended, and what it left behind runs.
+    /// The leader has ended, and a process that it left runs.
     is_outlived: AtomicBool,
-    /// What has left the group was sent SIGTERM.
+    /// SIGTERM was sent to processes that have left the group.
     is_terminated_outside: AtomicBool,
 }
 
-/// The mark in a command's environment.
+/// Mark in a command's environment.
 pub(crate) fn mark_of(command: &Command) -> Option<String> {
     let (_, value) = command.env.iter().rfind(|(name, _)| name == MARK)?;
     Some(format!("{MARK}={value}"))
@@ -69,7 +69,7 @@ impl Kinship {
         }
     }
 
-    /// When the leader was started, in clock ticks since the boot.
+    /// Start time of the leader, in clock ticks since boot.
     pub(crate) fn started(&self) -> Option<u64> {
         self.started
     }
@@ -90,7 +90,7 @@ impl Kinship {
         self.state.send_modify(|state| state.server = Some(server));
     }
 
-    /// Wakes the child's task. SIGKILL is never taken back.
+    /// Wakes the child's task. SIGKILL cannot be revoked.
     pub(crate) fn ask_to_end(&self, how: AskedToEnd) {
         self.state.send_modify(|state| state.asked = state.asked.max(how));
     }
@@ -103,12 +103,12 @@ impl Kinship {
         self.is_outlived.store(is_outlived, Ordering::SeqCst);
     }
 
-    /// Whether nobody has sent SIGTERM to what has left the group; from now on somebody has.
+    /// Claims the single SIGTERM to processes that have left the group. Returns true for the first caller.
     pub(crate) fn first_to_terminate_outside(&self) -> bool {
         !self.is_terminated_outside.swap(true, Ordering::SeqCst)
     }
 
-    /// The server, where its own end counts: it is outside of the group, or its leader has ended.
+    /// The server, if its own end counts: it is outside of the group, or its leader has ended.
     pub(crate) fn watched_server(&self) -> Option<Arc<WatchedProcess>> {
         match self.server()? {
             Server::Outside { server, .. } => Some(server),
@@ -117,7 +117,7 @@ impl Kinship {
         }
     }
 
-    /// All that belongs to the child but for its leader; zombies, too. Reads `/proc`: not for a runtime thread.
+    /// All processes of the child except its leader, with zombies. Reads `/proc`: not for a runtime thread.
     pub(crate) fn relatives(&self) -> Vec<Relative> {
         let Some(mark) = &self.mark else { return Vec::new() };
         let mut all = relatives(Ancestry { leader: self.leader, reaper: instance::id(), mark });
@@ -131,7 +131,8 @@ impl Kinship {
         all
     }
 
-    /// The same after SIGKILL to whatever is in the control group, so that nothing can start another process meanwhile.
+    /// Relatives after SIGKILL to the whole control group, so that none of them can start another process
+    /// meanwhile.
     pub(crate) fn killed_relatives(&self) -> Vec<Relative> {
         if let Some(control) = &self.control {
             control.kill();
@@ -139,23 +140,23 @@ impl Kinship {
         self.relatives()
     }
 
-    /// The members of the control group but for the leader.
+    /// Members of the control group except the leader.
     fn members(&self) -> Vec<Relative> {
         let all = self.control.as_ref().map(|control| control.members()).unwrap_or_default();
         all.into_iter().filter(|one| one.process.pid != self.leader).collect()
     }
 
-    /// The processes that are measured beside the leader and its group: all of the control group, and where the server
-    /// is not in the process group, all relatives. Reads `/proc`, as above.
+    /// Processes measured besides the leader and its group: the control group, and all relatives if the
+    /// server is outside of the process group. Reads `/proc`, as above.
     pub(crate) fn measured_outside(&self) -> Vec<u32> {
         let found = if self.watched_server().is_some() { self.relatives() } else { self.members() };
-        // Below a leader that has ended, its group is not found from the top.
+        // After the leader has ended, its group is not found from the top.
         let whole = self.is_outlived();
         let all = found.into_iter().filter(|one| !one.is_zombie);
         all.filter(|one| whole || one.group != self.leader).map(|one| one.process.pid).collect()
     }
 
-    /// What is left of these, by what is known of the server.
+    /// Classifies the remaining relatives by what is known of the server.
     pub(crate) fn left_behind(&self, relatives: &[Relative]) -> LeftBehind {
         let server = match self.server() {
             None => KnownServer::NotKnown,
@@ -171,22 +172,21 @@ impl Kinship {
     }
 }
 
-/// Reaps the zombies among these that are our own children: orphans that were handed to us. Returns how the last one
-/// ended.
+/// Reaps zombies that are our own children: orphans that were handed to us. Returns the exit of the last one.
 pub(crate) fn reap_zombies(relatives: &[Relative]) -> Option<Exit> {
     let own = std::process::id();
     let zombies = relatives.iter().filter(|one| one.is_zombie && one.parent == own);
-    // All of them: each `reap` takes one away.
+    // Reap all of them: each call of `reap` removes one.
     zombies.filter_map(|zombie| reap(zombie.process.pid)).fold(None, |_, exit| Some(exit))
 }
 
-/// Reaps a zombie that is our child, so that its number is its own until here.
+/// Reaps a zombie that is our child, so its PID cannot be reused before.
 pub(crate) fn reap(pid: u32) -> Option<Exit> {
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
     watched_process::reap(WaitId::Pid(pid))
 }
 
-/// Watches these processes, as far as they run.
+/// Watches those of these processes that run.
 pub(crate) fn watch_all(relatives: &[Relative]) -> Vec<WatchedProcess> {
     let open = |one: &Relative| match WatchedProcess::open(one.process) {
         Ok(watched) => watched,
@@ -198,29 +198,29 @@ pub(crate) fn watch_all(relatives: &[Relative]) -> Vec<WatchedProcess> {
     relatives.iter().filter(|one| !one.is_zombie).filter_map(open).collect()
 }
 
-/// Sends a signal to all of these.
+/// Sends a signal to all processes.
 pub(crate) fn signal_all(processes: &[WatchedProcess], signal: Signal) {
     for process in processes {
         process.signal(signal);
     }
 }
 
-/// Kills whatever carries a mark of ours, with its descendants: when the last of our children is to end. What cannot be
-/// looked at within the limit must not hold up our exit.
+/// Kills all marked processes and their descendants, when the last of our children has to end. A look that
+/// takes too long must not delay our exit.
 pub(crate) fn kill_all_marked() {
     let look = || marked_below(std::process::id(), MARK);
     kill_found(run_briefly(WorkKind::Kernel, LOOK_LIMIT, look), std::process::id());
 }
 
-/// Kills what was found for `pid`; `None`: the look took too long.
+/// Kills the relatives found for `pid`; `None`: the look took too long.
 pub(crate) fn kill_found(found: Option<Vec<Relative>>, pid: u32) {
     let Some(found) = found else { return tell_of_no_look(pid) };
     found.iter().filter(|one| !one.is_zombie).for_each(|one| watched_process::kill(one.process));
 }
 
-/// What a look for the relatives of `pid` found; none, if it takes longer than [`LOOK_LIMIT`]. The kernel holds up who
-/// reads the environment of a process whose memory map is locked, and one such process must not keep another child
-/// from being stopped.
+/// Relatives of `pid`; none if the look takes longer than [`LOOK_LIMIT`]. The kernel blocks a reader of the
+/// environment of a process whose memory map is locked. One such process must not keep another child from
+/// being stopped.
 pub(crate) async fn found_in_time(
     pid: u32,
     look: impl Future<Output = Result<Vec<Relative>, WorkError>>,
@@ -241,7 +241,7 @@ fn tell_of_no_look(pid: u32) {
     );
 }
 
-/// Orphans that were handed to us and that no task waits for: helpers of a wrapper, or of a build.
+/// Orphans that were handed to us and have no waiting task: helpers of a wrapper or a build.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
     /// Zombies at the last look.
@@ -249,7 +249,7 @@ pub(crate) struct Orphans {
 }
 
 impl Orphans {
-    /// Reaps those that were there at the last look, too: tasks that wait for one of their own are faster.
+    /// Reaps zombies that were already there at the last look. Tasks that wait for a process are faster.
     pub(crate) fn reap(&mut self) {
         let Some(ours) = Relative::with_pid(std::process::id()) else { return };
         let children = children_of(ours.process.pid);

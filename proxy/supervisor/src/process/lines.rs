@@ -1,4 +1,4 @@
-//! A child's output, line by line: bounded, whatever the child writes.
+//! Reads a child's output line by line, within limits.
 
 use std::io;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use super::flood::FloodGate;
 
 /// Bytes read at a time. A pipe holds 64 KiB; smaller pieces only cost more calls.
 const CHUNK: usize = 8 * 1024;
-/// Bytes that are read of one stream within [`SLICE`], 16 MiB a second: a child that writes more waits for us, and not our other
-/// models for it.
+/// Bytes read from one stream per [`SLICE`], 16 MB a second. A child that writes more has to wait, so that
+/// other models do not.
 const SLICE_BYTES: usize = 800 * 1024;
 const SLICE: Duration = Duration::from_millis(50);
 
-/// Counts bytes in `said`, and calls `each` with every line until the end of the stream, or until somebody else reads on from there: then this is `over`,
-/// and what was read by then is a line.
+/// Counts bytes in `said` and calls `each` with each line, until the end of the stream or until another
+/// instance continues reading. Then `over` is cancelled, and the bytes read so far are a line.
 ///
-/// A line ends with LF, CR LF or CR (progress bars). Bytes beyond `longest` are left out, bytes that are not UTF-8 are
+/// A line ends with LF, CR LF or CR (progress bars). Bytes beyond `longest` are dropped, invalid UTF-8 is
 /// replaced, blank lines are dropped. Repeats are folded, and a flood is bounded ([`FloodGate`]).
 pub(crate) async fn follow(
     from: Arc<pipe::Receiver>,

@@ -1,25 +1,26 @@
-//! The outside world as a model's task sees it: processes, their answers to probes, memory. A trait, so that the task can
-//! be tested with scripted processes and a paused clock; [`host::Host`] is the real one.
+//! The outside world of a model's task: processes, their answers to probes, memory. Traits, so that the
+//! task can be tested with scripted processes and a paused clock; [`host::Host`] is the real one.
 //!
 //! | file | job |
 //! |---|---|
-//! | `nursery`, `spawn`, `child`, `group` | the main thread forks; a child's output, signals, end and reaping |
-//! | `root`, `instance` | the process that forks for those that follow us; the process id that they keep |
-//! | `heir` | what a process is to whoever goes on with it |
-//! | `kinship`, `server_place`, `server_search`, `watched_process` | what has left a child's group: found, watched, stopped with it |
-//! | `control_group` | where the kernel allows it, a group of version 2 for each child, that nothing leaves |
-//! | `own_port` | nothing is sent to another program that has come by the child's port |
+//! | `nursery`, `spawn`, `child`, `group` | the main thread forks; output, signals, end and reaping |
+//! | `root`, `instance` | the process that forks for its successors; the PID that they keep |
+//! | `heir` | a process as handed over to the next instance |
+//! | `kinship`, `server_place`, `server_search`, `watched_process` | processes that left a child's group |
+//! | `control_group` | where possible, a control group (version 2) per child, which no process leaves |
+//! | `own_port` | sends nothing to another program that took the child's port |
 //! | `host` | this machine: children, probes, readings |
-//! | `backend_http`, `backend_slots`, `hints` | how a backend is asked, and what its command says of that |
-//! | `endpoint`, `socket_name`, `directories`, `private_dir`, `report_file` | where a process listens and writes |
-//! | `regular_file` | files that others name: no pipe is waited for |
-//! | `trusted_path` | which paths no other user of the machine can exchange |
-//! | `reclaim_file` | how it is asked to give memory back |
-//! | `lines`, `discreet`, `failure` | what it said, without secrets, and why it ended |
-//! | `needs`, `standstill` | what it needs to start, and whether it moves on |
-//! | `settings` | what clients have set in it |
-//! | `slot_files`, `slot_talk`, `touch` | how the contents of its slots are taken to the next one |
-//! | `gpus`, `population` | the GPUs for all, and how many children there are |
+//! | `backend_http`, `backend_slots`, `hints` | requests to a backend, and its relevant options |
+//! | `endpoint`, `socket_name`, `directories`, `private_dir` | addresses and files of a process |
+//! | `report_file` | the memory report of a process |
+//! | `regular_file` | files named by others: never waits for a pipe |
+//! | `trusted_path` | paths that no other user of the machine can exchange |
+//! | `reclaim_file` | asks a process to give memory back |
+//! | `lines`, `discreet`, `failure` | output without secrets, and the reason for an end |
+//! | `needs`, `standstill` | files that a start needs, and its progress |
+//! | `settings` | settings that clients made |
+//! | `slot_files`, `slot_talk`, `touch` | carry slot contents over to the next process |
+//! | `gpus`, `population` | GPU readings for all, and the number of children |
 
 pub(crate) mod backend_http;
 pub(crate) mod backend_slots;
@@ -86,95 +87,94 @@ use crate::spec::{Command, SpawnRequest};
 use crate::view::Modalities;
 use crate::view::log::Stream;
 
-/// Takes each line of a child's output.
+/// Handler for each line of a child's output.
 pub(crate) type Sink = Arc<dyn Fn(Stream, String) + Send + Sync>;
 
-/// What a probe found.
+/// Result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Health {
     Ready,
-    /// It answers, and is not ready.
+    /// Answers, but is not ready.
     Loading,
     Lost,
-    /// The file of its socket is gone: nobody will ever connect to it again.
+    /// The socket file is gone, so no new connection is possible.
     Unreachable,
 }
 
 impl Health {
-    /// Whether anybody has answered.
+    /// True if the probe was answered.
     pub(crate) const fn is_answer(self) -> bool {
         matches!(self, Self::Ready | Self::Loading)
     }
 }
 
-/// What `/props` tells.
+/// Properties from `/props`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Props {
-    /// Requests that it evaluates at a time.
+    /// Number of requests that it evaluates at a time.
     pub(crate) slots: Option<u32>,
     /// Context length in tokens.
     pub(crate) n_ctx: Option<u64>,
-    /// What it takes beside text.
+    /// Input kinds besides text.
     pub(crate) modalities: Option<Modalities>,
-    /// llama.cpp's build number.
     pub(crate) build: Option<u32>,
-    /// It answers questions about its slots.
+    /// The server answers questions about its slots when it is well.
     pub(crate) tells_slots: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask {
-    /// Host memory page by page, too: slow.
+    /// Also read host memory page by page, which is slow.
     pub(crate) confirm: bool,
-    /// Readings of the GPUs may be as old as this.
+    /// Maximum age of GPU readings.
     pub(crate) gpu_age: Duration,
-    /// The longest time for a driver and for the backend's own counters.
+    /// Time limit for a driver and for the backend's own counters.
     pub(crate) limit: Duration,
-    /// Its own counters, too, where it tells them.
+    /// Also read its own counters, if it has any.
     pub(crate) metrics: bool,
-    /// What it says of its slots, too.
+    /// Also read its slots.
     pub(crate) slots: bool,
 }
 
 impl Ask {
-    /// For memory alone.
+    /// Request for memory alone.
     pub(crate) const fn brief(gpu_age: Duration, limit: Duration) -> Self {
         Self { confirm: false, gpu_age, limit, metrics: false, slots: false }
     }
 }
 
-/// What a reading found.
+/// Result of a reading.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
-    /// Host memory of its group; `None` if it cannot be read.
+    /// Host memory of the group; `None` if unreadable.
     pub(crate) host: Option<HostMemory>,
-    /// The same page by page, if it was asked for and can be read.
+    /// Host memory read page by page, if requested and readable.
     pub(crate) confirmed: Option<u64>,
-    /// VRAM of its group, GPU by GPU; those that are not known are not in it.
+    /// VRAM of the group per GPU, without unknown ones.
     pub(crate) vram: Vec<Vram>,
-    /// Why VRAM is not known, if it is not.
+    /// Why VRAM is unknown, if it is.
     pub(crate) no_vram: Option<NoVram>,
-    /// Why its server is not measured, in a sentence; `None` if it is.
+    /// Why the server is not measured, in a sentence; `None` if it is.
     pub(crate) unmeasured: Option<String>,
-    /// The GPUs; `None` if the driver did not answer.
+    /// GPUs; `None` if the driver did not answer.
     pub(crate) devices: Option<Arc<Devices>>,
     pub(crate) totals: Option<HostTotals>,
-    /// Its control group; `None` if it has none of version 2.
+    /// Control group of the process; `None` without one of version 2.
     pub(crate) group: Option<CgroupMemory>,
-    /// Its report of its GPU memory; `None` if there is none.
+    /// Report of GPU memory, if any.
     pub(crate) report: Option<Report>,
-    /// Its own counters; `None` if it was not asked or does not tell them.
+    /// The server's own counters; `None` if not requested or not available.
     pub(crate) metrics: Option<BackendMetrics>,
-    /// What it says of its slots; `None` if it was not asked or does not tell.
+    /// Slots; `None` if not requested or not available.
     pub(crate) slots: Option<Slots>,
-    /// Whether it can go on; `None` if that is not known.
+    /// Ability to make progress; `None` if unknown.
     pub(crate) standing: Option<Standing>,
-    /// Who in it can be asked to give memory back; `None` if it was not told where.
+    /// Parts that can be asked to give memory back; `None` if it was started without a reclaim file.
     pub(crate) parts: Option<Parts>,
 }
 
 impl Sample {
-    /// Bytes of VRAM over all GPUs; `None` where one of them is not known, or only estimated.
+    /// VRAM in bytes over all GPUs; `None` if one of them is unknown or only estimated.
     pub(crate) fn vram_held(&self) -> Option<u64> {
         let known = self.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal);
         let exact = self.vram.iter().all(|vram| vram.source != VramSource::Estimate);
@@ -183,91 +183,89 @@ impl Sample {
     }
 }
 
-/// Why VRAM is not known.
+/// Reason for unknown VRAM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NoVram {
-    /// A whole sentence.
     pub(crate) why: String,
-    /// It is on no GPU, so there is nothing to know.
+    /// The process uses no GPU, so there is no VRAM.
     pub(crate) is_normal: bool,
 }
 
-/// Bytes of each memory of a machine: all of it, or what anybody could take at one moment. What is not known is not in it.
+/// Memory of a machine in bytes: all of it, or what is free at one moment. Unknown values are missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MachineMemory {
-    /// Of the host, or of what our control group may have of it.
+    /// Host memory, or the share that our control group may use.
     pub(crate) host: Option<u64>,
-    /// Of each GPU with memory of its own.
+    /// Memory of each GPU that has its own.
     pub(crate) gpus: Vec<(GpuIndex, u64)>,
 }
 
-/// A question beside clients' requests.
+/// Request of the supervisor to a backend.
 #[derive(Clone)]
 pub(crate) struct Question {
-    /// Its path, with a query.
+    /// Path with query.
     pub(crate) path: String,
-    /// JSON to be posted; `None`: it is a `GET`.
+    /// JSON for a `POST`; `None` means `GET`.
     pub(crate) body: Option<Bytes>,
 }
 
 impl Debug for Question {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // A body may be anybody's text.
+        // A body may contain a client's text.
         write!(f, "Question({}, {:?} bytes)", self.path, self.body.as_ref().map(Bytes::len))
     }
 }
 
 pub(crate) trait Process: Send + Sync + Debug {
-    /// The process that we made, and its process group.
+    /// PID of the process that we made, and of its group.
     fn pid(&self) -> u32;
-    /// The process that serves, where it is known that this is another one.
+    /// PID of the serving process, if known to be another one.
     fn server_pid(&self) -> u32 {
         self.pid()
     }
-    /// SIGTERM to the group.
     fn terminate(&self);
-    /// SIGKILL to the group.
     fn kill(&self);
-    /// Its end, after all its output went to the sink.
+    /// Waits for its end, after all its output went to the sink.
     fn wait(&self) -> BoxFuture<'_, Exit>;
-    /// Whether it still runs, as the kernel knows it now.
+    /// True if it runs, as the kernel knows it now.
     fn is_running(&self) -> bool;
-    /// One probe, answered within the time given or lost. An answer by somebody else is none.
+    /// Sends one probe, lost without an answer in time. An answer of another program does not count.
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health>;
-    /// Its properties; `None` fields where it does not say.
+    /// Reads properties; unknown ones are `None`.
     fn props(&self, timeout: Duration) -> BoxFuture<'_, Props>;
-    /// Sets again what a client had set in another one. What went wrong, in words without anything of it.
+    /// Applies a setting that a client made in another process. The error has no part of the setting.
     fn set(&self, setting: Setting, timeout: Duration) -> BoxFuture<'_, Result<(), String>>;
-    /// Asks it; its status and all of its answer, or `None` if there is none within the time, or a larger one than is read. Who
-    /// drops this has left: it goes on for no longer than it does for clients.
+    /// Sends a request. Returns status and whole answer, or `None` without one in time or if it is too
+    /// large. Dropping the future closes the connection, and the server then stops as for a client that
+    /// leaves.
     fn ask(&self, question: Question, timeout: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>>;
-    /// Whether the kernel has killed somebody for lack of memory since the last reading of this one. Asked when SIGKILL
-    /// has ended it.
+    /// Kernel's OOM kills since the last reading. Called after SIGKILL has ended the process.
     fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory>;
-    /// What it holds now.
+    /// Reads its memory.
     fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample>;
-    /// What it has computed, read and written so far, with all that belongs to it; `None` if that cannot be read.
+    /// CPU time and bytes read and written so far, with all relatives; `None` if unreadable.
     fn effort(&self) -> BoxFuture<'_, Option<Effort>>;
-    /// Prepares it for whoever goes on with it: by which number the root knows it, and its files. `None`: it cannot be.
+    /// Prepares it for the next instance: its number at the root, and its files. `None` if that is
+    /// impossible.
     fn bequeath(&self) -> Option<(u64, Vec<OwnedFd>)> {
         None
     }
-    /// By which number it was prepared, if it is a child of ours.
+    /// Number under which it was prepared, if it is our own child.
     fn bequeathed(&self) -> Option<u64> {
         None
     }
-    /// The instance before us has let it go: it dies with us from now on.
+    /// Takes it over from the previous instance: it ends with us from now on.
     fn claim(&self) {}
-    /// Somebody else goes on with it: its output is read no more, and it is not killed with us.
+    /// Lets the next instance continue with it: its output is read no more, and it does not end with us.
     fn let_go(&self) {}
-    /// Asks it to give back what it hoards. It may look for so long for a good moment for each part.
+    /// Asks the process to give memory back. The process may wait this long for a good moment for each part.
     fn reclaim(&self, wait: Duration) -> BoxFuture<'_, Reclaimed>;
 }
 
-/// Where children come from.
+/// Factory of children, and view of the machine.
 pub(crate) trait World: Send + Sync + Debug {
-    /// Creates a child that will listen on `endpoint`. `socket`: its path, or the one that it would have, which its other
-    /// files are named after.
+    /// Creates a child that will listen on `endpoint`. `socket`: its path, or the one that it would have,
+    /// from which its other files get their names.
     fn spawn(
         &self,
         request: SpawnRequest,
@@ -276,7 +274,7 @@ pub(crate) trait World: Send + Sync + Debug {
         longest_line: usize,
         sink: Sink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>>;
-    /// Goes on with a process of the instance before us.
+    /// Continues with a process of the previous instance.
     fn adopt(
         &self,
         heir: Heir,
@@ -286,22 +284,22 @@ pub(crate) trait World: Send + Sync + Debug {
         let binary = heir.record.command.binary;
         Box::pin(async { Err(SpawnError::NurseryGone { binary }) })
     }
-    /// Nobody goes on with a child that was prepared for that.
+    /// Cancels the handover of a prepared child.
     fn thaw(&self, _child: u64) {}
-    /// What a process made of this needs. `running` is one of the same binary.
+    /// Checks the files that a process with this command needs. `running` is a process with the same binary.
     fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, Sight>;
-    /// Brings the model's files into the page cache, as far as that goes within the limit and memory allows it.
+    /// Reads the model's files into the page cache, within the limit and as memory allows.
     fn read_ahead(&self, command: Command, limit: Duration) -> BoxFuture<'static, ()>;
-    /// Memory that new processes can take, in bytes; `None` if it cannot be read.
+    /// Memory available for new processes, in bytes; `None` if unreadable.
     fn available(&self) -> Option<u64>;
-    /// What anybody could take now, GPUs included, read within the limit.
+    /// Free memory, GPUs included, read within the limit.
     fn free(&self, limit: Duration) -> BoxFuture<'_, MachineMemory>;
-    /// What there is, GPUs included, read within the limit.
+    /// Total memory, GPUs included, read within the limit.
     fn total(&self, limit: Duration) -> BoxFuture<'_, MachineMemory>;
-    /// The variable that lets a process see these GPUs only; `None` if those are all, or one of them cannot be named. Read within the
-    /// limit.
+    /// Variable that restricts a process to these GPUs; `None` if they are all GPUs, or one has no UUID.
+    /// Read within the limit.
     fn only(&self, gpus: Vec<GpuIndex>, limit: Duration) -> BoxFuture<'_, Option<(String, String)>>;
-    /// Whether the machine has a GPU, known to a sensor or not.
+    /// True if the machine has a GPU, whether a sensor supports it or not.
     fn has_gpu(&self) -> bool;
     /// Local time in minutes of the day.
     fn minute(&self) -> Option<u16>;

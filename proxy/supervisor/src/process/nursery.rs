@@ -1,7 +1,8 @@
-//! The main thread's only job: it forks.
+//! Forks all children on the main thread, which also reaps orphans and removes unused control groups.
 //!
-//! The kernel ties a parent-death signal to the *thread* that forked. A pool thread may end at any time and would take the
-//! child with it, so all children are forked by the one thread that lives as long as the process: main.
+//! The kernel ties a parent-death signal to the *thread* that forked. A pool thread may end at any time and
+//! would take the child with it. So all children are forked by the one thread that lives as long as the
+//! process: main.
 //!
 //! ```text
 //!   main thread:  Nursery::run <---- orders ---- NurseryHandle::spawn  (any task)
@@ -9,7 +10,7 @@
 //!                      +--------- the child ------------+
 //! ```
 //!
-//! Who goes on for an earlier instance has that one's main thread do it: `process::root`.
+//! A successor lets the main thread of the first instance fork: see `process::root`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -39,15 +40,15 @@ enum Order {
     Stop,
 }
 
-/// The forking side: give it the main thread.
+/// The forking side, run on the main thread.
 #[derive(Debug)]
 pub struct Nursery {
     orders: mpsc::Receiver<Order>,
-    /// Orphans are handed to us.
+    /// This process gets orphans, as the subreaper.
     is_root: bool,
 }
 
-/// The asking side.
+/// The requesting side.
 #[derive(Clone, Debug)]
 pub struct NurseryHandle {
     orders: mpsc::Sender<Order>,
@@ -56,17 +57,18 @@ pub struct NurseryHandle {
 
 #[derive(Clone, Debug)]
 enum Forks {
-    /// Our main thread.
+    /// Our main thread forks.
     Here(Arc<Family>),
-    /// That of the first instance.
+    /// The main thread of the first instance forks.
     Root(Arc<Client>),
 }
 
-/// How often orphans that have ended are reaped. One is reaped when it was seen twice: whoever waits for it is faster.
+/// Interval for reaping orphans. Each is reaped at its second sighting, because a task that waits for it is
+/// faster.
 const REAP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A nursery and a handle to it. From now on this process gets what its descendants leave behind (it is a subreaper),
-/// so that a server whose wrapper has ended can be found, watched and stopped.
+/// Creates a nursery and its handle. From now on this process gets orphaned descendants (it is a
+/// subreaper), so that a server whose wrapper has ended can be found, watched and stopped.
 pub fn channel() -> (Nursery, NurseryHandle) {
     if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
         tracing::warn!(%error, "servers that leave their wrapper cannot be stopped: no subreaper on this kernel");
@@ -78,7 +80,8 @@ pub fn channel() -> (Nursery, NurseryHandle) {
     )
 }
 
-/// The same for a successor: the main thread has nothing to do, and the handle has the root do it.
+/// Same as [`channel`] for a successor: its main thread has nothing to do, and the handle asks the root to
+/// fork.
 ///
 /// # Errors
 ///
@@ -90,9 +93,9 @@ pub fn of_root(root: UnixStream) -> io::Result<(Nursery, NurseryHandle)> {
 }
 
 impl Nursery {
-    /// Serves until all handles are gone or [`NurseryHandle::stop`] is called. The children die when the calling thread
-    /// ends, not when this returns. What has left their groups is killed before this returns: the kernel ties only the
-    /// children themselves to us.
+    /// Serves until all handles are gone or [`NurseryHandle::stop`] is called. The children die when the
+    /// calling thread ends, not when this returns. Processes that have left their groups are killed before
+    /// this returns, because the kernel ties only the children themselves to us.
     pub fn run(self) {
         let (mut orphans, mut groups) = (Orphans::default(), ControlGroups::default());
         loop {
@@ -100,7 +103,7 @@ impl Nursery {
             match self.orders.recv_timeout(REAP_INTERVAL) {
                 Ok(Order::Spawn(request, reply)) => {
                     groups.remove_unused();
-                    // What has no mark is no model: the instance after us has children of its own.
+                    // A child without a mark is no model: the next instance has children of its own.
                     let is_marked = kinship::mark_of(&request.command).is_some();
                     let control = if is_marked { groups.make() } else { None };
                     drop(reply.send(spawn(&request, control)));
@@ -122,7 +125,7 @@ impl Nursery {
 }
 
 impl NurseryHandle {
-    /// Has the main thread create a process. Must be called within a tokio runtime with I/O.
+    /// Creates a process on the main thread. Must be called within a tokio runtime with I/O.
     ///
     /// # Errors
     ///
@@ -140,7 +143,8 @@ impl NurseryHandle {
         Child::watch(spawned, mark)
     }
 
-    /// Creates the instance after us, with its end of the hand-over. Dropping the child kills it, until it is told to serve.
+    /// Creates the next instance, with its end of the handover connection. Dropping the child kills it,
+    /// until it serves.
     ///
     /// # Errors
     ///
@@ -165,7 +169,8 @@ impl NurseryHandle {
         Ok(child)
     }
 
-    /// The child that was made by [`Self::succeed`] serves from now on. It lives as long as the root does.
+    /// Records that the child made by [`Self::succeed`] serves from now on. The child lives as long as the
+    /// root does.
     pub fn serves(&self, child: Child) {
         match (&self.forks, child.of_root_id()) {
             (Forks::Here(family), _) => {
@@ -180,12 +185,12 @@ impl NurseryHandle {
         }
     }
 
-    /// Whether it is our main thread that forks: then we stay for those after us.
+    /// True if our main thread forks. This process then stays for its successors.
     pub fn is_root(&self) -> bool {
         matches!(self.forks, Forks::Here(_))
     }
 
-    /// Waits for the end of whoever serves in our place. Never, if nobody does.
+    /// Waits for the end of the serving successor. Never resolves without one.
     pub async fn successor_ended(&self) -> Exit {
         match &self.forks {
             Forks::Here(family) => family.ended().await,
@@ -193,24 +198,25 @@ impl NurseryHandle {
         }
     }
 
-    /// Waits for the end of all that have served in our place and do not any more. At once, if we are not the root.
+    /// Waits for the end of all successors that serve no more. Returns at once if this process is not the
+    /// root.
     pub async fn retired_ended(&self) {
         if let Some(family) = self.family() {
             family.retired_ended().await;
         }
     }
 
-    /// Tells whoever serves in our place to end, and those that still have something to do; and whoever serves later.
+    /// Tells all successors to end, including later ones.
     pub fn end_successors(&self) {
         self.pass_on(orders::Order::End);
     }
 
-    /// Tells whoever serves in our place to read its configuration again; and those that still have something to do to write into new files.
+    /// Tells the serving successor to reload its configuration, and retired ones to reopen their files.
     pub fn reload_successors(&self) {
         self.pass_on(orders::Order::Reload);
     }
 
-    /// Tells whoever serves in our place to let the program go on that lies at its path now.
+    /// Tells the serving successor to hand over to the program file now at its path.
     pub fn upgrade_successor(&self) {
         self.pass_on(orders::Order::Upgrade);
     }

@@ -1,17 +1,18 @@
-//! A port that any program of this machine may take before the child does, or after its end: what is sent there is sent to
+//! Protects a port that another program may take before the child does, or after its end: data is sent to
 //! the child or not at all.
 //!
 //! ```text
-//!   connect --> does the child run? --> does it, its group or what left that listen, and nobody else? --> send
-//!                   | no                     | no
-//!                   `------------------------+--> closed, and not a byte was sent
+//!     connect --> does the child run? --> do only its group and relatives listen there? --> send
+//!                   | no                    | no
+//!                   `-----------------------+--> closed without sending a byte
 //! ```
 //!
-//! A Unix socket is in a directory that no other user can enter. Another user can make that directory only where it was removed together
-//! with its base, so for those the directory is looked at.
+//! A Unix socket is in a directory that no other user can enter. Another user can make that directory only
+//! after it was removed together with its base, so for sockets the directory is checked.
 //!
-//! It is looked *after* the connection stands: who listens before may be gone when it is made. A process that is killed gives
-//! its port free only after it is marked as ending, so whoever is connected to its successor sees the mark.
+//! The check comes *after* the connection is made, because an earlier listener may be gone by then. A
+//! killed process frees its port only after it is marked as ending, so a connection to its successor sees
+//! the mark.
 
 use std::io;
 use std::net::SocketAddr;
@@ -33,9 +34,9 @@ use crate::worker_threads::{WorkKind, run_job};
 #[derive(Clone, Debug)]
 pub(crate) struct OwnPort {
     place: Place,
-    /// Not held: the end of whoever made the child is the child's end.
+    /// Weak, because the child ends with its owner.
     child: Weak<Child>,
-    /// Whether it was already logged that somebody else listens on this port.
+    /// The wrong listener was already logged.
     told: Arc<AtomicBool>,
 }
 
@@ -55,7 +56,8 @@ impl OwnPort {
         Some(Self { place, child: Arc::downgrade(child), told: Arc::default() })
     }
 
-    /// Whether the child runs, and its group listens there, and nobody else. What cannot be told is not held against it.
+    /// True if the child runs, and only its group and relatives listen there. Unknown facts count in its
+    /// favour.
     async fn is_its_own(&self) -> bool {
         let address = match &self.place {
             Place::Port(address) => *address,
@@ -65,11 +67,11 @@ impl OwnPort {
         let (group, kinship) = (child.pid(), Arc::clone(child.kinship()));
         drop(child);
         let look = move || {
-            // A wrapper may have taken it out of the group.
+            // A wrapper may have moved the server out of the group.
             let outside = || kinship.relatives().into_iter().map(|one| one.process.pid).collect();
             warden_sensors::listener(group, outside, address)
         };
-        // Some small reads of /proc: not for a runtime thread.
+        // Small reads of /proc; keep them off the runtime threads.
         match run_job(WorkKind::Kernel, look).await {
             Ok(Some(Listener::Other)) => {
                 if !self.told.swap(true, Ordering::Relaxed) {
@@ -99,7 +101,7 @@ impl OwnPort {
     }
 }
 
-/// Hands out no connection but those to the owner of a port.
+/// Connector layer that rejects connections to others than the owner of a port.
 #[derive(Clone, Debug)]
 pub(crate) struct OnlyToOwner {
     port: OwnPort,
@@ -119,7 +121,7 @@ impl<S> Layer<S> for OnlyToOwner {
     }
 }
 
-/// See [`OnlyToOwner`].
+/// Connector made by [`OnlyToOwner`].
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectToOwner<S> {
     connect: S,

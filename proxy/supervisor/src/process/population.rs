@@ -1,9 +1,9 @@
-//! How many children there are: an estimate of VRAM needs a machine without any other child of ours.
+//! Counts the children: an estimate of VRAM is valid only while no other child of ours lives.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many children there are, and how many there were: estimates of VRAM need a machine of their own.
+/// Numbers of living children and of all children so far.
 #[derive(Debug, Default)]
 pub(crate) struct Population {
     alive: AtomicU64,
@@ -13,7 +13,7 @@ pub(crate) struct Population {
 #[derive(Debug)]
 pub(crate) struct Birth {
     population: Arc<Population>,
-    /// Nobody else lived then.
+    /// No other child lived at its birth.
     first: bool,
     number: u64,
 }
@@ -25,7 +25,7 @@ impl Birth {
         Self { population: Arc::clone(population), first, number }
     }
 
-    /// Whether it has been the only child since it was born.
+    /// True if it has been the only child since its birth.
     pub(crate) fn is_alone(&self) -> bool {
         self.first && self.population.born.load(Ordering::SeqCst) == self.number
     }

@@ -1,15 +1,15 @@
-//! A directory for sockets that one process makes inside a directory of somebody's, and takes away again.
+//! A directory for sockets that a process creates inside an existing directory, and removes again.
 //!
 //! ```text
-//!   <base>/                        somebody's: made if it is missing, never changed, never removed
-//!     llama-warden-<pid>/          ours: mode 0700
-//!       lock                       our mark, locked as long as we live, in whatever process namespace
-//!       admin.sock, *.sock, *.report, *.reclaim
-//!       *.slots/                 slots of a process, while it is replaced
+//!     <base>/                  another owner's: created if missing, never changed, never removed
+//!       llama-warden-<pid>/    ours: mode 0700
+//!         lock                 our mark, locked while we live, across process namespaces
+//!         admin.sock, *.sock, *.report, *.reclaim
+//!         *.slots/             slots of a process while it is replaced
 //! ```
 //!
-//! Removal is file by file, of names and kinds that only we make, and then of the directory if nothing is left in it.
-//! Nothing here ever recurses. What somebody else has put there stays, and with it the directory.
+//! Removal goes file by file, by names and kinds that only we create, and then removes the directory if it
+//! is empty. It never recurses. Files of others stay, and so does the directory then.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, FileType};
@@ -24,39 +24,41 @@ use crate::process::slot_files;
 use crate::process::socket_name::maker;
 use crate::process::trusted_path;
 
-/// Begins the names of such directories.
+/// Prefix of the directory's name.
 const PREFIX: &str = "llama-warden-";
-/// The name of the file that is locked.
+/// Name of the locked file.
 const LOCK: &str = "lock";
-/// What is in that file.
+/// Contents of the locked file.
 const MARK: &[u8] = b"llama-warden\n";
-/// The operator's socket, where no other place is configured for it.
+/// Name of the operator's socket, unless another path is configured.
 pub const ADMIN_SOCKET: &str = "admin.sock";
-/// Begins the name of a mark that is not in its place yet.
+/// Name prefix of a mark before it is linked into place.
 const NEW_MARK: &str = ".lock-";
-/// Others that make or sweep the same directory at the same moment make us try again; more in a row are no accident.
+/// Attempts against other processes that create or sweep the same directory at the same time. More in a row
+/// are no accident.
 const ATTEMPTS: usize = 10;
 
-/// Such a directory, ours as long as this lives. Dropping it removes what we made.
+/// A locked private directory. Dropping it removes our files.
 #[derive(Debug)]
 pub struct PrivateDir {
     path: PathBuf,
     lock: File,
-    /// Another process of the same instance has it.
+    /// Another process of the same instance owns it.
     is_others: bool,
 }
 
 impl PrivateDir {
-    /// Where the process `pid` has its directory in `base`.
+    /// Path of the directory of process `pid` in `base`.
     pub fn place(base: &Path, pid: u32) -> PathBuf {
         base.join(format!("{PREFIX}{pid}"))
     }
 
-    /// Makes it and takes it; `None` while another process has it. Directories above it are made if need be, and stay.
+    /// Creates and locks the directory; `None` while another process holds it. Missing parents are created
+    /// and stay.
     ///
     /// # Errors
-    /// It cannot be made, belongs to another user, is no directory, or has files and no mark of ours; or another user can exchange
-    /// it or a directory above it.
+    /// It cannot be created, belongs to another user, is no directory, or has files but no mark; or another
+    /// user can exchange it or a directory above it.
     pub fn make(path: &Path) -> io::Result<Option<Self>> {
         if let Some(base) = path.parent() {
             trusted_path::make_dir(base)?;
@@ -72,7 +74,7 @@ impl PrivateDir {
                 Left::Foreign => return Err(io::Error::other("its file `lock` is not llama-warden's")),
                 Left::Nothing => match mark(path) {
                     Ok(lock) => lock,
-                    // Somebody was quicker, or swept it in this moment.
+                    // Another process created or swept it at this moment.
                     Err(error)
                         if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound) =>
                     {
@@ -82,7 +84,7 @@ impl PrivateDir {
                 },
             };
             if is_at(&lock, &path.join(LOCK)) {
-                // Only now: before, it may have been another's.
+                // Only now, because before the lock the directory may have been another user's.
                 trusted_path::make_private_dir(path)?;
                 return Ok(Some(Self { path: path.to_owned(), lock, is_others: false }));
             }
@@ -90,12 +92,13 @@ impl PrivateDir {
         Err(io::Error::other("others make and remove it all the time"))
     }
 
-    /// Goes on with the one of the program before us, whose lock this is. It stays that one's until [`Self::own`].
+    /// Takes over the directory of the previous instance with its lock. The previous instance owns it until
+    /// [`Self::own`].
     pub fn inherit(path: &Path, lock: OwnedFd) -> Self {
         Self { path: path.to_owned(), lock: File::from(lock), is_others: true }
     }
 
-    /// A copy of its lock, for the program after us.
+    /// Duplicates the lock for the next instance.
     ///
     /// # Errors
     /// There are too many open files.
@@ -103,23 +106,23 @@ impl PrivateDir {
         self.lock.as_fd().try_clone_to_owned()
     }
 
-    /// It is ours to take away.
+    /// Takes the duty of removing the directory.
     pub fn own(&mut self) {
         self.is_others = false;
     }
 
-    /// It is the program's after us, and stays.
+    /// Leaves the directory to the next instance.
     pub fn leave(&mut self) {
         self.is_others = true;
     }
 
-    /// Its path.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes what killed processes left in `base`: directories of our naming, with our mark, that nobody holds. Nothing is removed
-    /// where another user could exchange the directory for another one meanwhile.
+    /// Removes directories of killed processes in `base`: with our name and mark, and unlocked. Nothing is
+    /// removed if another user could exchange the directory meanwhile.
     pub fn sweep(base: &Path) {
         let own = rustix::process::geteuid().as_raw();
         if !trusted_path::owner(base).is_ok_and(|owner| owner == own || owner == 0) {
@@ -148,10 +151,10 @@ impl Drop for PrivateDir {
     }
 }
 
-/// What lies in the place of a mark.
+/// State of the mark.
 enum Left {
     Nothing,
-    /// Ours, and now locked by us.
+    /// Abandoned; now locked by us.
     Ours(File),
     Held,
     Foreign,
@@ -175,7 +178,7 @@ fn left(path: &Path) -> Left {
     }
 }
 
-/// Puts the mark there, locked from the first moment that anybody can see it.
+/// Creates the mark, locked before it becomes visible.
 fn mark(path: &Path) -> io::Result<File> {
     let mut new = tempfile::Builder::new().prefix(NEW_MARK).tempfile_in(path)?;
     rustix::fs::flock(new.as_file(), FlockOperation::NonBlockingLockExclusive)?;
@@ -183,14 +186,14 @@ fn mark(path: &Path) -> io::Result<File> {
     new.persist_noclobber(path.join(LOCK)).map_err(|error| error.error)
 }
 
-/// Whether a path still leads to an open file: it may have been removed, and another put in its place.
+/// True if a path still leads to an open file, and was not replaced.
 pub fn is_at(file: &File, path: &Path) -> bool {
     let facts = file.metadata().ok().zip(fs::symlink_metadata(path).ok());
     facts.is_some_and(|(one, other)| (one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
-/// Whether a directory for sockets is ours, and no other user can enter it or put another one in its place. It was so when it was made;
-/// where its base is removed meanwhile (cleaners of `/tmp`), another user may make both again.
+/// True if a directory for sockets is ours, and no other user can enter or replace it. If its base was
+/// removed since the creation (cleaners of `/tmp`), another user may have created both again.
 pub fn is_private(directory: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     let is_ours = |facts: fs::Metadata| facts.is_dir() && facts.uid() == own && facts.mode() & 0o777 == 0o700;
@@ -198,13 +201,13 @@ pub fn is_private(directory: &Path) -> bool {
         && trusted_path::owner(directory).is_ok_and(|owner| owner == own)
 }
 
-/// Whether the user `peer`, who answers on this socket, may get what is meant for a process of ours: our user, or whoever runs it for us
-/// (a container has users of its own) in a directory that nobody else can enter.
+/// True if the user `peer`, who answers on this socket, may get data for our process. Allowed are our user,
+/// and any user (as in a container) in a directory that no other user can enter.
 pub fn may_answer(socket: &Path, peer: Option<u32>) -> bool {
     peer == Some(rustix::process::geteuid().as_raw()) || socket.parent().is_some_and(is_private)
 }
 
-/// A real directory of ours that is empty or has a mark.
+/// Checks for a real directory of ours that is empty or has a mark.
 fn is_ours(path: &Path) -> io::Result<()> {
     let facts = fs::symlink_metadata(path)?;
     if !facts.is_dir() {
@@ -224,9 +227,9 @@ fn is_ours(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes what we made in a directory whose mark we hold, the mark last.
+/// Removes our files from a directory whose mark we hold, the mark last.
 fn clear(path: &Path, lock: &File) {
-    // Where the directory was removed under us and made again (by our own next start), there is no mark at all.
+    // There is no mark if the directory was removed and created again by our own next start.
     let marked = fs::symlink_metadata(path.join(LOCK)).is_ok();
     if marked && !is_at(lock, &path.join(LOCK)) {
         return;
@@ -242,7 +245,7 @@ fn clear(path: &Path, lock: &File) {
     if marked {
         drop(fs::remove_file(path.join(LOCK)));
     }
-    // Only if nothing else is in it.
+    // Fails if other files are left.
     drop(fs::remove_dir(path));
 }
 
@@ -317,7 +320,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let at = |pid| PrivateDir::place(base.path(), pid);
         let living = PrivateDir::make(&at(8)).unwrap().unwrap();
-        // As a kill leaves it: the lock is let go, nothing else is done.
+        // As after a kill: only the lock is released.
         let kill = |mut one: PrivateDir| {
             one.lock = File::open(base.path()).unwrap();
         };
@@ -326,7 +329,7 @@ mod tests {
         assert!(at(7).join(LOCK).exists());
         PrivateDir::sweep(base.path());
         assert!(!at(7).exists() && at(8).exists() && at(9).exists());
-        // One that is left is taken over, too.
+        // An abandoned directory is taken over.
         kill(PrivateDir::make(&at(7)).unwrap().unwrap());
         assert!(PrivateDir::make(&at(7)).unwrap().is_some());
         drop(living);
@@ -336,7 +339,7 @@ mod tests {
         clippy::disallowed_methods,
         reason = "a test: a thread of its own takes another user's identity"
     )]
-    /// Runs a function on a thread of another user; `None` where we are not root and cannot become one.
+    /// Runs a function on a thread of another user; `None` if we are not root and cannot become another user.
     fn as_user<'scope, T: Send + 'scope>(
         scope: &'scope std::thread::Scope<'scope, '_>,
         user: u32,

@@ -1,7 +1,7 @@
-//! Files that another program's file names, or that lie where other users can write: read without waiting, and never whole unseen.
+//! Reads files that another program names, or that are where other users can write, within limits.
 //!
-//! A pipe in their place would be waited for, a device has no end, and a large file takes all memory. So the file is opened without
-//! waiting and judged as opened.
+//! Opening a pipe would wait, a device has no end, and a large file takes all memory. So the file is opened
+//! without waiting, and checked after opening.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
@@ -10,15 +10,15 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Opens a regular file, also through a link.
+/// Opens a regular file, following links.
 ///
 /// # Errors
-/// It cannot be opened, or is something else.
+/// It cannot be opened, or is no regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     open_with(path, OFlags::empty())
 }
 
-/// Opens a regular file that is no link: in folders where another user may put one.
+/// Opens a regular file that is no link, in directories where another user may create one.
 ///
 /// # Errors
 /// As [`open`]; it is a link.
@@ -32,7 +32,7 @@ fn open_with(path: &Path, more: OFlags) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
 }
 
-/// Reads a whole file of at most so many bytes.
+/// Reads a whole file of at most `most` bytes.
 ///
 /// # Errors
 /// As [`open`]; it is larger.
@@ -40,7 +40,7 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     bounded(open(path)?, most)
 }
 
-/// The same for text.
+/// Reads a whole text file of at most `most` bytes.
 ///
 /// # Errors
 /// As [`read`]; it is not UTF-8.
@@ -48,7 +48,7 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
     String::from_utf8(read(path, most)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// What an opened file has left, at most so many bytes.
+/// Reads the rest of an open file, at most `most` bytes.
 ///
 /// # Errors
 /// It cannot be read, or has more.

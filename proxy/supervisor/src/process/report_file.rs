@@ -1,11 +1,12 @@
-//! The memory report of a generation: which file it is told to write, and who reads and removes it.
+//! The memory report of a generation: the file that it writes, and its reading and removal.
 //!
-//! Each generation gets a file of its own beside its socket, in the private directory, so what lies there was written by
-//! that generation, whatever process id it gave itself (a wrapper script, a container). Before the process is made and
-//! after it is reaped, the file is removed.
+//! Each generation has its own file next to its socket, in the private directory. So the report comes from
+//! that generation, whatever PID it gives (as in a container). The file is removed before the process
+//! starts and after it is reaped.
 //!
-//! A `LLAMA_WARDEN_REPORT` in the model's own environment comes first. That file is its owner's: it is read but never
-//! removed, and only a report by the generation's own process group counts, because replicas and generations share it.
+//! A `LLAMA_WARDEN_REPORT` in the model's own environment takes precedence. That file belongs to its owner:
+//! it is read but never removed. Only a report of the generation's own process group counts there, because
+//! replicas and generations share the file.
 
 use std::path::{Path, PathBuf};
 
@@ -14,12 +15,12 @@ use warden_sensors::report::{self, VARIABLE};
 
 use crate::spec::Command;
 
-/// The file of the generation that listens on this socket: equally unique.
+/// File of the generation with this socket; as unique as the socket.
 pub(crate) fn beside(socket: &Path) -> PathBuf {
     socket.with_extension("report")
 }
 
-/// Tells a process to publish its report in our file, or nowhere, unless its own environment says where.
+/// Sets the variable to our file, or removes it if not `wanted`, unless the model's environment sets it.
 pub(crate) fn announce(command: &mut Command, socket: &Path, wanted: bool) {
     if command.env.iter().any(|(name, _)| name == VARIABLE) {
         return;
@@ -27,13 +28,13 @@ pub(crate) fn announce(command: &mut Command, socket: &Path, wanted: bool) {
     if wanted {
         command.env.push((VARIABLE.to_owned(), beside(socket).to_string_lossy().into_owned()));
     } else {
-        // Inherited from us, one file would be everybody's.
+        // An inherited value would give all processes the same file.
         command.env_remove.push(VARIABLE.to_owned());
     }
 }
 
-/// Removes our file, and those that further processes of the generation made beside it; the model's own is not ours to
-/// remove.
+/// Removes our file and those of further processes of the generation. A file named by the model's
+/// environment stays.
 pub(crate) fn remove(socket: &Path) {
     let own = beside(socket);
     for path in report::beside(&own).into_iter().chain([own]) {
@@ -41,16 +42,16 @@ pub(crate) fn remove(socket: &Path) {
     }
 }
 
-/// Where a process writes its report.
+/// File to which a process writes its report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     path: PathBuf,
-    /// Made for this one process, so that whatever is in it is about that process.
+    /// Made for this one process, so its report needs no check of the PID.
     exclusive: bool,
 }
 
 impl Source {
-    /// What its environment says; `None` if it is told to write none.
+    /// File named by the command's environment; `None` if it writes no report.
     pub(crate) fn of(command: &Command, socket: &Path) -> Option<Self> {
         if command.env_remove.iter().any(|name| name == VARIABLE) {
             return None;
@@ -62,8 +63,8 @@ impl Source {
         Some(Self { exclusive: path == beside(socket), path })
     }
 
-    /// The report of the process `leader`, of its group and of those `outside` of it, of which several may write one
-    /// each (as a router of models and its servers do); `None` while there is none. Blocks for some small reads.
+    /// Report of the process `leader`, its group and the processes `outside`. Several may write one each,
+    /// as a router of models and its servers do. `None` without a report. Blocks for some small reads.
     pub(crate) fn read(&self, leader: u32, outside: &[u32]) -> Option<Report> {
         let is_ours = |report: &Report| report.is_from(leader) || outside.contains(&report.pid);
         let named = report::read(&self.path).filter(|report| self.exclusive || is_ours(report));
@@ -92,7 +93,7 @@ mod tests {
         (command, source)
     }
 
-    /// A report without contexts by process `pid`.
+    /// Writes a report without contexts, by process `pid`.
     fn write(path: &Path, pid: u32) {
         let mut bytes = b"LWREPT1\0".to_vec();
         for number in [1, 256, 62, pid] {
@@ -131,7 +132,7 @@ mod tests {
         let own = Source { path: beside(&socket), exclusive: true };
         assert_eq!(own.read(1, &[]), None, "not written yet");
         write(&own.path, 4242);
-        // As a process in a pid namespace of its own does.
+        // As a process in a PID namespace of its own does.
         assert_eq!(own.read(std::process::id(), &[]).map(|report| report.pid), Some(4242));
         let shared = Source { exclusive: false, ..own };
         assert_eq!(shared.read(std::process::id(), &[]), None);
@@ -157,7 +158,7 @@ mod tests {
         write(&own.path, 4242);
         let both = own.read(me, &[]).unwrap();
         assert_eq!(both.pid, 4242);
-        // One that is gone, or that somebody else started, says nothing.
+        // Reports of a dead or foreign process are ignored.
         write(&further(4_999_999), 4_999_999);
         assert_eq!(own.read(me, &[]), Some(both));
         let foreign = directory.path().join("m-7-g1.report.txt");

@@ -1,5 +1,5 @@
-//! Where the server of a child is: it is the child, is in its process group, or has left that, as behind a wrapper with
-//! `setsid` or a container tool. Pure: what was seen comes in as values.
+//! Locates the server of a child: it is the child, a member of its process group, or outside of it, as
+//! behind `setsid` or a container tool. Pure: observations come in as values.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use warden_sensors::Relative;
 use crate::process::group::Exit;
 use crate::process::watched_process::WatchedProcess;
 
-/// The process that answers at the place that was chosen for a child.
+/// Process that answers at a child's endpoint.
 #[derive(Clone, Debug)]
 pub(crate) enum Server {
     /// The child itself.
@@ -18,29 +18,29 @@ pub(crate) enum Server {
     /// A process outside of that group: measured, watched and stopped with the child.
     Outside {
         server: Arc<WatchedProcess>,
-        /// It descends from the child or has its mark. One that is not is found by its answer alone.
+        /// A descendant of the child, or a process with its mark. Otherwise it was found by its answer alone.
         is_relative: bool,
     },
     /// A process that cannot be measured.
     Unmeasured(Unmeasured),
 }
 
-/// Why the process that answers is not measured.
+/// Why the answering process is not measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Unmeasured {
-    /// The kernel gives it no process id here.
+    /// No PID in our namespace.
     OtherNamespace,
-    /// It has ended meanwhile, or `/proc` hides it.
+    /// Ended meanwhile, or hidden by `/proc`.
     Hidden,
     OtherUser,
-    /// It was there before the child.
+    /// Older than the child.
     Older,
-    /// Another process has the number of who once began to listen.
+    /// Another process has the PID of the one that began to listen.
     OtherSocket,
 }
 
 impl Unmeasured {
-    /// A whole sentence but for its full stop.
+    /// A sentence without its full stop.
     pub(crate) fn sentence(self) -> String {
         let why = match self {
             Self::OtherNamespace => "the server runs in a container whose processes are not visible here",
@@ -53,29 +53,29 @@ impl Unmeasured {
     }
 }
 
-/// What was seen of the process that answers.
+/// Observations about the answering process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answering {
-    /// Its process id by the socket; 0 where it has none in our namespace.
+    /// PID from the socket; 0 without one in our namespace.
     pub(crate) pid: u32,
-    /// What `/proc` says of it, and its effective user.
+    /// Entry in `/proc`, and effective user.
     pub(crate) seen: Option<(Relative, u32)>,
-    /// Whether it has the socket open: the number of who began to listen may have become another process's.
+    /// The process has the socket open. Otherwise its PID may have been reused.
     pub(crate) has_socket: bool,
 }
 
-/// The child that it is compared with.
+/// Facts about the child for the comparison.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChildFacts<'a> {
     pub(crate) leader: u32,
-    /// When it was started, in clock ticks since the boot; `None` if that is not known.
+    /// Start time in clock ticks since boot; `None` if unknown.
     pub(crate) started: Option<u64>,
     pub(crate) relatives: &'a [Relative],
     /// Our effective user.
     pub(crate) user: u32,
 }
 
-/// Where the process that answers is.
+/// Location of the answering process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServerPlace {
     Leader,
@@ -84,8 +84,9 @@ pub(crate) enum ServerPlace {
     Unmeasured(Unmeasured),
 }
 
-/// Finds the process that answers. What descends from the child is its own whoever runs it; another one only where it
-/// runs as our user, was started after the child and has the socket, or a stranger would be measured and stopped for it.
+/// Locates the answering process. A descendant of the child is accepted under any user. Another process has
+/// to run as our user, be younger than the child and have the socket; else a stranger would be measured and
+/// stopped.
 pub(crate) fn server_place(answering: Answering, child: ChildFacts<'_>) -> ServerPlace {
     use Unmeasured::{Hidden, Older, OtherNamespace, OtherSocket, OtherUser};
     if answering.pid == 0 {
@@ -100,7 +101,7 @@ pub(crate) fn server_place(answering: Answering, child: ChildFacts<'_>) -> Serve
     if server.group == child.leader {
         return ServerPlace::Member(server);
     }
-    // We may be allowed to read of another user, and not to signal.
+    // We may be allowed to read another user's process but not to signal it.
     if user != child.user && child.user != 0 {
         return ServerPlace::Unmeasured(OtherUser);
     }
@@ -114,21 +115,19 @@ pub(crate) fn server_place(answering: Answering, child: ChildFacts<'_>) -> Serve
     }
 }
 
-/// What a child was asked to do.
+/// Stop request to a child.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum AskedToEnd {
     #[default]
     No,
-    /// By SIGTERM.
     Gently,
-    /// By SIGKILL.
     AtOnce,
 }
 
-/// What is left of a child whose leader has ended.
+/// Processes left after a child's leader has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeftBehind {
-    /// The server is known, and whether it runs.
+    /// State of the server.
     pub(crate) server: KnownServer,
     /// Other members of its group run.
     pub(crate) in_group: bool,
@@ -136,22 +135,22 @@ pub(crate) struct LeftBehind {
     pub(crate) outside: bool,
 }
 
-/// What is known of the server when the leader has ended.
+/// State of the server after the leader has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KnownServer {
-    /// Nothing has answered yet.
+    /// No answer yet.
     NotKnown,
     Runs,
-    /// It was the leader, has ended, or cannot be watched.
+    /// The leader was the server, or the server has ended or cannot be watched.
     Gone,
 }
 
-/// Whether a child lives on after its leader: in the server that a wrapper left behind, or that is about to become one.
-/// A wrapper that failed leaves nothing that would be of use.
+/// True if a child lives on after its leader, in a server that a wrapper left, or in a process that may
+/// become one. Processes left by a failed wrapper are useless.
 pub(crate) fn outlives_leader(leader: Exit, asked: AskedToEnd, left: LeftBehind) -> bool {
     let meant = match asked {
         AskedToEnd::No => leader == Exit::Code(0),
-        // It was told to end, and what it left behind ends in its own time.
+        // The child was asked to end, and the rest ends in its own time.
         AskedToEnd::Gently => true,
         AskedToEnd::AtOnce => false,
     };
@@ -163,8 +162,8 @@ pub(crate) fn outlives_leader(leader: Exit, asked: AskedToEnd, left: LeftBehind)
         }
 }
 
-/// Whether a zombie among our children was forked by another process and handed to us as the subreaper, so that nothing
-/// in here waits for it. What we fork ourselves stays in our session, in our group or in one that it leads.
+/// True if a zombie was forked by another process and handed to us as the subreaper, so that no task waits
+/// for it. Our own children stay in our session, in our group or as leaders of their own.
 pub(crate) fn is_handed_to_us(child: &Relative, ours: &Relative) -> bool {
     let is_forked_by_us =
         child.session == ours.session && (child.group == ours.group || child.group == child.process.pid);
@@ -206,7 +205,7 @@ mod tests {
             place(400, Some((other, 1000)), 1000),
             ServerPlace::Outside { server: other, is_relative: false }
         );
-        // Root may signal its descendants whatever user they have become.
+        // Root may signal its descendants under any user.
         assert_eq!(
             place(300, Some((left, 1000)), 0),
             ServerPlace::Outside { server: left, is_relative: true }
@@ -225,7 +224,7 @@ mod tests {
             (400, Some((process(400, 400, 90), 33)), 0, OtherUser),
             (400, Some((process(400, 400, 49), 1000)), 1000, Older),
             (WITHOUT_SOCKET, Some((process(WITHOUT_SOCKET, 500, 60), 1000)), 1000, OtherSocket),
-            // Another process has the number of one that was a relative.
+            // The PID of a former relative was reused.
             (300, Some((process(300, 300, 49), 1000)), 1000, Older),
         ] {
             assert_eq!(place(pid, seen, user), ServerPlace::Unmeasured(why), "{pid}");

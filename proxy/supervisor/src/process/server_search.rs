@@ -1,5 +1,5 @@
-//! Finds the process that answers for a child, once it does: by the credentials of its Unix socket, or by who has the
-//! port.
+//! Finds the process that answers for a child: by the credentials of its Unix socket, or by the owner of
+//! the port.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,11 @@ use crate::process::server_place::{Answering, ChildFacts, Server, ServerPlace, s
 use crate::process::watched_process::WatchedProcess;
 use crate::worker_threads::{WorkKind, run_job};
 
-/// A Unix socket whose server has just answered takes connections at once.
+/// Time limit for connecting to a socket whose server has just answered.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
-/// Notes who answers, if that can be found. Registers with the current runtime. Returns whether it could be looked for.
+/// Records which process answers, if it can be found. Registers with the current runtime. Returns false if
+/// the search was impossible.
 ///
 /// Source: `SO_PEERCRED` in `unix(7)`: the credentials are those of the process that called `listen`.
 pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) -> bool {
@@ -28,7 +29,7 @@ pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) -> bool {
                 return false;
             };
             let Ok(credentials) = stream.peer_cred() else { return false };
-            // A process that has no number in our namespace of process ids has 0 there.
+            // A process without a PID in our namespace is reported as 0.
             Some(credentials.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0))
         }
         Endpoint::Tcp(_) => None,
@@ -52,21 +53,21 @@ pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) -> bool {
         let has_socket = match &endpoint {
             _ if pid == leader => true,
             Endpoint::Unix(path) => {
-                // A wrapper may have made a link of it.
+                // A wrapper may have replaced the socket by a link.
                 let listening = path.canonicalize().unwrap_or_else(|_| path.clone());
                 listening.file_name().is_none_or(|name| warden_sensors::has_unix_listener(pid, name))
             }
             Endpoint::Tcp(_) => true,
         };
-        // Looked at last, so that this is the process that has the socket.
+        // Read this last, so that it belongs to the process that has the socket.
         let seen = Relative::with_pid(pid).zip(warden_sensors::user_of(pid));
         Some(server_place(Answering { pid, seen, has_socket }, facts))
     };
-    // Some small reads of /proc: not for a runtime thread.
+    // Small reads of /proc; keep them off the runtime threads.
     let place = match timeout(LOOK_LIMIT, run_job(WorkKind::Kernel, look)).await {
         Ok(Ok(Some(place))) => place,
         Ok(Ok(None)) => return true,
-        // Another process hangs in the kernel, say: this one is served, and looked for again.
+        // Another process may hang in the kernel. Requests are served anyway, and the search is repeated.
         Ok(Err(_)) | Err(_) => return false,
     };
     let watch = |server: Relative| match WatchedProcess::open(server.process) {

@@ -1,6 +1,6 @@
-//! What clients have set in a server beside their requests (`POST /lora-adapters`, `POST /props`), kept per model so that it
-//! can be set in the model's other processes, too, and again in the next one before anybody uses that. In memory only, bounded,
-//! and never told: a body may be anybody's text.
+//! Settings that clients made in a server (`POST /lora-adapters`, `POST /props`), kept per model. The
+//! model's other processes get them, and the next one before it serves. In memory only, bounded, and never
+//! logged: a body may contain a client's text.
 
 use std::sync::Mutex;
 
@@ -10,7 +10,7 @@ use warden_policies::GenerationId;
 
 use crate::sync::lock;
 
-/// One thing that was set.
+/// A setting.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Setting {
     pub(crate) path: String,
@@ -23,15 +23,15 @@ impl std::fmt::Debug for Setting {
     }
 }
 
-/// What was set here in a process that another instance has by now.
+/// A setting made here in a process that the next instance now owns.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SetElsewhere {
-    /// The process that has it.
+    /// Process that has the setting.
     pub(crate) generation: GenerationId,
-    /// The later one has the higher number.
+    /// Sequence number; later settings have higher ones.
     pub(crate) number: u64,
     pub(crate) path: String,
-    /// `None`: it is too large to be kept, and what was kept of the route is not what is set any more.
+    /// `None`: too large to be kept, and an earlier setting of the route is no longer valid.
     pub(crate) body: Option<Vec<u8>>,
 }
 
@@ -42,29 +42,29 @@ impl std::fmt::Debug for SetElsewhere {
     }
 }
 
-/// All that is set in the processes of one model, in the order in which it was set. One for each route: llama-server takes
-/// each as the whole of what it is about.
+/// Settings of one model in order, one per route, because llama-server replaces the whole setting of a
+/// route each time.
 #[derive(Debug, Default)]
 pub(crate) struct Settings(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
     all: Vec<Setting>,
-    /// Routes of what was set in one process and the others do not know yet, each with its number.
+    /// Routes set in one process and not yet in the others, with sequence numbers.
     fresh: Vec<(GenerationId, String, u64)>,
-    /// How often something was set.
+    /// Number of settings made.
     sets: u64,
-    /// Something was set, kept or not, since all was forgotten.
+    /// A setting was made, kept or not, since the last reset.
     touched: bool,
 }
 
-/// Routes of one model that are kept: llama-server has two.
+/// Maximum number of routes per model: llama-server has two.
 const ROUTES: usize = 4;
-/// Bytes of one: a list of a hundred adapters takes 4 KB, and what is larger is no setting.
+/// Maximum size of a setting: a list of a hundred adapters takes 4 KB.
 pub(crate) const MOST: u64 = 64 * 1024;
 
 impl Kept {
-    /// Something was set by a route: what was kept of that is not what is set any more.
+    /// Records a setting by this route: an earlier one is no longer valid.
     fn note(&mut self, by: GenerationId, path: &str) {
         self.touched = true;
         self.all.retain(|known| known.path != path);
@@ -75,8 +75,8 @@ impl Kept {
 }
 
 impl Settings {
-    /// A process has taken this. False if it is too large to be kept; then what was kept of its route is gone, too, because
-    /// it is not what is set any more.
+    /// Stores a setting that a process has accepted. Returns false if it is too large to keep; an earlier
+    /// one of its route is then dropped too, because it is no longer valid.
     pub(crate) fn set(&self, by: GenerationId, path: &str, body: Bytes) -> bool {
         let mut kept = lock(&self.0);
         kept.note(by, path);
@@ -87,18 +87,18 @@ impl Settings {
         fits
     }
 
-    /// A process has taken something that is too large to be kept.
+    /// Records a setting that is too large to keep.
     pub(crate) fn lose(&self, by: GenerationId, path: &str) {
         lock(&self.0).note(by, path);
     }
 
-    /// What was set since this was asked last: by which process, and by which route.
+    /// Takes the settings made since the last call, as process and route.
     pub(crate) fn take_fresh(&self) -> Vec<(GenerationId, String)> {
         let fresh = std::mem::take(&mut lock(&self.0).fresh);
         fresh.into_iter().map(|(by, path, _)| (by, path)).collect()
     }
 
-    /// What the others do not know yet, for whoever goes on with the processes: nobody here tells them any more.
+    /// Settings not yet in the other processes, for the next instance, because this one applies them no more.
     pub(crate) fn untold(&self) -> Vec<SetElsewhere> {
         let kept = lock(&self.0);
         let of = |(generation, path, number): &(GenerationId, String, u64)| {
@@ -113,17 +113,17 @@ impl Settings {
         lock(&self.0).all.clone()
     }
 
-    /// Something was set in a process by another instance, which keeps it.
+    /// Records that another instance made a setting, which that instance keeps.
     pub(crate) fn touch(&self) {
         lock(&self.0).touched = true;
     }
 
-    /// Whether the model's processes are as their command made them.
+    /// True if the model's processes are as their command started them.
     pub(crate) fn are_untouched(&self) -> bool {
         !lock(&self.0).touched
     }
 
-    /// Forgets everything; the routes that something was set by.
+    /// Drops all settings and returns their routes.
     pub(crate) fn clear(&self) -> Vec<String> {
         std::mem::take(&mut *lock(&self.0)).all.into_iter().map(|setting| setting.path).collect()
     }

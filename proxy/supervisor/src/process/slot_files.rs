@@ -1,10 +1,12 @@
-//! Where a process saves slots: a directory of its own beside its socket, of mode 0700, whose files of mode 0600 exist for as long as a
-//! replacement takes, or a model that is unloaded is waited for. Files have conversations in them, so they go in every way in which a process can end: with the last handle,
-//! with the private directory, and with the next start where we were killed.
+//! Directory in which a process saves slots, next to its socket, with mode 0700. Its files (mode 0600)
+//! exist during a replacement, or while an unloaded model may return. They contain conversations, so they
+//! are removed however a process ends: with the last handle, with the private directory, and at the next
+//! start after a kill.
 //!
-//! A `--slot-save-path` of the model's own comes first. That directory is its owner's, and others may use it at the same time: on this
-//! machine, in another container, over the network, where process ids say nothing. So our files have a name in them that is drawn for
-//! each process, and a mark with that name is locked for as long as they may be needed. Whose mark nobody holds, his files are left over.
+//! A `--slot-save-path` of the model takes precedence. That directory belongs to its owner, and others may
+//! use it at the same time: on this machine, in a container, over the network, where PIDs mean nothing. So
+//! our file names contain a random token, and a mark with that token is locked while the files may be
+//! needed. Files with an unlocked mark are left over.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -21,17 +23,18 @@ use crate::spec::Command;
 use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_detached};
 
-/// llama-server's flag for it.
+/// llama-server's flag for the directory.
 pub(crate) const FLAG: &str = "--slot-save-path";
-/// Begins the name of each of our files.
+/// Prefix of our file names.
 const PREFIX: &str = "llama-warden-";
-/// Ends it, and the name of the directory.
+/// Suffixes of our files, and of the directory.
 const FILE: &str = ".slot";
 const DIRECTORY: &str = "slots";
-/// Ends the name of a mark.
+/// Suffix of a mark.
 const MARK: &str = ".mark";
 
-/// Such a directory. Dropping it removes what is ours, beside the caller where that can be had: large files take their time to go.
+/// A slot directory. Dropping it removes our files, in the background where possible, because large files
+/// take time.
 #[derive(Debug)]
 pub(crate) struct SlotFiles {
     place: Option<Place>,
@@ -40,23 +43,23 @@ pub(crate) struct SlotFiles {
 #[derive(Debug)]
 struct Place {
     path: PathBuf,
-    /// It is ours, with all that is in it.
+    /// The directory is ours with all its files.
     own: bool,
-    /// In the names of our files.
+    /// Token in our file names.
     token: String,
-    /// Tells others that our files are in use; in a directory of our own nobody else looks.
+    /// Mark that shows others that our files are in use; not needed in our own directory.
     mark: Mutex<Option<File>>,
-    /// Somebody else has it from now on.
+    /// Another instance owns it from now on.
     left: AtomicBool,
 }
 
-/// The directory of the generation that listens on this socket: equally unique.
+/// Directory of the generation with this socket; as unique as the socket.
 pub(crate) fn beside(socket: &Path) -> PathBuf {
     socket.with_extension(DIRECTORY)
 }
 
 impl SlotFiles {
-    /// Of a process of this command.
+    /// Slot directory of a process with this command.
     pub(crate) fn of(command: &Command, socket: &Path) -> Self {
         let (path, own) = match given(command) {
             Some(path) => {
@@ -69,19 +72,20 @@ impl SlotFiles {
         Self { place: Some(Place { path, own, token, mark: Mutex::default(), left: AtomicBool::new(false) }) }
     }
 
-    /// Whether somebody else has the directory, for the same process: then nothing of it is removed.
+    /// Sets whether another instance owns the directory of the same process; then nothing is removed.
     pub(crate) fn set_others(&self, is_others: bool) {
         if let Some(place) = &self.place {
             place.left.store(is_others, Ordering::Relaxed);
         }
     }
 
-    /// There is one until it is dropped.
+    /// Path; set until the drop.
     fn path(&self) -> &Path {
         self.place.as_ref().map_or(Path::new(""), |place| &place.path)
     }
 
-    /// Tells a process of it, unless its own command does, and makes it. Whether it was told by us.
+    /// Creates the directory and adds the flag, unless the command has one. Returns true if the flag was
+    /// added.
     ///
     /// # Errors
     /// It cannot be made.
@@ -98,7 +102,7 @@ impl SlotFiles {
                 directories::restore(path).map_err(io::Error::other)?;
                 create()?;
             }
-            // Left by a supervisor with our process id that could not clean up.
+            // A supervisor with the same PID may have left it.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_ours(path) => clear(path),
             made => made?,
         }
@@ -106,13 +110,12 @@ impl SlotFiles {
         Ok(true)
     }
 
-    /// The name of a file.
     pub(crate) fn name(&self, number: usize) -> String {
         let token = self.place.as_ref().map_or("", |place| &place.token);
         format!("{PREFIX}{token}-{number}{FILE}")
     }
 
-    /// Makes an empty file for a process to write: its own would have the mode that its umask leaves.
+    /// Creates an empty file for a process to write: a file of its own would get the mode of its umask.
     ///
     /// # Errors
     /// It exists, or cannot be made.
@@ -120,7 +123,7 @@ impl SlotFiles {
         File::options().write(true).create_new(true).mode(0o600).open(self.path().join(name)).map(drop)
     }
 
-    /// Bytes of a file, which nobody else can read from now on.
+    /// Restricts a file to our user and returns its size in bytes.
     ///
     /// # Errors
     /// It is no file, or is gone.
@@ -131,13 +134,13 @@ impl SlotFiles {
             return Err(io::Error::other("it is no file"));
         }
         if facts.permissions().mode() & 0o077 != 0 {
-            // One that was written anew in the place of ours.
+            // The process replaced our file by a new one.
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
         }
         Ok(facts.len())
     }
 
-    /// Takes a file from another one's directory into this one.
+    /// Moves a file from another directory into this one.
     ///
     /// # Errors
     /// They are on different disks, or it is gone.
@@ -146,19 +149,20 @@ impl SlotFiles {
         if from == to { Ok(()) } else { fs::rename(from.join(name), to.join(name)) }
     }
 
-    /// Removes a file, and what a build may have put beside it.
+    /// Removes a file, and files that a build may have put next to it.
     pub(crate) fn remove(&self, name: &str) {
         remove_those(self.path(), |found| found.starts_with(name));
     }
 
-    /// Bytes that can be written there: on a disk what is free, in memory no more than is available.
+    /// Bytes that can be written: free space of a disk, or the available memory if smaller for files in
+    /// memory.
     pub(crate) fn free(&self, available: Option<u64>) -> Option<u64> {
         let disk = rustix::fs::statfs(self.path()).ok()?;
         let bytes = disk.f_bavail.saturating_mul(u64::try_from(disk.f_bsize).ok()?);
         Some(if is_in_memory(&disk) { bytes.min(available?) } else { bytes })
     }
 
-    /// Whether the files take memory and no disk.
+    /// True if the files are in memory and not on a disk.
     pub(crate) fn are_in_memory(&self) -> bool {
         rustix::fs::statfs(self.path()).is_ok_and(|disk| is_in_memory(&disk))
     }
@@ -179,8 +183,7 @@ impl Drop for SlotFiles {
         let kept = Arc::new(Mutex::new(place));
         let given = Arc::clone(&kept);
         if let Err(error) = run_detached(WorkKind::ModelFiles, move || drop(lock(&given).take())) {
-            // Their disk hangs, most likely, and no task waits for a disk. Left-over files are removed by the next
-            // start.
+            // The disk hangs most likely, and no task may wait for a disk. The next start removes the files.
             if let Some(place) = &*lock(&kept) {
                 place.left.store(true, Ordering::Relaxed);
             }
@@ -206,17 +209,17 @@ impl Drop for Place {
     }
 }
 
-/// The directory that the command names itself.
+/// Directory that the command names itself.
 fn given(command: &Command) -> Option<&str> {
     hints::values(command, &[FLAG]).last()
 }
 
-/// Whether the command names a directory of its own.
+/// True if the command names a directory of its own.
 pub(crate) fn is_given(command: &Command) -> bool {
     given(command).is_some()
 }
 
-/// Removes a directory that we made, with the files in it. Never recurses: what else is in it stays, and with it the directory.
+/// Removes our directory with its files. Never recurses: other entries stay, and so does the directory then.
 pub(crate) fn remove(directory: &Path) {
     if is_ours(directory) {
         clear(directory);
@@ -224,7 +227,7 @@ pub(crate) fn remove(directory: &Path) {
     }
 }
 
-/// A real directory of our account.
+/// True for a real directory of our user.
 fn is_ours(path: &Path) -> bool {
     let facts = fs::symlink_metadata(path);
     facts.is_ok_and(|facts| facts.is_dir() && facts.uid() == rustix::process::geteuid().as_raw())
@@ -234,7 +237,7 @@ fn clear(directory: &Path) {
     remove_those(directory, |name| name.starts_with(PREFIX));
 }
 
-/// The files that were made under this name, and what builds put beside them.
+/// Removes files with this token, and files that builds put next to them.
 fn clear_of(directory: &Path, token: &str) {
     remove_those(directory, |name| maker(name) == Some(token));
 }
@@ -252,15 +255,15 @@ fn mark_of(directory: &Path, token: &str) -> PathBuf {
     directory.join(format!("{PREFIX}{token}{MARK}"))
 }
 
-/// Puts up the mark of this name, locked.
+/// Creates the mark with this token, locked.
 ///
 /// # Errors
-/// It cannot be made, or files cannot be locked there: then others would take ours for left over.
+/// The mark cannot be created or locked: others would then take our files for left over.
 fn hang_out(directory: &Path, token: &str) -> io::Result<File> {
     let path = mark_of(directory, token);
     let made = || {
         let file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
-        // Whoever looks at it in this moment lets go at once, and may have removed it.
+        // A process that inspects the mark releases it at once, and may have removed it.
         flock(&file, FlockOperation::LockExclusive)?;
         if is_at(&file, &path) { Ok(file) } else { Err(io::Error::other("it was removed")) }
     };
@@ -268,14 +271,14 @@ fn hang_out(directory: &Path, token: &str) -> io::Result<File> {
     first.or_else(|_| made()).inspect_err(|_| drop(fs::remove_file(&path)))
 }
 
-/// Removes what those who were killed left in a directory of somebody's.
+/// Removes files of killed processes from another owner's directory.
 fn sweep(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let token = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(MARK));
         let Some(token) = token.filter(|token| is_token(token)) else { continue };
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-        // Over the network only who may write can lock.
+        // Over the network a lock requires write access.
         let open = || File::options().read(true).write(true).open(entry.path()).ok();
         let Some(file) = is_file.then(open).flatten() else { continue };
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(&file, &entry.path()) {
@@ -289,7 +292,7 @@ fn is_token(text: &str) -> bool {
     text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// What was drawn for the maker of one of our files, or of what a build put beside it.
+/// Token in the name of one of our files, or of a file that a build put next to it.
 fn maker(name: &str) -> Option<&str> {
     let (token, rest) = name.strip_prefix(PREFIX)?.split_once('-')?;
     rest.split_once(FILE)?.0.parse::<usize>().ok()?;
@@ -325,7 +328,7 @@ mod tests {
         files.make(&name).unwrap();
         assert!(files.make(&name).is_err(), "never twice");
         assert_eq!((mode(&path.join(&name)), files.seal(&name).unwrap()), (0o600, 0));
-        // As a build does that writes anew, and something beside it.
+        // As a build that replaces the file, and writes another one next to it.
         fs::remove_file(path.join(&name)).unwrap();
         fs::write(path.join(&name), "tokens").unwrap();
         fs::set_permissions(path.join(&name), fs::Permissions::from_mode(0o644)).unwrap();
@@ -370,7 +373,7 @@ mod tests {
         for file in of(dead).iter().chain(&of(alive)).chain([&kept, &foreign]) {
             fs::write(file, "x").unwrap();
         }
-        // In another container, process ids are others; locks are not.
+        // In another container PIDs differ, but locks work.
         let held = File::open(&of(alive)[2]).unwrap();
         flock(&held, FlockOperation::LockExclusive).unwrap();
         let socket = Path::new("/run/w/m-7-g1.sock");
@@ -380,7 +383,7 @@ mod tests {
         assert!(is_given(&own) && kept.exists() && foreign.exists());
         assert!(of(alive).iter().all(|file| file.exists()) && !of(dead).iter().any(|file| file.exists()));
         files.make(&files.name(0)).unwrap();
-        // Another one's next start finds our mark held.
+        // The next start of another instance finds our mark locked.
         let other = SlotFiles::of(&own, socket);
         other.announce(&mut told).unwrap();
         assert_eq!(files.seal(&files.name(0)).unwrap(), 0);

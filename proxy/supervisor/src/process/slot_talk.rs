@@ -1,4 +1,4 @@
-//! How a process is asked for its slots: to list them, to save one, to restore one, and to have a conversation's prompt.
+//! Requests for slots: list them, save one, restore one, and evaluate a conversation's prompt.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use warden_policies::warmth::SlotFacts;
 
 use crate::process::{Process, Question, touch};
 
-/// One slot, as the process tells.
+/// A slot as reported by the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) facts: SlotFacts,
-    /// It holds nothing, as far as that is told.
+    /// The slot holds nothing, as far as reported.
     pub(crate) is_empty: bool,
 }
 
-/// Its slots; `None` if it does not tell.
+/// Slots of a process; `None` if it does not report them.
 pub(crate) async fn slots(process: &dyn Process, timeout: Duration) -> Option<Vec<Told>> {
     let (status, answer) = process.ask(Question { path: "/slots".to_owned(), body: None }, timeout).await?;
     if status != 200 {
@@ -28,7 +28,7 @@ pub(crate) async fn slots(process: &dyn Process, timeout: Duration) -> Option<Ve
 fn read(answer: &Value) -> Option<Vec<Told>> {
     let of = |slot: &Value| {
         let id = u32::try_from(slot["id"].as_u64()?).ok()?;
-        // `state` stood there before `is_processing`; 0 is idle.
+        // Older versions have `state` in place of `is_processing`; 0 is idle.
         let by_state = || slot["state"].as_u64().is_some_and(|state| state != 0);
         let busy = slot["is_processing"].as_bool().unwrap_or_else(by_state);
         let tokens = slot["n_prompt_tokens"].as_u64();
@@ -41,16 +41,16 @@ fn read(answer: &Value) -> Option<Vec<Told>> {
     answer.as_array()?.iter().map(of).collect()
 }
 
-/// Why there is no file.
+/// Why a slot was not saved or restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// No answer within the time.
+    /// No answer in time.
     Silent,
-    /// It said no, or something that is no answer to that.
+    /// An error, or an unexpected answer.
     Said,
 }
 
-/// Has a slot saved; tokens and bytes, as it says.
+/// Saves a slot and returns the reported tokens and bytes.
 pub(crate) async fn save(
     process: &dyn Process,
     slot: u32,
@@ -61,7 +61,7 @@ pub(crate) async fn save(
     answer["n_saved"].as_u64().zip(answer["n_written"].as_u64()).ok_or(Refused::Said)
 }
 
-/// Has a slot restored; tokens, as it says.
+/// Restores a slot and returns the reported tokens.
 pub(crate) async fn restore(
     process: &dyn Process,
     slot: u32,
@@ -88,18 +88,18 @@ async fn act(
     serde_json::from_slice(&answer).map_err(|_| Refused::Said)
 }
 
-/// What came of a touch.
+/// Result of a touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Touched {
-    /// It had so many tokens, and evaluated so many.
+    /// Cached tokens, and evaluated tokens.
     Counted(u64, u64),
-    /// It was refused, or what it cost is not told.
+    /// Refused, or without counts.
     Refused,
-    /// There was no answer within the time.
+    /// No answer in time.
     Silent,
 }
 
-/// Makes a process have a prompt.
+/// Makes a process evaluate a prompt.
 pub(crate) async fn touch(process: &dyn Process, path: &str, body: Vec<u8>, timeout: Duration) -> Touched {
     let question = Question { path: path.to_owned(), body: Some(body.into()) };
     match process.ask(question, timeout).await {
@@ -115,7 +115,7 @@ pub(crate) async fn touch(process: &dyn Process, path: &str, body: Vec<u8>, time
     }
 }
 
-/// The answer to a question, as JSON.
+/// Answer to a `POST`, as JSON.
 pub(crate) async fn post(
     process: &dyn Process,
     path: &str,

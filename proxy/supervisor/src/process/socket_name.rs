@@ -1,4 +1,4 @@
-//! How the socket of a generation is named, and who made one: nothing else decides what a file in the private directory is.
+//! Names of sockets, and the PID in them. No other module interprets names in the private directory.
 
 use std::path::{Path, PathBuf};
 
@@ -6,11 +6,11 @@ use warden_policies::{GenerationId, ModelName};
 
 use crate::process::instance;
 
-/// The longest path of a Unix socket on Linux: `sun_path` has 108 bytes, and one ends the text.
+/// Longest path of a Unix socket on Linux: `sun_path` has 108 bytes, with a final zero.
 pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
 
-/// The socket of a generation: a name that no other process ever had, because llama-server cannot listen on a socket file
-/// that exists. The instance's process id keeps runs apart that end without cleaning up.
+/// Socket of a generation. The name is never reused, because llama-server cannot listen on an existing
+/// socket file. The instance's PID separates runs that end without cleaning up.
 pub(crate) fn socket(directory: &Path, model: &ModelName, generation: GenerationId) -> PathBuf {
     const SHORT: usize = 12;
     let last = model.as_str().rsplit('/').next().unwrap_or_default();
@@ -19,9 +19,9 @@ pub(crate) fn socket(directory: &Path, model: &ModelName, generation: Generation
     directory.join(format!("{short}-{}-{generation}.sock", instance::id()))
 }
 
-/// The process id in the name of a socket that [`socket`] made, or of the memory report or the directory for slots beside it.
+/// PID in the name of a socket made by [`socket`], or of the report or slot directory next to it.
 pub(crate) fn maker(file_name: &str) -> Option<u32> {
-    // A further process of a generation puts its id behind the name of the report.
+    // A further process of a generation appends its PID to the name of the report.
     let numbered = file_name.rsplit_once('.').filter(|(_, end)| end.parse::<u32>().is_ok());
     let file_name =
         numbered.map(|(name, _)| name).filter(|name| name.ends_with(".report")).unwrap_or(file_name);

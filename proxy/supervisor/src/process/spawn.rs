@@ -1,8 +1,8 @@
-//! Creates one process: the only file of the program with `unsafe` code (the library that it carries is another matter).
+//! Creates one process. The only file of the program with `unsafe` code, except for the tracer library.
 //!
-//! The child leads a process group of its own, dies by SIGKILL when the forking thread dies, starts with an empty signal
-//! mask and SIGHUP ignored, and inherits no file but its three standard ones. It enters its control group, if it gets
-//! one, before its program runs. Must be called on a thread that lives as long as we do.
+//! The child leads its own process group, dies by SIGKILL when the forking thread dies, starts with an
+//! empty signal mask and with SIGHUP ignored, and inherits only its three standard files. It enters its
+//! control group, if any, before its program runs. Call it on a thread that lives as long as the program.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd, RawFd};
@@ -22,21 +22,21 @@ use crate::process::group::Group;
 use crate::process::root::ask::Program;
 use crate::spec::SpawnRequest;
 
-/// A process and the reading ends of its output. Dropping it kills the process's group.
+/// A process and the read ends of its output. Dropping it kills the process's group.
 #[derive(Debug)]
 pub(crate) struct Spawned {
     pub(crate) group: Group,
-    /// Whatever it starts stays in there.
+    /// Control group of all its descendants.
     pub(crate) control: Option<Arc<ControlGroup>>,
     pub(crate) stdout: Option<OwnedFd>,
     pub(crate) stderr: Option<OwnedFd>,
 }
 
-/// Where the instance after us is told which of its files are the hand-over's, and who the root is: a process id and two files.
+/// Variable that gives a successor the root's PID and the numbers of two inherited files.
 pub const SUCCEEDS: &str = "WARDEN_SUCCEEDS";
 
-/// Creates the instance after us: like any child it dies with this thread, and leads a group of its own. Unlike them it has our
-/// standard files and our way with SIGHUP, and inherits these two files.
+/// Creates the next instance. Like any child it dies with this thread and leads its own group. Unlike them
+/// it keeps our standard files and SIGHUP handling, and inherits these two files.
 pub(crate) fn spawn_successor(program: &Program, files: &[OwnedFd; 2]) -> Result<Spawned, SpawnError> {
     let [root, handover] = files.each_ref().map(AsRawFd::as_raw_fd);
     let own = rustix::process::getpid();
@@ -66,27 +66,27 @@ fn inherit(command: &mut Command, parent: Pid, files: [RawFd; 2]) {
     }
 }
 
-/// What a successor was given by its root: [`SUCCEEDS`].
+/// Values that a successor gets from its root in [`SUCCEEDS`].
 #[derive(Debug)]
 pub struct Succession {
-    /// The root's process id.
+    /// PID of the root.
     pub root: u32,
-    /// The connection to it.
+    /// Connection to the root.
     pub to_root: UnixStream,
-    /// The connection to the program before.
+    /// Connection to the previous instance.
     pub handover: UnixStream,
 }
 
 impl Succession {
-    /// What the environment says of it; `None` for whoever succeeds nobody. Once, before anything else is opened, and before there
-    /// is another thread: else it is `None`, too.
+    /// Reads the succession from the environment; `None` if this instance succeeds no other. Call it once,
+    /// before any other file is opened and any other thread exists; else it is `None`, too.
     #[expect(unsafe_code, reason = "a file that was inherited has nothing but its number")]
     pub fn ours() -> Option<Self> {
         static TAKEN: AtomicBool = AtomicBool::new(false);
         let told = std::env::var(SUCCEEDS).ok()?;
         let mut numbers = told.split(' ').map(str::parse::<i32>);
         let (root, to_root, handover) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
-        // What the root starts for itself inherits the words, but not the files.
+        // Other children of the root inherit the variable, but not the files.
         let is_child = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get()) == Some(root);
         let distinct = to_root > 2 && handover > 2 && to_root != handover;
         if !is_child || !distinct || !is_alone() || TAKEN.swap(true, Ordering::SeqCst) {
@@ -98,13 +98,13 @@ impl Succession {
     }
 }
 
-/// Whether this process has no thread but this one.
+/// True if this process has only this thread.
 fn is_alone() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
 }
 
-/// Takes a file that was inherited by its number, if it is a socket. What this program opens itself is marked as not to be
-/// inherited, so that is not taken; what it was given has no mark.
+/// Takes an inherited file by its number, if it is a socket. Files that this program opens have the
+/// close-on-exec flag and are refused; inherited ones do not have it.
 ///
 /// # Safety
 /// Nobody else takes the file or closes it.
@@ -118,8 +118,8 @@ unsafe fn take(file: RawFd) -> Option<UnixStream> {
     if unsafe { libc::fcntl(file, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
         return None;
     }
-    // SAFETY: the file is open, and was when this program began: our parent opened it for us. So nobody in here owns it, nor
-    // will, as the caller promises.
+    // SAFETY: the file is open, and was when this program began: our parent opened it for us. So no other
+    // code in here owns it, or will, as the caller promises.
     let file = unsafe { OwnedFd::from_raw_fd(file) };
     let is_socket = rustix::net::sockopt::socket_type(&file).is_ok();
     is_socket.then(|| UnixStream::from(file))
@@ -184,11 +184,12 @@ fn prepare(command: &mut Command, parent: Pid, control: Option<OwnedFd>) {
 fn before_exec(parent: Pid, control: Option<&OwnedFd>) -> io::Result<()> {
     die_with(parent)?;
     if let Some(control) = control {
-        // Where the kernel refuses, the child is started as without a group.
+        // Without the kernel's permission the child starts outside of a group.
         let _outside = rustix::io::write(control, b"0");
     }
-    // What rotates our log may send SIGHUP to every process of a service, and llama-server would die of it. It handles
-    // INT and TERM alone, so an ignored HUP, which is inherited through exec, stays ignored.
+    // Log rotation may send SIGHUP to each process of a service, and llama-server would die of it.
+    // llama-server handles INT and TERM only, so an ignored HUP, which is inherited through exec, stays
+    // ignored.
     // SAFETY: signal(2) with SIG_IGN is async-signal-safe; no handler of ours is involved.
     if unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) } == libc::SIG_ERR {
         return Err(io::Error::last_os_error());
@@ -197,11 +198,11 @@ fn before_exec(parent: Pid, control: Option<&OwnedFd>) -> io::Result<()> {
     Ok(())
 }
 
-/// The child dies with the thread that forked it, and no signal is blocked. System calls only.
+/// Ties the child to the forking thread and unblocks all signals. System calls only.
 #[expect(unsafe_code, reason = "libc's signal sets have no safe wrapper")]
 fn die_with(parent: Pid) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    // The parent may have died before the line above; then nobody would ever kill us.
+    // The parent may have died before the call above, and then nothing would ever kill the child.
     if rustix::process::getppid() != Some(parent) {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
@@ -214,7 +215,7 @@ fn die_with(parent: Pid) -> io::Result<()> {
     Ok(())
 }
 
-/// No file but the standard ones goes on to the program. A system call only.
+/// Marks all files except the standard ones as close-on-exec. A system call only.
 #[expect(unsafe_code, reason = "close_range has no safe wrapper")]
 fn mark_all_files() {
     // SAFETY: it only marks descriptors from 3 up as close-on-exec; no pointer is passed. A kernel before 5.11 refuses,
@@ -224,7 +225,7 @@ fn mark_all_files() {
     }
 }
 
-/// Best effort: without it only the kernel's choice of a victim is worse.
+/// Best effort: a failure only affects the kernel's choice of an OOM victim.
 fn adjust_oom_score(pid: Pid, add: i32) {
     let own = std::fs::read_to_string("/proc/self/oom_score_adj").ok();
     let own: i32 = own.and_then(|text| text.trim().parse().ok()).unwrap_or(0);

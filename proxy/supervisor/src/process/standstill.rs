@@ -1,4 +1,4 @@
-//! Watches a process that starts, and tells when it stands still.
+//! Detects a starting process that makes no progress.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use warden_policies::standstill::StandstillWatch;
 
 use super::Process;
 
-/// Resolves when the process has done nothing for so long. May be dropped.
+/// Resolves when the process has made no progress for `limit`. May be dropped.
 pub(crate) async fn stands_still(process: &dyn Process, limit: Duration) {
     let (began, mut watch) = (Instant::now(), StandstillWatch::new(limit));
     loop {

@@ -1,17 +1,17 @@
-//! The requests by which a process is made to have a conversation's prompt, or shown to have it: the last request of the conversation
-//! with its answer behind it, of which nothing is to be generated. Pure.
+//! Builds requests that make a process evaluate a conversation's prompt, or prove that it is cached. Each
+//! is the last request of the conversation with its answer appended, and generates nothing. Pure.
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
-/// What is known of the answer to a request.
+/// Answer to a request, as far as known.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Said {
-    /// Nothing that could be put behind it.
+    /// Nothing that could be appended.
     Nothing,
-    /// Its text.
+    /// Text of the answer.
     Text(String),
-    /// The answer as it came, in one piece of JSON. It is read only when it is needed.
+    /// Whole JSON answer, parsed when needed.
     Whole(Bytes),
 }
 
@@ -24,7 +24,7 @@ impl Said {
         }
     }
 
-    /// The text, if the answer is nothing but text.
+    /// Text of the answer, if it contains nothing else.
     pub(crate) fn text(&self) -> Option<String> {
         let json = match self {
             Self::Nothing => return None,
@@ -50,7 +50,7 @@ impl std::fmt::Debug for Said {
     }
 }
 
-/// What says how an answer is drawn or told, and nothing of the prompt.
+/// Request fields about sampling and output format, which do not affect the prompt.
 const LEFT_OUT: [&str; 24] = [
     "best_of",
     "echo",
@@ -78,7 +78,8 @@ const LEFT_OUT: [&str; 24] = [
     "verbose",
 ];
 
-/// The request that makes a process have all of a conversation. `slot`: where. `None` if it has no prompt that is understood.
+/// Request that makes a process evaluate the whole conversation in `slot`. `None` if the prompt's form is
+/// unknown.
 pub(crate) fn body(request: &[u8], said: &Said, slot: Option<u32>) -> Option<Vec<u8>> {
     let Ok(Value::Object(mut body)) = serde_json::from_slice(request) else { return None };
     body.retain(|name, _| !LEFT_OUT.contains(&name.as_str()));
@@ -113,8 +114,7 @@ fn put_behind(body: &mut Map<String, Value>, text: String) {
     }
 }
 
-/// What a process made of it: tokens that it had, and tokens that it evaluated. `None` if the answer does not tell, or tells of an
-/// error.
+/// Cached and evaluated tokens in the answer; `None` if the answer has no counts or is an error.
 pub(crate) fn counted(answer: &[u8]) -> Option<(u64, u64)> {
     let text = std::str::from_utf8(answer).ok()?;
     let events =
@@ -134,7 +134,7 @@ fn counts(event: &Value) -> Option<(u64, u64)> {
     let timings = &event["timings"];
     let evaluated = timings["prompt_n"].as_u64()?;
     let usage = &event["usage"];
-    // Older builds tell how long the prompt is, and not what they had of it.
+    // Older builds report the length of the prompt, but not its cached part.
     let all = || event["tokens_evaluated"].as_u64().or(usage["prompt_tokens"].as_u64());
     let cached = timings["cache_n"].as_u64().or_else(|| Some(all()?.saturating_sub(evaluated)))?;
     Some((cached, evaluated))

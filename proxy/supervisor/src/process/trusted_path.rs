@@ -1,20 +1,21 @@
-//! Paths that no other user of the machine can exchange: where sockets and pointers to them are kept.
+//! Checks that no other user of the machine can exchange a path, for sockets and pointers to them.
 //!
-//! A path is followed one name at a time. Each name has to belong to our user or to root, and each directory on the way must not be
-//! writable for others, unless it is sticky: there others add names, and rename or remove only their own. So what was looked at stays
-//! what it was, and the path can be used by its name afterwards. The sudo and ssh programs judge paths by the same rule.
+//! A path is followed one name at a time. Each name has to belong to our user or to root. Each directory on
+//! the way must not be writable for others, unless it is sticky, where others can add names but rename or
+//! remove only their own. So a checked path stays valid and can be used by name. sudo and ssh apply the
+//! same rule.
 //!
 //! ```text
-//!   /                root's, 0755
-//!   /tmp             root's, 1777      others make names here
-//!   /tmp/alice       alice's, 0700     and cannot take this one away
+//!     /              root's, 0755
+//!     /tmp           root's, 1777    others create names here
+//!     /tmp/alice     alice's, 0700   and cannot remove this one
 //! ```
 //!
-//! In a container, volumes are often root's and writable for all (Kubernetes makes each `emptyDir` so), and have no other users. There a
-//! directory of root's is taken as it is.
+//! In containers, volumes often belong to root and are writable for all (each Kubernetes `emptyDir` is),
+//! but there are no other users. There a directory of root's is accepted as it is.
 //!
-//! Root also follows a directory that another user owns, if root gave it to that user: `/var/lib/llama-warden` is the service's. What
-//! is below belongs to that user (see [`owner`]), and root makes nothing there.
+//! Root also follows a directory of another user if root gave it to that user: `/var/lib/llama-warden`
+//! belongs to the service. Paths below belong to that user (see [`owner`]), and root creates nothing there.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -27,16 +28,18 @@ use std::sync::OnceLock;
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
-/// Links that are followed in one path, as the kernel has it.
+/// Maximum number of links in one path, as in the kernel.
 const MOST_LINKS: usize = 40;
-/// Attempts to make a directory that others make and remove at the same time. More in a row are no accident.
+/// Attempts to create a directory that others create and remove at the same time. More in a row are no
+/// accident.
 const MOST_ATTEMPTS: usize = 100;
 const ROOT: u32 = 0;
 const WRITABLE_FOR_GROUP: u32 = 0o020;
 const WRITABLE_FOR_ALL: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// The user who decides what a path leads to: our user or root. For root also the user to whom root gave a directory on the way.
+/// User who controls a path: our user or root. For root also the user to whom root gave a directory on the
+/// way.
 ///
 /// # Errors
 /// Another user can exchange a part of the path; a part is missing or cannot be read.
@@ -44,15 +47,16 @@ pub fn owner(path: &Path) -> io::Result<u32> {
     Walk::along(path, false).map(|place| place.owner)
 }
 
-/// Makes a directory (mode 0700) with all that is missing above it, and checks the whole path. One that exists stays as it is.
+/// Creates a directory (mode 0700) with missing parents, and checks the whole path. An existing one stays
+/// as it is.
 ///
 /// # Errors
-/// Another user can exchange a part of the path; a part is no directory or cannot be made.
+/// Another user can exchange a part of the path; a part is no directory or cannot be created.
 pub fn make_dir(path: &Path) -> io::Result<()> {
     Walk::along(path, true).map(drop)
 }
 
-/// The same for a directory that is to be ours and nobody else's: opened, and with mode 0700 afterwards.
+/// Creates a directory that only our user can enter, opens it and sets mode 0700.
 ///
 /// # Errors
 /// As [`make_dir`]; it belongs to another user.
@@ -69,7 +73,7 @@ pub fn make_private_dir(path: &Path) -> io::Result<File> {
     Ok(directory)
 }
 
-/// Opens a directory, and nothing that is a link to one.
+/// Opens a directory, but no link to one.
 ///
 /// # Errors
 /// It is missing, no directory, or cannot be read.
@@ -78,7 +82,7 @@ pub fn open_dir(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path)
 }
 
-/// How far a path has been followed.
+/// Owner of the path followed so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     owner: u32,
@@ -86,7 +90,7 @@ struct Place {
     shared: bool,
 }
 
-/// Facts about one name that decide whether others can exchange it or what is in it.
+/// Facts about one name that decide if others can exchange it or its contents.
 #[derive(Clone, Copy, Debug)]
 struct Facts {
     uid: u32,
@@ -101,14 +105,15 @@ impl Facts {
         Self { uid, gid, mode, is_dir: metadata.is_dir() }
     }
 
-    /// A group with the number of its user has nobody else in it: many systems make one with each user, and let it write.
+    /// A group with the number of its user has no other members: many systems create one for each user, and
+    /// let it write.
     fn is_writable_for_others(self) -> bool {
         let by_group = self.mode & WRITABLE_FOR_GROUP != 0 && self.gid != self.uid;
         self.mode & WRITABLE_FOR_ALL != 0 || by_group
     }
 }
 
-/// Why a name is not followed.
+/// Why a name is not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Distrust {
     Foreign(u32),
@@ -116,11 +121,11 @@ enum Distrust {
 }
 
 impl Place {
-    /// One name further, for the user `own`.
+    /// Follows one more name, for the user `own`.
     fn step(self, own: u32, in_container: bool, facts: Facts) -> Result<Self, Distrust> {
         let given_by_root = own == ROOT && self.owner == ROOT && !self.shared;
         let owner = match facts.uid {
-            // Whoever owns the directory above can rename it all the same.
+            // The owner of the directory above can rename it anyway.
             ROOT => self.owner,
             uid if uid == own || uid == self.owner || given_by_root => uid,
             uid => return Err(Distrust::Foreign(uid)),
@@ -133,14 +138,14 @@ impl Place {
     }
 }
 
-/// The walk along a path, which keeps what is still to follow.
+/// Walk along a path, with the names still to follow.
 struct Walk {
     at: PathBuf,
-    /// The places of `at` and of all directories above it.
+    /// Places of `at` and of all directories above it.
     places: Vec<Place>,
     rest: VecDeque<OsString>,
     links: usize,
-    /// The user of a link that was followed, who decides over all behind it.
+    /// Owner of a followed link, who controls everything after it.
     link_owner: u32,
 }
 
@@ -207,7 +212,7 @@ impl Walk {
         })
     }
 
-    /// The names of `path` come before those that are left.
+    /// Prepends the names of `path` to the remaining ones.
     fn follow_before(&mut self, path: &Path) {
         for part in path.components().rev() {
             match part {
@@ -219,7 +224,8 @@ impl Walk {
     }
 }
 
-/// What has a name, or the directory that it gets. What another user puts there first is only looked at: whose it is, the caller asks.
+/// Metadata of an existing name, or of the directory created there. The caller checks the owner, who may be
+/// another user.
 fn found_or_made(path: &Path) -> io::Result<Metadata> {
     for _ in 0..MOST_ATTEMPTS {
         match fs::symlink_metadata(path) {
@@ -242,8 +248,8 @@ fn denied(why: String) -> io::Error {
     io::Error::new(ErrorKind::PermissionDenied, why)
 }
 
-/// Whether this is a container, where the users of a volume are numbers without anybody behind them. No other user can set these marks:
-/// the files are root's to make, and the variable is of our own environment.
+/// True in a container, where the user numbers of a volume have no users. Other users cannot fake this:
+/// root owns the files, and the variable is in our own environment.
 fn in_container() -> bool {
     static IS: OnceLock<bool> = OnceLock::new();
     *IS.get_or_init(|| {
@@ -252,7 +258,8 @@ fn in_container() -> bool {
     })
 }
 
-/// A user's number as we judge it. In a user namespace without a root, root's files show the number for all users that are not in it.
+/// A user's number for the checks. In a user namespace without root, files of root show the number of
+/// unmapped users.
 fn mapped(id: u32) -> u32 {
     static STANDS_FOR_ROOT: OnceLock<Option<u32>> = OnceLock::new();
     let stands = STANDS_FOR_ROOT.get_or_init(|| {
@@ -278,7 +285,7 @@ mod tests {
         Facts { uid, gid: uid, mode, is_dir: true }
     }
 
-    /// What a chain of directories comes to for a user.
+    /// Owner of a chain of directories, for a user.
     fn chain(own: u32, in_container: bool, chain: &[Facts]) -> Result<u32, Distrust> {
         let root = Place { owner: ROOT, shared: false };
         let place = chain.iter().try_fold(root, |place, facts| place.step(own, in_container, *facts))?;
@@ -305,7 +312,7 @@ mod tests {
             (ALICE, vec![top, tmp, link(ALICE)], Ok(ALICE)),
             (ROOT, vec![top, tmp, dir(ROOT, 0o700)], Ok(ROOT)),
             (ROOT, vec![top, tmp, dir(MALLORY, 0o755)], foreign),
-            // Root gave this one away, and what is below is its user's.
+            // Root gave this directory away, and paths below belong to its user.
             (ROOT, vec![top, top, dir(ALICE, 0o750), dir(ALICE, 0o700)], Ok(ALICE)),
             (ROOT, vec![top, top, dir(ALICE, 0o750), dir(ROOT, 0o700)], Ok(ALICE)),
             (ROOT, vec![top, top, dir(ALICE, 0o750), dir(MALLORY, 0o700)], foreign),

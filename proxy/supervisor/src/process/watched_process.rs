@@ -1,5 +1,5 @@
-//! A process that we did not fork, or forked through another one: signalled, awaited and reaped through its pidfd, so
-//! that another process with the same number is never meant.
+//! A process that we did not fork directly. All signals, waits and reaping use its pidfd, so that a process
+//! with a reused PID is never affected.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -20,7 +20,7 @@ pub(crate) struct WatchedProcess {
 }
 
 impl WatchedProcess {
-    /// Registers with the current runtime. `None`: it has ended.
+    /// Registers with the current runtime. `None` if the process has ended.
     pub(crate) fn open(process: StartedProcess) -> io::Result<Option<Self>> {
         let Some(pidfd) = open(process)? else { return Ok(None) };
         #[expect(
@@ -35,28 +35,28 @@ impl WatchedProcess {
         self.process
     }
 
-    /// Sends a signal, if it has not been reaped.
+    /// Sends a signal, unless the process is reaped.
     pub(crate) fn signal(&self, signal: Signal) {
         if let Err(error) = rustix::process::pidfd_send_signal(self.pidfd.get_ref(), signal) {
             tracing::debug!(pid = self.process.pid, ?signal, %error, "cannot signal a process outside of its group");
         }
     }
 
-    /// Waits for its end, whoever reaps it.
+    /// Waits for its end, whichever process reaps it.
     pub(crate) async fn ended(&self) {
         pidfd_ended(&self.pidfd, self.process.pid).await;
     }
 
-    /// Whether it still runs: its files were open until now.
+    /// True if the process still runs, which means it still holds its files.
     pub(crate) fn is_running(&self) -> bool {
         if has_ended(self.pidfd.get_ref()) {
             return false;
         }
-        // Not reaped, as its pidfd says, so the number was its own when this was read.
+        // The pidfd shows that it is not reaped, so the PID was its own when this was read.
         warden_sensors::is_ending(self.process.pid) != Some(true)
     }
 
-    /// How it has ended, if it has and is a child of ours: only its parent can ask.
+    /// Exit of the process, if it has ended and is our child: only the parent can ask.
     pub(crate) fn reap(&self) -> Option<Exit> {
         reap(WaitId::PidFd(self.pidfd.get_ref().as_fd()))
     }
@@ -73,13 +73,13 @@ pub(crate) fn kill(process: StartedProcess) {
     }
 }
 
-/// How a process ended, by what its parent is told.
+/// Exit from the status that the parent gets.
 pub(crate) fn exit_of(status: &WaitIdStatus) -> Exit {
     let signal = status.terminating_signal().map(Exit::Signal);
     signal.or(status.exit_status().map(Exit::Code)).unwrap_or(Exit::Unknown)
 }
 
-/// Its pidfd; `None` if it has been reaped.
+/// Opens a pidfd; `None` if the process is reaped.
 fn open(process: StartedProcess) -> io::Result<Option<OwnedFd>> {
     let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
     let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
@@ -87,11 +87,11 @@ fn open(process: StartedProcess) -> io::Result<Option<OwnedFd>> {
         Err(rustix::io::Errno::SRCH) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    // Looked at after it was opened: if the number is the process's own now, it was then.
+    // Checked after opening: a PID that is the process's own now was its own then.
     Ok((StartedProcess::with_pid(process.pid) == Some(process)).then_some(pidfd))
 }
 
-/// Whether the process of a pidfd has ended: readable means ended. Where that cannot be asked, nothing says that it has.
+/// True if the process of a pidfd has ended (readable). An error counts as running.
 pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
     let mut asked = [PollFd::new(pidfd, PollFlags::IN)];
     matches!(rustix::event::poll(&mut asked, Some(&Timespec::default())), Ok(ended) if ended > 0)
@@ -100,7 +100,7 @@ pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
 /// Waits until the process of a pidfd has ended.
 pub(crate) async fn pidfd_ended(pidfd: &AsyncFd<OwnedFd>, pid: u32) {
     match pidfd.readable().await {
-        // Readable means ended, and is never taken back, so the readiness stays set.
+        // Readable means ended, and never changes, so the readiness stays set.
         Ok(mut guard) => guard.retain_ready(),
         Err(error) => {
             tracing::error!(pid, %error, "cannot wait for a process: the runtime is ending");
@@ -109,7 +109,7 @@ pub(crate) async fn pidfd_ended(pidfd: &AsyncFd<OwnedFd>, pid: u32) {
     }
 }
 
-/// Reaps a process that has ended, if it is a child of ours, and returns how it ended.
+/// Reaps a child of ours that has ended, and returns its exit.
 pub(crate) fn reap(which: WaitId<'_>) -> Option<Exit> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     rustix::process::waitid(which, options).ok().flatten().as_ref().map(exit_of)

@@ -1,17 +1,17 @@
-//! Models that somebody else's endpoint serves: no process, no memory of ours. What is left of a model's life is whether its endpoint
-//! answers.
+//! Models served by a remote endpoint, without a process or memory of ours. Their only state is whether the
+//! endpoint answers.
 //!
 //! ```text
-//!   asked ---- answers ---------> open: requests go there; asked again from time to time
-//!     |                             | a connection failed, or an answer broke off
-//!     |                             v
-//!     |                           closed: callers wait until it was asked
-//!     +------- does not ---------> refusing: requests get an error at once, and names in `[names]` choose another model;
-//!                                   asked again with growing pauses, for ever
+//!     probe ---- answers ---------> open: requests go there; probed again from time to time
+//!       |                             | a connection failed, or an answer broke off
+//!       |                             v
+//!       |                           closed: requests wait for the next probe
+//!       +------- does not --------> refusing: requests get an error at once, names in `[names]` choose
+//!                                   another model; probed again with growing pauses, for ever
 //! ```
 //!
-//! Its queue and its leases are those of every model. What changes of its address makes a new generation: requests that run go on
-//! at the old one.
+//! Queue and leases are those of every model. A changed address makes a new generation: running requests
+//! continue at the old one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,40 +34,40 @@ use crate::spec::RemoteSpec;
 use crate::view::event::EventKind;
 use crate::view::{BackendView, ModelState, ModelView, Outage, RemoteView};
 
-/// The task of one such model.
+/// Task of one remote model.
 #[derive(Debug)]
 pub(crate) struct Remote {
     context: Arc<Context>,
     leases: Arc<Leases>,
     spec: RemoteSpec,
     inbox: Inbox,
-    /// What requests go to from now on.
+    /// Cell of the present address.
     cell: Arc<Cell>,
-    /// Addresses that requests still run at.
+    /// Earlier addresses with running requests.
     former: Vec<Arc<Cell>>,
     standing: Standing,
-    /// What its endpoint said last.
+    /// Last answer of its endpoint.
     listed: Listed,
-    /// Times that it did not answer when it had answered before.
+    /// Number of times that it stopped answering.
     outages: u64,
     was_ready: bool,
-    /// When it is asked next.
+    /// Time of the next probe.
     due: Instant,
     asking: Asking,
-    /// A connection failed since it was asked last.
+    /// A connection failed since the last probe.
     doubted: bool,
-    /// It is no longer configured: another model may have its name.
+    /// The model is no longer configured, and another one may have its name.
     removed: bool,
 }
 
-/// The question that is out, or was last.
+/// Present or last probe.
 #[derive(Debug)]
 struct Asking {
     task: JoinSet<Result<Listed, Silence>>,
     since: Instant,
     /// A connection had failed before.
     in_doubt: bool,
-    /// Times in a row that it took too long.
+    /// Consecutive probes without an answer in time.
     slow: u32,
 }
 
@@ -77,10 +77,10 @@ impl Default for Asking {
     }
 }
 
-/// Whether the endpoint answers.
+/// State of the endpoint.
 #[derive(Debug)]
 enum Standing {
-    /// Not known: it is being asked.
+    /// Unknown while it is being probed.
     Unknown,
     Answers {
         since: Instant,
@@ -88,10 +88,10 @@ enum Standing {
     Silent(Failure),
 }
 
-/// What is left to do after a message.
+/// Next step after a message.
 enum Next {
     Go,
-    /// Until nothing runs any more, or at this time.
+    /// End when no request runs, or at this time.
     End(Instant),
 }
 
@@ -118,7 +118,7 @@ impl Remote {
         (remote, sender)
     }
 
-    /// Until it is removed, or everything ends.
+    /// Runs until removal or shutdown.
     pub(crate) async fn run(mut self: Box<Self>) {
         let mut end = None;
         loop {
@@ -126,7 +126,7 @@ impl Remote {
             if end.is_some() {
                 self.asking.task = JoinSet::new();
                 if !self.removed && !self.leases.any_open() {
-                    // Nobody can serve them any more.
+                    // No endpoint can serve them any more.
                     self.leases.dismiss(&Denied::ShuttingDown);
                 }
                 if self.leases.is_still() {
@@ -170,7 +170,7 @@ impl Remote {
         };
         match control {
             Control::Point(spec, reply) => drop(reply.send(self.take_over(*spec))),
-            // There is no process to be replaced: what an operator wants is that it be tried now.
+            // Without a process to replace, a restart probes the endpoint now.
             Control::Restart(_, reply) => {
                 self.due = Instant::now();
                 drop(reply.send(Ok(Vec::new())));
@@ -208,7 +208,7 @@ impl Remote {
         ControlError::Remote { model: self.spec.name.clone(), what }
     }
 
-    /// New settings. Whether they mean another address.
+    /// Applies new settings. Returns true if the address changes.
     fn take_over(&mut self, spec: RemoteSpec) -> bool {
         self.look();
         let moved = *spec.origin != *self.spec.origin;
@@ -226,7 +226,7 @@ impl Remote {
             self.open();
         }
         if moved && renamed {
-            // What waits names the model as it was called elsewhere.
+            // Waiting requests contain the model's name at the old address.
             let message = format!("a reload has moved the model to `{}`: send again", self.spec.origin);
             let failure = Failure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures: 1 };
             self.leases.dismiss(&Denied::Silent(failure, Duration::from_secs(1)));
@@ -235,11 +235,11 @@ impl Remote {
         moved
     }
 
-    /// Somebody's connection failed, or somebody has left.
+    /// Handles failed connections.
     fn look(&mut self) {
         let doubted = self.leases.take_doubts().contains(&self.cell.id);
         if doubted && !matches!(self.standing, Standing::Silent(_)) {
-            // What was asked before says nothing of what came after it.
+            // An earlier probe says nothing about the present state.
             self.asking.task = JoinSet::new();
             (self.doubted, self.due) = (true, Instant::now());
         }
@@ -255,7 +255,7 @@ impl Remote {
 
     fn answered(&mut self, answer: Result<Listed, Silence>) {
         let (numbers, now) = (self.spec.numbers, Instant::now());
-        // A connection that failed meanwhile, of which we have not heard yet.
+        // A connection may have failed meanwhile.
         self.look();
         if self.doubted {
             return;
@@ -271,7 +271,7 @@ impl Remote {
                 let works = self.cell.progressed_since(self.asking.since);
                 let answers = matches!(self.standing, Standing::Answers { .. }) && !self.asking.in_doubt;
                 if works || answers && self.asking.slow < numbers.slow {
-                    // It has no hands free for a question.
+                    // A busy endpoint may not answer a probe, so it counts as serving.
                     return self.serves(clock::again(now, numbers.retry_first));
                 }
                 why
@@ -306,7 +306,7 @@ impl Remote {
         let message = format!("the endpoint `{}` does not serve: {why}", self.spec.origin);
         let failure = Failure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures };
         self.leases.close(self.cell.id);
-        // A trial takes its time, too.
+        // Add time for the probe itself.
         let trial = clock::after(self.due, Duration::from_secs(1));
         self.leases.refuse(Some(Refusal::Silent(failure.clone(), trial)));
         if failures == 1 {
@@ -324,7 +324,7 @@ impl Remote {
         self.context.journal.tell(Some(&self.spec.name), Some(self.cell.id), kind);
     }
 
-    /// Forgets addresses at which nothing runs any more.
+    /// Drops earlier addresses without running requests.
     fn leave_former(&mut self) {
         let leases = &self.leases;
         self.former.retain(|cell| {
@@ -401,7 +401,7 @@ impl Remote {
     }
 }
 
-/// A new generation: an address, of which nothing is known but that it serves more connections than one.
+/// Cell for a new generation: an address with unknown facts, except that it serves several connections.
 fn cell(context: &Context, spec: &RemoteSpec) -> Arc<Cell> {
     let facts = ServerFacts { http_threads: Some(ServerFacts::THREADS_ON_DEMAND), ..ServerFacts::default() };
     Arc::new(Cell::new(context.next_generation(), Address::Remote(Arc::clone(&spec.origin)), facts))

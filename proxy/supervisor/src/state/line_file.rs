@@ -1,33 +1,33 @@
-//! A file of lines that is only appended to. A full disk, or a kill, leaves half a line: the next one ends it before
-//! it begins, so that no line becomes a part of another.
+//! A file of lines that is only appended to. A full disk or a kill may leave half a line: the next line
+//! then starts with a line end, so that the two do not mix.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
-/// Such a file. It is opened when it is needed, and again where that failed.
+/// An append-only file, opened when needed, and again after a failure.
 #[derive(Debug)]
 pub(crate) struct LineFile {
     path: PathBuf,
-    /// Rights of a new one.
+    /// File mode of a new file.
     mode: u32,
     file: Option<File>,
-    /// The last line may have no end.
+    /// The last line may lack its end.
     torn: bool,
 }
 
 impl LineFile {
-    /// The file of this name, which need not be there.
+    /// A file with this path, which need not exist.
     pub(crate) fn new(path: PathBuf, mode: u32) -> Self {
         Self { path, mode, file: None, torn: true }
     }
 
-    /// Makes it if need be.
+    /// Opens the file, and creates it if missing.
     ///
     /// # Errors
     ///
-    /// It can be neither made nor opened.
+    /// It can be neither created nor opened.
     pub(crate) fn open(&mut self) -> io::Result<&mut File> {
         let file = match self.file.take() {
             Some(file) => file,
@@ -36,12 +36,12 @@ impl LineFile {
         Ok(self.file.insert(file))
     }
 
-    /// Appends a line, whose end is not part of `line`, with one write: a reader never sees half a line of a process
-    /// that lives.
+    /// Appends a line, given without its line end, in one write, so that a reader never sees half a line of
+    /// a living process.
     ///
     /// # Errors
     ///
-    /// It cannot be opened, or not all of the line could be written.
+    /// The file cannot be opened, or not all of the line could be written.
     pub(crate) fn append(&mut self, line: &str) -> io::Result<()> {
         let was_torn = self.torn;
         let file = self.open()?;
@@ -52,7 +52,7 @@ impl LineFile {
     }
 }
 
-/// Whether the last line has no end.
+/// True if the last line lacks its end.
 fn ends_torn(file: &mut File) -> io::Result<bool> {
     if file.metadata()?.len() == 0 {
         return Ok(false);
@@ -73,7 +73,7 @@ mod tests {
         let path = directory.path().join("lines");
         let mut file = LineFile::new(path.clone(), 0o600);
         file.append("one").unwrap();
-        // As a full disk does: some bytes are written, and the rest is an error.
+        // As with a full disk: some bytes are written, and the rest fails.
         std::fs::write(&path, "one\ntw").unwrap();
         file.torn = true;
         file.append("three").unwrap();
@@ -82,7 +82,7 @@ mod tests {
         std::fs::write(&path, "ha").unwrap();
         LineFile::new(path.clone(), 0o600).append("whole").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "ha\nwhole\n");
-        // Whoever else writes there may have ended it.
+        // Another writer may have ended the line.
         std::fs::write(&path, "whole\n").unwrap();
         LineFile::new(path.clone(), 0o600).append("whole").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "whole\nwhole\n");

@@ -1,16 +1,16 @@
-//! The one door to the state directory: whatever is kept there while we serve is written by one thread.
+//! Writes the state directory: while the program serves, one thread does all writing.
 //!
 //! ```text
-//!   model tasks, control threads ── StateWriter ──> queue, bounded ──> thread `state` ──> ledger, events, recordings, …
-//!                                        └── full: left out, counted, shown in status and metrics
+//!     tasks, control threads ── StateWriter ──> bounded queue ──> thread `state` ──> ledger, events, …
+//!                                  └── full: dropped, counted, shown in status and metrics
 //! ```
 //!
-//! A disk may hang for minutes, or for ever. Then this thread waits for it and nothing else does: entries wait in the
-//! queue as long as it has room. What is only read at a start is read directly.
+//! A disk may hang for minutes, or for ever. Then only this thread waits, and entries wait in the queue as
+//! long as it has room. Files that are only read at a start are read directly.
 //!
 //! | file | job |
 //! |---|---|
-//! | `line_file` | a file of lines that end before the next one begins |
+//! | `line_file` | an append-only file of lines |
 
 pub(crate) mod line_file;
 
@@ -25,14 +25,14 @@ use tokio::time::Instant;
 
 use crate::sync::lock;
 
-/// Entries that may wait: hours of a fleet that does something now and then.
+/// Maximum number of waiting entries: hours of a fleet with occasional events.
 const CAPACITY: usize = 4096;
-/// Bytes of those entries.
+/// Maximum size of these entries in bytes.
 const CAPACITY_BYTES: usize = 8 << 20;
-/// A disk that works answers in milliseconds.
+/// Time after which a disk counts as silent. A working one answers in milliseconds.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// What is kept.
+/// Kind of stored data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StateKind {
     /// Replacements, reclaims, pins and canaries: `ledger.jsonl`.
@@ -41,17 +41,17 @@ pub enum StateKind {
     Events,
     /// Readings for `policy replay`: `traces/`.
     Recordings,
-    /// What is remembered of earlier processes: `growth.json`.
+    /// History of earlier processes: `growth.json`.
     Growth,
-    /// What memory did: `series/`.
+    /// Memory series: `series/`.
     Series,
 }
 
 impl StateKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Ledger, Self::Events, Self::Recordings, Self::Growth, Self::Series];
 
-    /// The name in status and metrics.
+    /// Name in status and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ledger => "ledger",
@@ -63,21 +63,21 @@ impl StateKind {
     }
 }
 
-/// What is shown of the writing.
+/// View of the writer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StateView {
-    /// Entries that wait to be written.
+    /// Entries waiting to be written.
     pub waiting: usize,
-    /// Entries that are missing, by kind: left out because the disk did not answer, or not written because it failed.
+    /// Missing entries by kind: dropped because the disk did not answer, or failed to be written.
     pub lost: BTreeMap<String, u64>,
-    /// Why entries cannot be written now, by kind.
+    /// Why entries cannot be written at present, by kind.
     pub failing: BTreeMap<String, String>,
-    /// Seconds for which the disk has not answered, if that is unusual.
+    /// Seconds without an answer of the disk, if unusual.
     pub silent_seconds: Option<f64>,
 }
 
 impl StateView {
-    /// One sentence about what is wrong; `None` if nothing is.
+    /// Sentence about a problem; `None` without one.
     pub fn trouble(&self) -> Option<String> {
         let lost: u64 = self.lost.values().sum();
         let missing = if lost > 0 { format!("; {lost} entries are missing") } else { String::new() };
@@ -91,7 +91,8 @@ impl StateView {
     }
 }
 
-/// Takes what is to be kept, and never waits for the disk. Cheap to clone; the thread ends with the last one.
+/// Queues data for writing, and never waits for the disk. Cheap to clone; the thread ends with the last
+/// clone.
 #[derive(Clone, Debug)]
 pub struct StateWriter(Arc<Owner>);
 
@@ -116,9 +117,9 @@ struct Shared {
 struct Queue {
     entries: VecDeque<Entry>,
     bytes: usize,
-    /// When the thread has begun with the entry that it writes.
+    /// When the thread began the present entry.
     since: Option<Instant>,
-    /// That it takes long was logged.
+    /// The slow write was logged.
     told: bool,
     lost: BTreeMap<StateKind, u64>,
     failing: BTreeMap<StateKind, String>,
@@ -139,7 +140,7 @@ enum Entry {
         bytes: usize,
         job: WriteJob,
     },
-    /// Tells that all before it was written.
+    /// Called when everything before it is written.
     Mark(Box<dyn FnOnce() + Send>),
 }
 
@@ -173,7 +174,7 @@ impl Shared {
         }
     }
 
-    /// What became of an entry.
+    /// Records the result of an entry.
     fn wrote(&self, kind: StateKind, done: io::Result<()>) {
         let mut queue = self.queue();
         let took = queue.since.take().map(|since| since.elapsed()).unwrap_or_default();
@@ -202,11 +203,11 @@ impl Shared {
 }
 
 impl StateWriter {
-    /// Starts the thread.
+    /// Starts the writer thread.
     ///
     /// # Errors
     ///
-    /// The system has no thread to give.
+    /// The system cannot start a thread.
     pub fn start() -> io::Result<Self> {
         Self::sized(CAPACITY)
     }
@@ -218,8 +219,8 @@ impl StateWriter {
         Ok(Self(Arc::new(Owner(shared))))
     }
 
-    /// Has something written, after all that was given before. `bytes`: about how much memory it takes until then.
-    /// False if it is left out, because too much waits already.
+    /// Queues a write after all earlier ones. `bytes`: approximate memory that it takes until then. Returns
+    /// false if it is dropped, because too much is waiting.
     pub fn write(
         &self,
         kind: StateKind,
@@ -255,21 +256,21 @@ impl StateWriter {
         self.0.0.filled.notify_one();
     }
 
-    /// Resolves when all that was given so far was written, or has failed; false if that takes longer than `limit`.
+    /// Resolves when all queued entries are written or have failed. Returns false after `limit`.
     pub async fn written(&self, limit: Duration) -> bool {
         #[cfg(test)]
         let held = crate::worker_threads::hold_clock();
         let (reply, reached) = oneshot::channel();
         self.mark(move || {
             let _left = reply.send(());
-            // Afterwards: a paused clock would run to the limit at once.
+            // Released after the wait: a paused clock would run to the limit at once.
             #[cfg(test)]
             drop(held);
         });
         matches!(tokio::time::timeout(limit, reached).await, Ok(Ok(())))
     }
 
-    /// The same where there is no runtime.
+    /// Same as [`Self::written`], without a runtime.
     pub fn flush(&self, limit: Duration) -> bool {
         let (reply, reached) = mpsc::sync_channel(1);
         self.mark(move || {
@@ -278,7 +279,7 @@ impl StateWriter {
         reached.recv_timeout(limit).is_ok()
     }
 
-    /// What is shown of it.
+    /// View of the writer.
     pub fn view(&self) -> StateView {
         let queue = self.0.0.queue();
         let silent = queue.since.map(|since| since.elapsed()).filter(|silent| *silent > SILENCE);
@@ -292,8 +293,8 @@ impl StateWriter {
     }
 }
 
-/// Whether a start that meets this serves all the same: a disk that is full, or fails, may do better when there is
-/// something to write.
+/// True if a start may continue despite this error: a full or failing disk may work when there is something
+/// to write.
 pub fn may_pass(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
         || error.raw_os_error() == Some(libc::EIO)
@@ -328,7 +329,7 @@ mod tests {
         assert_eq!(fits, [true, true, true, false, false]);
         assert!(!writer.write(StateKind::Ledger, 1, put(9)) && !writer.flush(Duration::ZERO));
         let view = writer.view();
-        // The marks of those who waited in vain are in the queue, too.
+        // Marks of waiters that timed out are in the queue, too.
         assert_eq!((view.waiting, view.lost["events"], view.lost["ledger"]), (4, 2, 1));
         assert!(view.trouble().unwrap().contains("3 entries are missing"), "{view:?}");
         drop(release);

@@ -1,4 +1,4 @@
-//! What is shown and kept of a canary: another build of llama-server that is tried beside the one of a model.
+//! View and ledger entry of a canary: another build of llama-server that is tried next to a model's own.
 
 use std::path::PathBuf;
 
@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 use warden_policies::ModelName;
 use warden_policies::canary::{Report, Verdict};
 
-/// Where a canary is.
+/// State of a canary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CanaryState {
-    /// Its process starts; it gets nothing yet.
+    /// The process starts; it gets no requests yet.
     Starting,
-    /// It is tried.
+    /// The canary gets requests.
     Running,
-    /// It is over; clients meet the model's own build alone.
+    /// The canary is over; clients use the model's own build alone.
     Ended,
 }
 
 impl CanaryState {
-    /// The word in status and metrics.
+    /// Name in status and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -32,34 +32,34 @@ impl CanaryState {
 /// A canary.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CanaryView {
-    /// The model whose place it is to take.
+    /// Model whose build it may replace.
     pub model: ModelName,
-    /// Under which name its processes, events and metrics stand.
+    /// Name of its processes, events and metrics.
     pub name: ModelName,
-    /// Where it is.
+    /// State.
     pub state: CanaryState,
-    /// Its binary.
+    /// Path of its binary.
     pub binary: PathBuf,
-    /// Its build in the store, if it is one of the store.
+    /// Id of its build in the store, if it is in the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub build: Option<String>,
-    /// The share of conversations that it gets; `None` only in entries of earlier versions.
+    /// Share of conversations that it gets; `None` only in entries of earlier versions.
     pub share: Option<f64>,
-    /// When it began, RFC 3339.
+    /// Start time, RFC 3339.
     pub began_at: String,
-    /// Seconds since then, until its end if it has one.
+    /// Duration in seconds, until its end or now.
     pub seconds: f64,
-    /// When it ended, RFC 3339.
+    /// End time, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<String>,
-    /// What is made of it.
+    /// Verdict of the trial.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// What both builds did meanwhile.
+    /// Results of both builds.
     pub report: Report,
 }
 
-/// The `kind` of a line of the ledger about a canary.
+/// `kind` of a ledger line about a canary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CanaryKind {
@@ -68,16 +68,16 @@ pub enum CanaryKind {
     Canary,
 }
 
-/// A canary that has ended, as the ledger has it.
+/// Ledger entry of a canary that has ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CanaryEntry {
     /// Always `canary`.
     pub kind: CanaryKind,
-    /// Of the same numbers as those of replacements.
+    /// Entry number, counted together with replacements.
     pub id: u64,
-    /// When it was over, RFC 3339.
+    /// End time, RFC 3339.
     pub at: String,
-    /// All of it. The `model` of the entry is the one of the canary.
+    /// The canary. The `model` of the entry is its model.
     #[serde(flatten)]
     pub canary: CanaryView,
 }

@@ -1,4 +1,4 @@
-//! What happens, as typed events: kept in a ring for late listeners and sent to those who listen.
+//! Typed events, kept in a ring for late listeners and sent to present ones.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -22,7 +22,7 @@ use crate::view::log::LISTENERS_LAG;
 use crate::view::pin_entry::PinEntry;
 use crate::view::reclaim_entry::ReclaimEntry;
 
-/// What a reload changed.
+/// Result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApplyReport {
     /// New models.
@@ -37,321 +37,322 @@ pub struct ApplyReport {
     pub unchanged: Vec<ModelName>,
     /// Settings that need a restart of the supervisor to take effect.
     pub needs_restart: Vec<String>,
-    /// Keys of the configuration that differ, those of models included that were there before.
+    /// Changed keys of the configuration, including those of models that existed before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changed: Vec<String>,
 }
 
-/// Something that happened. As JSON it is one flat object with `id`, `at`, `kind` and what belongs to the kind.
+/// An event. The JSON is one flat object with `id`, `at`, `kind` and the fields of the kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// Grows with every event, from 1.
+    /// Sequence number, from 1.
     pub id: u64,
-    /// When, RFC 3339.
+    /// Time, RFC 3339.
     pub at: String,
-    /// The model concerned.
+    /// Model concerned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelName>,
-    /// The generation concerned.
+    /// Generation concerned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<GenerationId>,
-    /// What happened.
+    /// Kind of event, with its fields.
     #[serde(flatten)]
     pub kind: EventKind,
 }
 
-/// What happened.
+/// Kind of event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum EventKind {
     /// A process was created.
     Starting {
-        /// Its process id.
+        /// PID.
         pid: u32,
-        /// Which replica.
+        /// Replica.
         replica: u32,
     },
-    /// The instance goes on in another program, and with a process that there was.
+    /// The program continues as another instance, which has taken over this process.
     TakenOver {
-        /// Its process id.
+        /// PID.
         pid: u32,
-        /// Which replica.
+        /// Replica.
         replica: u32,
     },
-    /// It serves requests.
+    /// The process serves requests.
     Ready {
         /// Milliseconds since its creation.
         start_ms: u64,
         /// Slots that it reported.
         slots: Option<u32>,
     },
-    /// It may be dead: it gets no new requests until a probe is answered.
+    /// The process may be dead: it gets no new requests until it answers a probe.
     Suspect {
-        /// It refused or broke a connection; else its probes are lost.
+        /// The process refused or broke a connection; otherwise its probes are lost.
         #[serde(default)]
         refused: bool,
-        /// What it logged that looks like a crash, since it answered a probe last.
+        /// Crash line that it has logged since its last answered probe.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         crash: Option<String>,
     },
-    /// Probes are answered again.
+    /// The process answers probes again.
     Recovered,
-    /// It gets no new requests and ends when the running ones have.
+    /// The process gets no new requests and ends after the running ones.
     Draining {
-        /// Requests running.
+        /// Running requests.
         in_flight: u32,
     },
-    /// Nobody has asked for the model: it is unloaded, and loaded again by its next request.
+    /// The model had no requests and is unloaded; its next request loads it again.
     Unloaded {
-        /// For this many milliseconds.
+        /// Idle time in milliseconds.
         idle_ms: u64,
     },
-    /// It is unloaded so that another model can be loaded, and loaded again by its next request.
+    /// The model is unloaded for another one; its next request loads it again.
     MakesRoom {
-        /// That model.
+        /// The other model.
         wanted: ModelName,
     },
-    /// What it is by its new settings does not fit where it is loaded: it is unloaded, and loaded again when there is room.
+    /// The model does not fit with its new settings: it is unloaded, and loaded again when there is room.
     LoadsAnew {
-        /// What it needs, and what there is, in words.
+        /// Needed and available memory, in words.
         message: String,
     },
-    /// It does not fit into memory as it is configured, and is started with its fallback arguments.
+    /// The model does not fit as configured, and starts with its fallback arguments.
     FallsBack {
-        /// Which, and why, for people.
+        /// The arguments and the reason, for people.
         message: String,
     },
-    /// It died while it loaded, again and again: a switch is looked for with which it starts.
+    /// The process died repeatedly while loading: a search for an option that starts it begins.
     StartSearchBegan {
-        /// So often, as configured.
+        /// Consecutive deaths with the configured command.
         deaths: u32,
-        /// So many switches can be tried.
+        /// Number of options to try.
         switches: usize,
     },
-    /// That search has ended.
+    /// The search has ended.
     StartSearched {
-        /// What it found.
+        /// Result of the search.
         finding: StartFinding,
     },
-    /// It is wanted, and has to wait for memory.
+    /// The model is needed and waits for memory.
     WaitsForRoom {
-        /// What it needs, and what there is, in words.
+        /// Needed and available memory, in words.
         message: String,
     },
-    /// It ended as it was told to.
+    /// The process ended as requested.
     Stopped {
-        /// How, in words: `exit code 0`.
+        /// Exit in words: `exit code 0`.
         exit: String,
     },
-    /// It ended by itself, or could not be created.
+    /// The process ended by itself, or could not be created.
     Crashed {
-        /// Why.
+        /// Reason.
         failure: Failure,
-        /// It was ended by somebody else: an operator, a limit of time, the kernel for lack of memory.
+        /// The end came from outside: an operator, a time limit, or the kernel for lack of memory.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         outside: bool,
     },
-    /// The next start waits.
+    /// The next start is delayed.
     Backoff {
-        /// For this many milliseconds.
+        /// Delay in milliseconds.
         delay_ms: u64,
-        /// After this many failures in a row.
+        /// Consecutive failures.
         failures: u32,
     },
-    /// It cannot start before something changes: a flag, a file. That change starts it.
+    /// The process cannot start until a flag or file changes, which triggers the next start.
     Failed {
-        /// The last failure.
+        /// Last failure.
         failure: Failure,
     },
-    /// It ends again and again. Starts go on.
+    /// Crash loop; starts continue.
     CrashLoop {
-        /// So many unexpected ends ...
+        /// Number of unexpected ends.
         ends: u32,
-        /// ... within so many seconds.
+        /// Period of these ends, in seconds.
         within_s: u64,
-        /// The last failure.
+        /// Last failure.
         failure: Failure,
     },
-    /// The policy wants it replaced at the next quiet moment.
+    /// The policy wants the process replaced at the next quiet moment.
     RecycleWanted {
-        /// The decision.
+        /// Decision of the policy.
         decision: Decision,
         /// Host memory charged to it, in bytes.
         host_bytes: Option<u64>,
-        /// Bytes of the memory that is the reason, if one is: `decision.series`.
+        /// Bytes of the memory in `decision.series`, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         series_bytes: Option<u64>,
     },
     /// A replacement is due and held back.
     RecycleHeld {
-        /// The decision.
+        /// Decision of the policy.
         decision: Decision,
-        /// By what.
+        /// Reason for holding it back.
         held: Held,
-        /// The same in words.
+        /// The reason in words.
         message: String,
     },
     /// A replacement began.
     RecycleBegan {
-        /// Why.
+        /// Reason.
         reason: Reason,
-        /// In which way.
+        /// Replacement mode.
         mode: Mode,
-        /// Why in this way.
+        /// Reason for the mode.
         note: Option<String>,
     },
     /// A replacement is complete, or has failed.
     RecycleDone {
-        /// Its entry in the ledger.
+        /// Ledger entry.
         entry: Box<LedgerEntry>,
     },
-    /// A process was asked to give memory back, and serves on.
+    /// A process was asked to give memory back; it continues to serve.
     Reclaimed {
-        /// Its entry in the ledger.
+        /// Ledger entry.
         entry: Box<ReclaimEntry>,
     },
-    /// A model that was unloaded is there again, and conversations go on from where they were.
+    /// An unloaded model is loaded again, with its conversations.
     CameBack {
-        /// What became of the conversations. A later `warmed` reports those that are still to be evaluated.
+        /// Result for the conversations. A later `warmed` reports those still to be evaluated.
         warmth: Warmth,
     },
-    /// Prompts that were due behind the gate of a process that followed another are evaluated, or will not be.
+    /// The remaining prompts of a replaced process are evaluated, or never will be.
     Warmed {
-        /// What became of them: none is counted in the entry of the replacement but as due.
+        /// Result for these prompts, which the replacement's entry counts only as due.
         warmth: Warmth,
     },
-    /// A series of readings says something else than before.
+    /// The verdict on a memory series has changed.
     Verdict {
-        /// Which memory, the new verdict, slope, blame.
+        /// Series, new verdict, slope and blame.
         growth: Box<Growth>,
-        /// The verdict before.
+        /// Previous verdict.
         before: Verdict,
-        /// At which request of the generation.
+        /// Number of the generation's request at the change.
         request: u64,
-        /// The same in words.
+        /// The change in words.
         message: String,
     },
-    /// A process that answers probes shows that it is not well.
+    /// A process shows a symptom although it answers probes.
     Unwell {
-        /// How: `wedged`, `compute_errors`, `slow_decode`, `device_fault`.
+        /// Symptom: `wedged`, `compute_errors`, `slow_decode`, `device_fault`.
         reason: Reason,
-        /// The grounds, in words.
+        /// Grounds in words.
         message: String,
     },
-    /// What a client had set in a process (`POST /lora-adapters`, `POST /props`) is not set in the one that follows.
+    /// A client's setting (`POST /lora-adapters`, `POST /props`) is not applied to the next process.
     SettingLost {
-        /// Which, and why, in words.
+        /// Setting and reason, in words.
         message: String,
     },
-    /// Somebody else's endpoint answers: requests go there.
+    /// The remote endpoint answers; requests go there.
     EndpointAnswers {
-        /// Its address.
+        /// Address of the endpoint.
         url: String,
     },
-    /// Somebody else's endpoint does not answer, or refuses us: requests for its model are refused until it does.
+    /// The remote endpoint does not answer, or refuses us; requests are refused until it answers.
     EndpointSilent {
-        /// Why.
+        /// Reason.
         failure: Failure,
     },
-    /// VRAM of a process is not known, so its policy is off.
+    /// VRAM of a process is unknown, so its VRAM policy is off.
     VramUnknown {
-        /// Why, in words.
+        /// Reason in words.
         message: String,
     },
-    /// Memory did not come back when a process had ended: a matter of the driver, which more restarts would make worse.
+    /// Memory did not come back after a process ended: a leak of the driver, which more restarts would make
+    /// worse.
     DriverLeak {
-        /// Of which GPU; `None` for the host's.
+        /// GPU concerned; `None` for host memory.
         gpu: Option<GpuIndex>,
-        /// How much, in bytes.
+        /// Missing bytes.
         bytes: u64,
-        /// What it means, in words.
+        /// Explanation in words.
         message: String,
     },
-    /// Replacements did not help, so recycling by policy is off.
+    /// Replacements did not help, so the policy no longer recycles.
     PolicyOff {
-        /// What to do, in words.
+        /// Advice for an operator, in words.
         message: String,
     },
-    /// Another build is tried beside the model's own.
+    /// A canary has begun.
     CanaryBegan {
-        /// Its binary.
+        /// Path of its binary.
         binary: std::path::PathBuf,
-        /// The share of conversations that it gets; `None` only in entries of earlier versions.
+        /// Share of conversations that it gets; `None` only in entries of earlier versions.
         share: Option<f64>,
     },
-    /// That is over.
+    /// A canary has ended.
     CanaryEnded {
-        /// Its entry in the ledger.
+        /// Ledger entry.
         entry: Box<CanaryEntry>,
     },
-    /// An operator asked for something.
+    /// An operator requested an action.
     Asked {
-        /// For what: `restart`, `drain`, `reclaim`, `load`, `release`.
+        /// Action, such as `restart`, `drain`, `unload`, `reclaim`, `load`, `release`, `stay` or `upgrade`.
         action: String,
-        /// Who, as far as we can tell: `page, 127.0.0.1`.
+        /// Operator, as far as known: `page, 127.0.0.1`.
         by: String,
     },
-    /// Somebody said whether a model may leave for another one.
+    /// An operator pinned or unpinned a model.
     Pinned {
-        /// Its entry in the ledger.
+        /// Ledger entry.
         entry: Box<PinEntry>,
     },
-    /// A configuration was taken over.
+    /// A configuration was applied.
     ConfigApplied {
-        /// What changed.
+        /// Changes.
         report: ApplyReport,
     },
-    /// A prompt does not fit into the memory that is left.
+    /// A prompt does not fit into the available memory.
     PromptTooLarge {
-        /// What is done about it: `warn` (it is sent all the same), `wait`, `elsewhere`, `recycle` or `refuse`.
+        /// Action: `warn` (it is sent anyway), `wait`, `elsewhere`, `recycle` or `refuse`.
         action: String,
-        /// The numbers.
+        /// Shortage in numbers.
         #[serde(serialize_with = "NoRoom::show")]
         short: NoRoom,
     },
-    /// A process ended by itself with these requests in flight: each is tried alone if it is sent again.
+    /// A process ended by itself with these requests in flight: each runs alone if it is sent again.
     RequestsSuspected {
-        /// Which.
+        /// Fingerprints of the requests.
         fingerprints: Vec<Fingerprint>,
     },
-    /// A process ended while this request ran there alone: it is refused from now on.
+    /// A process ended while this request ran alone in it: the request is refused from now on.
     RequestQuarantined {
-        /// Which.
+        /// Fingerprint of the request.
         fingerprint: Fingerprint,
-        /// For how long, in seconds.
+        /// Duration of the refusal in seconds.
         seconds: u64,
     },
-    /// An operator released requests that were suspected or refused.
+    /// An operator released suspected or refused requests.
     RequestsReleased {
-        /// How many.
+        /// Number of requests.
         count: usize,
     },
     /// An operator cancelled a request.
     RequestCancelled {
-        /// Its `X-Request-Id`.
+        /// `X-Request-Id` of the request.
         request: String,
-        /// How far it had come: `queued`, `prefill`, `generating` and others.
+        /// Progress: `queued`, `prefill`, `generating` and others.
         state: String,
-        /// Who, in words.
+        /// Operator, in words.
         by: String,
     },
-    /// The queue became full. Told once, until there is room again.
+    /// The queue became full. Logged once, until there is room again.
     QueueFull {
-        /// Callers waiting.
+        /// Waiting requests.
         waiting: usize,
     },
 }
 
-/// The events so far and those to come.
+/// Past events, and a receiver for new ones.
 #[derive(Debug)]
 pub struct EventTail {
-    /// Those kept, oldest first.
+    /// Events still kept, oldest first.
     pub events: Vec<Event>,
-    /// The next ones, with none missing in between.
+    /// Receiver that continues without a gap.
     pub receiver: broadcast::Receiver<Event>,
 }
 
-/// Where events are told.
+/// Stores and sends events.
 #[derive(Debug)]
 pub(crate) struct Journal {
     keep: usize,
@@ -372,7 +373,7 @@ impl Journal {
         Self { keep, kept: Mutex::default(), sender: broadcast::Sender::new(keep.min(LISTENERS_LAG)) }
     }
 
-    /// Keeps and sends an event. What concerns an operator is also logged.
+    /// Keeps and sends an event. Events that concern an operator are also logged.
     pub(crate) fn tell(&self, model: Option<&ModelName>, generation: Option<GenerationId>, kind: EventKind) {
         log(model, generation, &kind);
         let mut kept = lock(&self.kept);

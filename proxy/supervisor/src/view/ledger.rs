@@ -1,5 +1,6 @@
-//! The record of replacements, of what processes gave back instead, of canaries and of pins by hand: one JSON line each, appended to `ledger.jsonl` in
-//! the state directory. Lines of the other kinds have a `kind`, and none of the fields that the others begin with.
+//! Record of replacements, reclaims, canaries and pins: one JSON line each, appended to `ledger.jsonl` in
+//! the state directory. Lines other than replacements have a `kind`, and begin with none of the
+//! replacement's fields.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -21,7 +22,7 @@ use crate::view::canary::CanaryEntry;
 use crate::view::pin_entry::PinEntry;
 use crate::view::reclaim_entry::ReclaimEntry;
 
-/// The way a generation was replaced.
+/// Way of replacing a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
@@ -32,7 +33,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The name in the ledger, events and metrics.
+    /// Name in the ledger, events and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Sequential => "sequential",
@@ -41,52 +42,52 @@ impl Mode {
     }
 }
 
-/// What was known when the replacement was decided.
+/// State when the replacement was decided.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evidence {
     /// Host memory charged to the old generation, in bytes.
     pub host_bytes: Option<u64>,
-    /// The budget that was passed, in bytes.
+    /// Exceeded budget, in bytes.
     pub budget_bytes: Option<u64>,
-    /// Requests that it had answered.
+    /// Requests answered by the old generation.
     pub requests: u64,
-    /// All work that it had done.
+    /// Total work of the old generation.
     pub work: Work,
     /// Seconds since it became ready.
     pub age_s: f64,
-    /// Why the replacement took its way, for people.
+    /// Reason for the replacement mode, for people.
     pub note: Option<String>,
-    /// Sums of what it had last reported about its GPU memory; absent if it reported nothing.
+    /// Totals of its last report about GPU memory; absent without a report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<Totals>,
-    /// Which memory the decision was about; absent if it was about none.
+    /// Memory that the decision was about; absent if it was about none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<MemoryKind>,
     /// Bytes of that series at the decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series_bytes: Option<u64>,
-    /// What the series said.
+    /// Verdict on the series.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<Verdict>,
-    /// Its growth in bytes per request.
+    /// Growth in bytes per request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slope: Option<Interval>,
-    /// Which unit of work paid for it.
+    /// Unit of work to which growth is attributed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blame: Option<Blame>,
-    /// What was left until the limit.
+    /// Forecast for the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
-    /// The grounds in one sentence, for people.
+    /// Grounds in one sentence, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub words: Option<String>,
 }
 
-/// Free memory of a GPU before the old process was made and after it had ended, each with what our other processes held.
-/// What is missing after the end is not the process's to give back.
+/// Free memory of a GPU before the old process was made and after it had ended, each with the memory of our
+/// other processes. Memory missing after the end is held by the driver, not by the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AfterExit {
-    /// Which GPU.
+    /// GPU.
     pub gpu: GpuIndex,
     /// Bytes before the process was made.
     pub free_before_spawn: u64,
@@ -94,77 +95,78 @@ pub struct AfterExit {
     pub free_after_exit: u64,
 }
 
-/// One replacement.
+/// A replacement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LedgerEntry {
-    /// Grows with every entry of one run of the supervisor, from 1.
+    /// Entry number within one run of the supervisor, from 1.
     pub id: u64,
-    /// When it was complete, RFC 3339.
+    /// Time of completion, RFC 3339.
     pub at: String,
-    /// The model.
+    /// Model.
     pub model: ModelName,
-    /// Which of its replicas.
+    /// Replica.
     pub replica: u32,
-    /// Why.
+    /// Reason.
     pub reason: Reason,
-    /// On what grounds.
+    /// Evidence for the decision.
     pub evidence: Evidence,
-    /// In which way.
+    /// Way of replacing.
     pub mode: Mode,
-    /// The old generation; `None` if none ran.
+    /// Old generation; `None` if none ran.
     pub from: Option<GenerationId>,
-    /// The new generation; `None` if it did not come to serve.
+    /// New generation; `None` if it never served.
     pub to: Option<GenerationId>,
-    /// Requests that waited in the queue while no generation took leases, and went to the new one.
+    /// Requests that waited while no generation took leases, and went to the new one.
     pub carried_over: u64,
-    /// Requests that were running when the old generation was closed, and ended by themselves before it was stopped.
+    /// Requests that were running when the old generation was closed, and ended before it was stopped.
     pub drained: u64,
     /// Requests that were still running at the drain deadline and were cut.
     pub cut: u64,
-    /// Milliseconds in which no generation of the model took leases, those included in which the old one was there and did not
-    /// answer. 0 in a successful overlap.
+    /// Milliseconds without a generation that took leases, including the time in which the old process did
+    /// not answer. 0 in a successful overlap.
     pub gap_ms: u64,
-    /// Milliseconds from closing the old generation to its last request's end.
+    /// Milliseconds from closing the old generation to the end of its last request.
     pub drain_ms: u64,
-    /// Milliseconds from telling the old process to end until it was gone; `None` if none ran.
+    /// Milliseconds from asking the old process to stop until it was gone; `None` if none ran.
     #[serde(default)]
     pub exit_ms: Option<u64>,
-    /// Milliseconds since the decision that were neither drain nor the old one's end nor the new one's start: what llama-warden
-    /// itself took. `None` for an overlap.
+    /// Milliseconds since the decision that llama-warden itself took: without the drain, the old process's
+    /// end and the new one's start. `None` for an overlap.
     #[serde(default)]
     pub ours_ms: Option<u64>,
-    /// Milliseconds from the new process's creation to its first good probe.
+    /// Milliseconds from the creation of the new process to its first successful probe.
     pub start_ms: Option<u64>,
     /// Host memory of the old generation at its last sample.
     pub host_before: Option<HostMemory>,
-    /// Host memory of the new generation when it had become ready.
+    /// Host memory of the new generation when it became ready.
     pub host_after: Option<HostMemory>,
-    /// VRAM of the old generation at its last sample, GPU by GPU.
+    /// VRAM of the old generation at its last sample, per GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vram_before: Vec<Vram>,
-    /// VRAM of the new generation when it had become ready.
+    /// VRAM of the new generation when it became ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vram_after: Vec<Vram>,
-    /// The GPUs after the end of the old process; empty where that could not be told.
+    /// GPUs after the end of the old process; empty if unknown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vram_after_exit: Vec<AfterExit>,
-    /// For replacements because of memory: whether the new generation holds clearly less and is under the budget.
+    /// For replacements because of memory: true if the new generation holds clearly less and is under the
+    /// budget.
     pub helped: Option<bool>,
-    /// What became of the conversations of the old generation; absent if it had none that matter, or nothing is taken along.
+    /// Result of carrying over conversations; absent if there were none, or nothing is carried over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm: Option<Warmth>,
-    /// Why it did not succeed; `None` if it did.
+    /// Reason of a failure; `None` on success.
     pub failed: Option<String>,
-    /// It did not take place because something else was asked for in between, as `failed` says. Nothing is wrong.
+    /// Another request ended the replacement, as `failed` says, without an error.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub given_up: bool,
-    /// Who asked for it, if an operator did and that is known: `page, 127.0.0.1`.
+    /// Operator who requested it, if known: `page, 127.0.0.1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
 
 impl LedgerEntry {
-    /// One of which nothing more is known yet.
+    /// New entry with default values.
     pub fn of(model: ModelName, replica: u32, reason: Reason, mode: Mode) -> Self {
         Self {
             id: 0,
@@ -198,22 +200,22 @@ impl LedgerEntry {
     }
 }
 
-/// Entries have names of models and why they were replaced: not for everybody.
+/// File mode: names of models and reasons are not for all users.
 const MODE: u32 = 0o640;
 
-/// Where entries go. Those of earlier runs stay; the file only grows, by a few hundred bytes a replacement.
+/// Writer of the ledger. Entries of earlier runs stay; the file grows by a few hundred bytes per replacement.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     path: PathBuf,
-    /// Locked by the thread that writes, and by no other.
+    /// Locked by the writer thread only.
     file: Arc<Mutex<LineFile>>,
     state: StateWriter,
     last: AtomicU64,
 }
 
 impl Ledger {
-    /// `ledger.jsonl` in a directory that it makes if need be. A disk that is full is no error: it may have room when
-    /// there is something to write.
+    /// Opens `ledger.jsonl` in a directory, which is created if missing. A full disk is no error: it may
+    /// have room when there is something to write.
     pub(crate) fn open(directory: &Path, state: StateWriter) -> Result<Self, (PathBuf, io::Error)> {
         let path = directory.join("ledger.jsonl");
         let mut file = LineFile::new(path.clone(), MODE);
@@ -233,27 +235,27 @@ impl Ledger {
         &self.path
     }
 
-    /// The number of the next entry.
+    /// Number of the next entry.
     pub(crate) fn next(&self) -> u64 {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Has an entry appended.
+    /// Appends a replacement.
     pub(crate) fn append(&self, entry: &LedgerEntry) {
         self.write(entry);
     }
 
-    /// The same for a reclaim.
+    /// Appends a reclaim.
     pub(crate) fn append_reclaim(&self, entry: &ReclaimEntry) {
         self.write(entry);
     }
 
-    /// The same for a model that was pinned or let loose by hand.
+    /// Appends a pin.
     pub(crate) fn append_pin(&self, entry: &PinEntry) {
         self.write(entry);
     }
 
-    /// The same for a canary that has ended.
+    /// Appends a canary.
     pub(crate) fn append_canary(&self, entry: &CanaryEntry) {
         self.write(entry);
     }
@@ -297,7 +299,7 @@ mod tests {
             ..LedgerEntry::of(ModelName::new("m"), 0, Reason::HostSoft, Mode::Sequential)
         };
         let append = |id| {
-            // Opened anew, as the next run of the supervisor does.
+            // Opened again, as in the next run of the supervisor.
             let state = StateWriter::start().unwrap();
             Ledger::open(directory.path(), state.clone()).unwrap().append(&entry(id));
             assert!(state.flush(Duration::from_secs(20)));
@@ -306,7 +308,7 @@ mod tests {
         let text = std::fs::read_to_string(directory.path().join("ledger.jsonl")).unwrap();
         let read: Vec<LedgerEntry> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(read, [entry(1), entry(2)]);
-        // A run that is killed while it writes leaves half a line; the entry of the next run is whole.
+        // A kill during a write leaves half a line; the entry of the next run is whole.
         std::fs::write(directory.path().join("ledger.jsonl"), &text[..text.len() - 9]).unwrap();
         append(3);
         let text = std::fs::read_to_string(directory.path().join("ledger.jsonl")).unwrap();

@@ -1,4 +1,4 @@
-//! The output of the children: kept in a ring per model and sent to those who listen.
+//! Output of the children, kept in a ring per model and sent to listeners.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use warden_policies::{GenerationId, ModelName, secrets};
 use crate::clock;
 use crate::sync::lock;
 
-/// Which output.
+/// Output stream of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
@@ -20,34 +20,35 @@ pub enum Stream {
     Stderr,
 }
 
-/// One line.
+/// A line of output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogLine {
-    /// When it was read, RFC 3339.
+    /// Time of reading, RFC 3339.
     pub at: String,
-    /// The model.
+    /// Model.
     pub model: ModelName,
-    /// The process.
+    /// Generation of the process.
     pub generation: GenerationId,
-    /// Where it came from.
+    /// Output stream.
     pub stream: Stream,
-    /// The text, without the line end; a longer line than configured is cut.
+    /// Text without the line end, cut to the configured length.
     pub text: String,
 }
 
-/// The lines so far and those to come.
+/// Past lines, and a receiver for new ones.
 #[derive(Debug)]
 pub struct LogTail {
-    /// Those kept, oldest first.
+    /// Lines still kept, oldest first.
     pub lines: Vec<LogLine>,
-    /// The next ones, with none missing in between. A listener that is slower than the children misses some, and is told.
+    /// Receiver that continues without a gap. A listener that is slower than the children misses lines and
+    /// is notified.
     pub receiver: broadcast::Receiver<LogLine>,
 }
 
-/// The most lines that a slow listener may be behind, so that a long ring does not reserve memory for listeners.
+/// Maximum lines that a slow listener may lag, so that a long ring does not reserve memory for listeners.
 pub(crate) const LISTENERS_LAG: usize = 4096;
 
-/// The ring of one model.
+/// Ring of one model.
 #[derive(Debug)]
 pub(crate) struct LogRing {
     model: ModelName,
@@ -58,26 +59,26 @@ pub(crate) struct LogRing {
 #[derive(Debug, Default)]
 struct Lines {
     kept: VecDeque<LogLine>,
-    /// Lines so far, those included that are not kept any more.
+    /// Lines so far, including those no longer kept.
     heard: u64,
-    /// For listeners, from the first one on: its buffer is 200 KiB, and most models of a large configuration have neither lines nor
-    /// listeners.
+    /// Created for the first listener: its buffer takes 200 KiB, and most models of a large configuration
+    /// have neither lines nor listeners.
     sender: Option<broadcast::Sender<LogLine>>,
 }
 
 impl LogRing {
-    /// A ring of `keep` lines, 1 or more.
+    /// Ring of `keep` lines, 1 or more.
     pub(crate) fn new(model: ModelName, keep: usize) -> Self {
         let keep = keep.max(1);
         Self { model, keep, lines: Mutex::default() }
     }
 
-    /// Keeps a line, sends it, and repeats it in our own log under the target `llama_server`, there without what looks like
-    /// a secret: that log goes to wherever logs are gathered.
+    /// Keeps a line, sends it, and copies it without secrets to our own log, which may be collected
+    /// elsewhere, under the target `llama_server`.
     pub(crate) fn push(&self, generation: GenerationId, stream: Stream, text: String) {
         tracing::info!(target: "llama_server", model = %self.model, %generation, "{}", secrets::text(&text));
         let line = LogLine { at: clock::wall(), model: self.model.clone(), generation, stream, text };
-        // Sent under the lock, so that a tail's snapshot and its receiver join without a gap or a repetition.
+        // Send under the lock, so that a tail's snapshot and its receiver join without a gap or a repetition.
         let mut lines = lock(&self.lines);
         if lines.kept.len() >= self.keep {
             lines.kept.pop_front();
@@ -99,7 +100,7 @@ impl LogRing {
         LogTail { lines: lines.kept.iter().cloned().collect(), receiver }
     }
 
-    /// What one process said, as far as it is kept.
+    /// Output of one process, as far as kept.
     pub(crate) fn of(&self, generation: GenerationId) -> Vec<String> {
         self.since(generation, 0)
     }
@@ -109,7 +110,7 @@ impl LogRing {
         lock(&self.lines).heard
     }
 
-    /// What one process said after the first so many lines of all, as far as it is kept.
+    /// Output of one process after the first `heard` lines of all, as far as kept.
     pub(crate) fn since(&self, generation: GenerationId, heard: u64) -> Vec<String> {
         let lines = lock(&self.lines);
         let gone = lines.heard - lines.kept.len() as u64;

@@ -1,5 +1,5 @@
-//! What the supervisor shows: one immutable picture of the fleet, numbered, for status, metrics and `/v1/models`.
-//! Reading it decides nothing: whoever wants to send a request asks for a lease.
+//! Published state: one immutable, numbered view of the fleet for status, metrics and `/v1/models`. No
+//! request is sent by it: that takes a lease.
 
 pub mod canary;
 pub mod event;
@@ -33,52 +33,52 @@ use crate::view::pin_entry::PinView;
 use crate::view::ready_since::ReadySince;
 use crate::view::reclaim_entry::ReclaimEntry;
 
-/// The fleet at one moment.
+/// State of the fleet at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FleetView {
-    /// Grows with every change.
+    /// Grows with each change.
     pub number: u64,
-    /// The models, in configured order.
+    /// Models in configured order.
     pub models: Vec<Arc<ModelView>>,
-    /// The processes of builds that are tried beside a model's own, each as a model that no client can ask for.
+    /// Processes of canaries, each as a model that clients cannot request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub canaries: Vec<Arc<ModelView>>,
-    /// The GPUs of this machine at the last reading; none where no driver tells.
+    /// GPUs at the last reading; empty without a driver.
     #[serde(default)]
     pub devices: Vec<DeviceView>,
-    /// The host's memory at the last reading of a process.
+    /// Host memory at the last reading of a process.
     #[serde(default)]
     pub host: Option<HostTotals>,
 }
 
-/// One GPU, as its driver tells. What the driver does not tell is absent, never 0.
+/// A GPU, as reported by its driver. Missing values are absent, never 0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceView {
-    /// Its number in all figures of VRAM.
+    /// Number of the GPU in all VRAM figures.
     pub gpu: GpuIndex,
-    /// Its name.
+    /// Name of the GPU.
     pub name: String,
-    /// Memory in all, in bytes.
+    /// Total memory in bytes.
     #[serde(default)]
     pub total: Option<u64>,
-    /// Memory in use by anybody, in bytes.
+    /// Memory used by all programs, in bytes.
     #[serde(default)]
     pub used: Option<u64>,
-    /// Memory that can be had, in bytes.
+    /// Available memory in bytes.
     #[serde(default)]
     pub free: Option<u64>,
     /// Degrees Celsius.
     #[serde(default)]
     pub temperature: Option<u32>,
-    /// The last Xid error (a fault of GPU or driver) that the driver told since we run.
+    /// Last Xid error (a fault of GPU or driver) in this run.
     #[serde(default)]
     pub xid: Option<u64>,
-    /// Why growth of memory on it is not acted on any more, if it is not: memory stayed in use after a process had ended.
+    /// Why growth on this GPU causes no replacements, if so: memory stayed in use after a process had ended.
     #[serde(default)]
     pub leak: Option<String>,
 }
 
-/// The state of a model as clients know it (`status.value` in `/v1/models`).
+/// State of a model for clients (`status.value` in `/v1/models`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelState {
@@ -88,16 +88,16 @@ pub enum ModelState {
     Loading,
     /// Requests are served.
     Loaded,
-    /// Requests wait: the only process is being replaced, stopped, or is suspect.
+    /// Requests wait: the only process is being replaced or stopped, or is suspect.
     Draining,
-    /// It crashed and waits for its next start.
+    /// The process crashed and waits for its next start.
     Backoff,
-    /// It cannot start before something changes: a flag, a file.
+    /// The process cannot start until a flag or file changes.
     Failed,
 }
 
 impl ModelState {
-    /// The name in `/v1/models`, status and metrics.
+    /// Name in `/v1/models`, status and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unloaded => "unloaded",
@@ -110,72 +110,72 @@ impl ModelState {
     }
 }
 
-/// One model.
+/// A model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelView {
-    /// Its name.
+    /// Name of the model.
     pub name: ModelName,
     /// Other names.
     pub aliases: Vec<String>,
-    /// Its state.
+    /// State.
     pub state: ModelState,
-    /// Callers waiting in the queue.
+    /// Waiting requests.
     pub waiting: usize,
-    /// The bound of the queue.
+    /// Maximum number of waiting requests.
     pub queue_depth: usize,
-    /// Its processes, oldest first. While one replaces another there are two per replica.
+    /// Processes, oldest first. During a replacement there are two per replica.
     pub backends: Vec<BackendView>,
     /// Replacements so far, by reason.
     pub recycles: Vec<(Reason, u64)>,
-    /// The last of them: why, and when it was complete (RFC 3339).
+    /// Reason of the last one, and time of completion (RFC 3339).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_replacement: Option<(Reason, String)>,
-    /// Requests to give memory back so far.
+    /// Reclaim requests so far.
     #[serde(default)]
     pub reclaims: ReclaimTotals,
     /// Unexpected ends so far.
     pub crashes: u64,
-    /// A process of it was ready once since we run.
+    /// A process of the model was ready in this run.
     #[serde(default)]
     pub was_ready: bool,
-    /// Context length in tokens that the last ready process reported.
+    /// Context length in tokens, from the last ready process.
     pub n_ctx: Option<u64>,
-    /// What it takes beside text, as the last ready process reported; `None` if it did not say.
+    /// Input kinds besides text, from the last ready process; `None` if not reported.
     #[serde(default)]
     pub modalities: Option<Modalities>,
-    /// What the policy says about the neediest backend, and what holds it back.
+    /// Decision about the neediest backend, and what holds it back.
     pub policy: Option<PolicyView>,
-    /// Why the last start failed, while that matters.
+    /// Last failed start, while relevant.
     pub last_failure: Option<Failure>,
-    /// What is to be expected while it has no process because one has failed.
+    /// Expectation while it has no process because of a failure.
     #[serde(default)]
     pub outage: Option<Outage>,
-    /// What became of the conversations at the last replacement that had any.
+    /// Conversations carried over at the last replacement that had any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm: Option<Warmth>,
-    /// Why a start or replacement chose its way (`sequential: a GPU is present`), for people.
+    /// Reason for the mode of the last start or replacement (`sequential: a GPU is present`), for people.
     pub replace_note: Option<String>,
     /// Requests that may have killed its processes.
     #[serde(default)]
     pub quarantine: QuarantineView,
-    /// Whether it may leave for another model.
+    /// Pin state.
     #[serde(default)]
     pub pin: PinView,
-    /// Who serves it, if no process of ours does. What is said of a process is said of the endpoint then.
+    /// Endpoint of a remote model. Fields about processes then describe the endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<RemoteView>,
-    /// The build that is tried beside its own, or was tried last.
+    /// Running canary, or the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<Box<CanaryView>>,
 }
 
 impl ModelView {
-    /// Its own name and its aliases: what a client may ask for.
+    /// Name and aliases, which clients may use.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
     }
 
-    /// A model of which nothing runs, and nothing has.
+    /// View of a model that never ran.
     pub fn unloaded(name: ModelName) -> Self {
         Self {
             name,
@@ -204,12 +204,12 @@ impl ModelView {
     }
 }
 
-/// Somebody else's endpoint that serves a model.
+/// Remote endpoint that serves a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteView {
-    /// Its address.
+    /// Address of the endpoint.
     pub url: String,
-    /// What the model is called there.
+    /// Name of the model there.
     pub model: String,
 }
 
@@ -217,60 +217,61 @@ pub struct RemoteView {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QuarantineView {
-    /// Those that are refused, then those that are suspected.
+    /// Refused requests, followed by suspected ones.
     pub requests: Vec<Known>,
-    /// Requests that were put under refusal so far.
+    /// Requests put under refusal so far.
     pub quarantined: u64,
-    /// Times that one of them was sent again and refused.
+    /// Refusals of these requests so far.
     pub refusals: u64,
 }
 
-/// A model without a process, because one has failed.
+/// Model without a process, because of a failure.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outage {
-    /// Callers are turned away at once, because waiting would most likely be in vain; else they wait in the queue.
+    /// Requests are refused at once, because waiting would most likely be useless; otherwise they wait in
+    /// the queue.
     pub refusing: bool,
-    /// The next start, in milliseconds since 1970 (UTC).
+    /// Next start, in milliseconds since 1970 (UTC).
     pub next_start_unix_ms: u64,
-    /// The next start comes as soon as a file that it needs has changed, whatever `next_start_unix_ms` says.
+    /// A change of a needed file starts it earlier than `next_start_unix_ms`.
     pub watching: bool,
-    /// What an operator can do, in a sentence.
+    /// Advice for an operator, in a sentence.
     pub cure: String,
 }
 
-/// What a model takes beside text.
+/// Input kinds besides text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Modalities {
     /// Images.
     pub vision: bool,
-    /// Recordings.
+    /// Audio.
     pub audio: bool,
-    /// Films.
+    /// Video.
     pub video: bool,
 }
 
 /// A decision and its cooldown.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PolicyView {
-    /// The decision.
+    /// Decision.
     pub decision: Decision,
-    /// What holds it back; `None` if nothing does.
+    /// Reason for holding it back, if any.
     pub held: Option<Held>,
 }
 
-/// One process.
+/// A process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackendView {
-    /// Which replica of the model, from 0.
+    /// Replica of the model, from 0.
     pub replica: u32,
-    /// Which generation; `None` before the first start.
+    /// Generation; `None` before the first start.
     pub generation: Option<GenerationId>,
-    /// Where it is in its life.
+    /// Phase of its life cycle.
     pub phase: Phase,
-    /// Its process id.
+    /// PID.
     pub pid: Option<u32>,
-    /// The program that it was started as; what it is by now may be another, if that program was a script or a wrapper.
+    /// Program that was started. A script or wrapper may have executed another one since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<PathBuf>,
     /// Since when it takes requests.
@@ -282,32 +283,32 @@ pub struct BackendView {
     pub slots: Option<u32>,
     /// Host memory at the last sample.
     pub host: Option<HostMemory>,
-    /// Host memory when it had become ready.
+    /// Host memory when it became ready.
     pub host_at_ready: Option<HostMemory>,
-    /// Work since its spawn.
+    /// Work since its start.
     pub work: Work,
-    /// What it last reported about its GPU memory; `None` if it reports nothing, as a plain llama-server.
+    /// Last report of GPU memory; `None` for a plain llama-server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<Report>,
-    /// What its memory does.
+    /// Memory history.
     #[serde(default)]
     pub memory: MemoryView,
-    /// Signs of its health beside probes.
+    /// Health apart from probes.
     #[serde(default)]
     pub health: HealthView,
-    /// What it lost on GPUs against the best process like it, in words; `None` if nothing is known to be missing.
+    /// Offload lost, compared with the best process with the same command, in words; `None` if none is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub degraded: Option<String>,
-    /// Whether it can be asked to give memory back, and what came of it.
+    /// Reclaim state.
     #[serde(default)]
     pub reclaim: ReclaimView,
-    /// What the policy does next with it; `None` before it was judged.
+    /// Next decision of the policy; `None` before the first judgement.
     #[serde(default)]
     pub next: Option<PolicyView>,
 }
 
 impl BackendView {
-    /// Bytes that it held of a memory when that was read last; `None` if it was not.
+    /// Bytes of a memory at the last reading, if any.
     pub fn held(&self, memory: MemoryKind) -> Option<u64> {
         match memory {
             MemoryKind::Host => self.host.map(HostMemory::charged),
@@ -318,113 +319,112 @@ impl BackendView {
     }
 }
 
-/// Requests to give memory back to all processes of a model.
+/// Reclaim requests to all processes of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReclaimTotals {
-    /// How many ended how.
+    /// Number of requests by outcome.
     pub counts: Vec<(Outcome, u64)>,
-    /// What was given back, by the processes' own count.
+    /// Memory given back, as counted by the processes.
     pub given: Given,
 }
 
-/// Requests to give memory back to one process.
+/// Reclaim requests to one process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReclaimView {
-    /// Who in it can be asked; `None` before the first reading.
+    /// Parts that can be asked; `None` before the first reading.
     pub parts: Option<Parts>,
-    /// `policy.reclaim`, as it was when the process was made.
+    /// `policy.reclaim` at the start of the process.
     pub wanted: bool,
-    /// It is being asked.
+    /// A request is under way.
     pub asking: bool,
-    /// How often it was asked.
+    /// Number of requests.
     pub count: u64,
-    /// What came of the last time.
+    /// Result of the last request.
     pub last: Option<ReclaimEntry>,
 }
 
-/// What the memory of a process does.
+/// Memory of a process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemoryView {
-    /// VRAM at the last sample, GPU by GPU; a GPU whose figure is not known is not in it.
+    /// VRAM at the last sample per GPU, without unknown ones.
     #[serde(default)]
     pub vram: Vec<Vram>,
-    /// Why VRAM is not known, so that nothing is decided by it; `None` if it is known or the machine has no GPU.
+    /// Why VRAM is unknown and causes no decisions; `None` if it is known or the machine has no GPU.
     #[serde(default)]
     pub vram_unknown: Option<String>,
-    /// Why neither host memory nor VRAM of its server is measured, so that no memory policy acts on it; `None` if they
-    /// are.
+    /// Why neither host memory nor VRAM of its server is measured, so that no memory policy acts on it;
+    /// `None` if they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unmeasured: Option<String>,
-    /// The control group that it is in, as the kernel counts for it; shown, never judged. `None` if it has none of
-    /// version 2.
+    /// Control group as counted by the kernel; shown but never judged. `None` without one of version 2.
     #[serde(default)]
     pub group: Option<CgroupMemory>,
-    /// The picture of each series that was read.
+    /// Growth of each series that was read.
     #[serde(default)]
     pub growth: Vec<Growth>,
-    /// What is left to each limit of a series that grows.
+    /// Forecasts for the limits of growing series.
     #[serde(default)]
     pub forecasts: Vec<ForecastView>,
-    /// Requests per second lately, as forecasts take them; `None` before the first one was answered.
+    /// Recent requests per second, as used by forecasts; `None` before the first answer.
     #[serde(default)]
     pub request_rate: Option<f64>,
-    /// What the server is told to keep, in words, one pool each.
+    /// Memory that the server keeps on purpose, one pool each, in words.
     #[serde(default)]
     pub allowance: Vec<String>,
-    /// The same in bytes: pools of host memory.
+    /// Pools of host memory, in bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub declared: Vec<Declared>,
-    /// Its slots share one context: what one of them holds is missing to the others.
+    /// The slots share one context: tokens of one slot reduce the room of the others.
     #[serde(default)]
     pub one_pool: bool,
-    /// The budgets of each memory in bytes, as far as they are known yet.
+    /// Known budgets of each memory, in bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub budgets: Vec<BudgetView>,
-    /// The number of the reading that all this is of: those of a process are counted from 1; 0 before the first.
+    /// Number of the reading, counted from 1 per process; 0 before the first.
     #[serde(default)]
     pub reading: u64,
 }
 
-/// The budgets of one memory in bytes, whatever they were written as.
+/// Budgets of one memory in bytes, independent of their unit in the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetView {
-    /// Which memory.
+    /// Memory.
     pub series: MemoryKind,
-    /// They.
+    /// Budgets of that memory.
     #[serde(flatten)]
     pub budget: Budget,
 }
 
-/// What is left until a limit is reached.
+/// Forecast for reaching a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ForecastView {
-    /// Which memory.
+    /// Memory.
     pub series: MemoryKind,
-    /// The reason that reaching the limit will be: `host_soft`, `vram_hard`, …
+    /// Reason of the replacement when the limit is reached: `host_soft`, `vram_hard`, …
     pub reason: Reason,
-    /// The forecast.
+    /// Forecast.
     #[serde(flatten)]
     pub forecast: Forecast,
 }
 
-/// Signs of health beside probes.
+/// Health apart from probes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HealthView {
-    /// Answers in a row in which the server said that computing failed.
+    /// Consecutive answers that reported a failed computation.
     #[serde(default)]
     pub compute_errors: u32,
-    /// Tokens per second and busy slot lately; `None` before enough was generated.
+    /// Recent tokens per second and busy slot; `None` before enough was generated.
     #[serde(default)]
     pub decode_rate: Option<f64>,
-    /// The same when it was fresh.
+    /// The same rate when the process was fresh.
     #[serde(default)]
     pub decode_baseline: Option<f64>,
-    /// For how long work has been in flight without any sign of progress.
+    /// Time for which work has been in flight without any sign of progress.
     #[serde(rename = "stalled_seconds", alias = "stalled_for", with = "warden_policies::seconds", default)]
     pub stalled_for: Option<Duration>,
-    /// How long that would be sound, by what its tokens and prompts took so far.
+    /// Normal limit of that time, by the tokens and prompts so far.
     #[serde(
         rename = "stalled_limit_seconds",
         alias = "stalled_limit",
@@ -440,7 +440,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether any value in it is a time as serde writes it by itself.
+    /// True if any value is a duration in serde's default form.
     fn has_parts_of_time(value: &Value) -> bool {
         match value {
             Value::Object(fields) => fields.contains_key("nanos") || fields.values().any(has_parts_of_time),
@@ -466,7 +466,7 @@ mod tests {
             (&json!(1.5), &json!(20.0))
         );
         assert_eq!(serde_json::from_value::<BackendView>(now).unwrap(), view);
-        // The same picture, asked for later.
+        // The same view, read later.
         tokio::time::advance(Duration::from_secs(3)).await;
         assert_eq!(serde_json::to_value(&view).unwrap()["ready_seconds"], json!(8.0));
     }

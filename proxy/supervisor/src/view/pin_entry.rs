@@ -1,38 +1,38 @@
-//! A model that was pinned or let loose by hand: a line of the ledger, an event, and what is shown of the model.
+//! Pin of a model by an operator: ledger line, event and view.
 
 use serde::{Deserialize, Serialize};
 use warden_policies::ModelName;
 
-/// The `kind` of a line about a pin.
+/// `kind` of a ledger line about a pin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PinKind {
-    /// Somebody said whether a model may leave for another one.
+    /// An operator pinned or unpinned a model.
     #[default]
     Pin,
 }
 
-/// Somebody said whether a model may leave for another one.
+/// An operator pinned or unpinned a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinEntry {
     /// Always `pin`.
     pub kind: PinKind,
-    /// Of the same numbers as those of replacements.
+    /// Entry number, counted together with replacements.
     pub id: u64,
-    /// When, RFC 3339.
+    /// Time, RFC 3339.
     pub at: String,
-    /// The model.
+    /// Model.
     pub model: ModelName,
-    /// It never leaves for another one from now on; else it does, whatever is configured.
+    /// True: it is never unloaded for another model. False: it may be, whatever is configured.
     pub pinned: bool,
-    /// What is configured (`pin`).
+    /// Configured value (`pin`).
     pub configured: bool,
-    /// Who said so, as far as we can tell: `page, 127.0.0.1`.
+    /// Operator, as far as known: `page, 127.0.0.1`.
     pub by: String,
 }
 
 impl PinEntry {
-    /// In a sentence, for people.
+    /// Description in a sentence, for people.
     pub fn words(&self) -> String {
         let what =
             if self.pinned { "pinned: it leaves for no other model" } else { "may leave for another model" };
@@ -41,12 +41,12 @@ impl PinEntry {
     }
 }
 
-/// Whether a model may leave for another one, as it is shown.
+/// Pin state of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinView {
-    /// It never does.
+    /// The model is never unloaded for another one.
     pub pinned: bool,
-    /// Who said so; `None`: it is as configured.
+    /// Operator who set it; `None` if it is as configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }

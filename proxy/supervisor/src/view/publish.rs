@@ -1,4 +1,4 @@
-//! Puts the models' pictures together into one numbered picture of the fleet.
+//! Combines the models' views into one numbered view of the fleet.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -20,9 +20,9 @@ pub(crate) struct Publisher {
 struct Desk {
     number: u64,
     order: Vec<ModelName>,
-    /// Models that clients cannot ask for.
+    /// Models that clients cannot request.
     canaries: Vec<ModelName>,
-    /// Views that are newer than the published ones. The others are kept in the published picture only.
+    /// Views newer than the published ones. Others are kept in the published view only.
     pending: HashMap<ModelName, Arc<ModelView>>,
     devices: Vec<DeviceView>,
     host: Option<HostTotals>,
@@ -33,7 +33,7 @@ struct Desk {
 }
 
 impl Publisher {
-    /// The models that are shown, in this order. Others are forgotten.
+    /// Sets the models to show, in this order. Others are dropped.
     pub(crate) fn set_order(&self, order: Vec<ModelName>, canaries: Vec<ModelName>) {
         let mut desk = lock(&self.desk);
         (desk.order, desk.canaries) = (order, canaries);
@@ -42,7 +42,7 @@ impl Publisher {
 
     pub(crate) fn update(&self, view: ModelView) {
         let mut desk = lock(&self.desk);
-        // A task reports itself again in its first turn: an equal view is not published.
+        // A task reports itself again in its first turn, and an equal view is not published.
         let is_shown = desk.order.contains(&view.name) || desk.canaries.contains(&view.name);
         let published = self.view();
         let mut all = published.models.iter().chain(&published.canaries);
@@ -56,7 +56,7 @@ impl Publisher {
         }
     }
 
-    /// Pauses publication while many models are added, or ends the pause and publishes. Each publication lists all
+    /// Pauses publication while many models are added, or resumes and publishes. Each publication lists all
     /// models, so adding 1,000 models one by one would list 500,000.
     pub(crate) fn set_paused(&self, is_paused: bool) {
         let mut desk = lock(&self.desk);
@@ -66,7 +66,7 @@ impl Publisher {
         }
     }
 
-    /// The machine as it was read last; shown with the next change of a model.
+    /// Sets the last reading of the machine; shown with the next change of a model.
     pub(crate) fn set_machine(&self, devices: Vec<DeviceView>, host: Option<HostTotals>) {
         let mut desk = lock(&self.desk);
         desk.devices = devices;
@@ -74,7 +74,7 @@ impl Publisher {
         desk.machine_is_new = true;
     }
 
-    /// Under the lock of the desk, so that numbers go out in order.
+    /// Called under the lock of the desk, so that numbers are published in order.
     fn publish(&self, desk: &mut Desk) {
         desk.number += 1;
         desk.machine_is_new = false;

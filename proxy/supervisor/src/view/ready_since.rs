@@ -1,5 +1,5 @@
-//! Since when a process takes requests. It is written as the seconds since then, counted when it is written: a view
-//! that is read some time after it was made shows no older figure.
+//! Moment in which a process became ready. The serialized form is the seconds since then at the time of
+//! writing, so that a view read later shows no old figure.
 
 use std::time::Duration;
 
@@ -7,18 +7,18 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tokio::time::Instant;
 use warden_policies::seconds::known;
 
-/// The moment in which a process became ready.
+/// Moment in which a process became ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadySince(Instant);
 
 impl ReadySince {
-    /// This long ago.
+    /// A moment `age` ago.
     pub fn ago(age: Duration) -> Self {
         let now = Instant::now();
         Self(now.checked_sub(age).unwrap_or(now))
     }
 
-    /// The time since then.
+    /// Time since that moment.
     pub fn elapsed(self) -> Duration {
         self.0.elapsed()
     }

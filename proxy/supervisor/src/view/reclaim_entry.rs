@@ -1,11 +1,11 @@
-//! What came of asking a process to give memory back: a line of the ledger, an event, and what an operator is answered.
+//! Result of asking a process to give memory back: ledger line, event, and answer to an operator.
 
 use serde::{Deserialize, Serialize};
 use warden_policies::reclaim::{Given, Outcome};
 use warden_policies::sample::{HostMemory, MemoryKind, Vram};
 use warden_policies::{ByteSize, GenerationId, ModelName, Reason};
 
-/// The `kind` of a line about a reclaim.
+/// `kind` of a ledger line about a reclaim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReclaimKind {
@@ -19,55 +19,56 @@ pub enum ReclaimKind {
 pub struct ReclaimEntry {
     /// Always `reclaim`.
     pub kind: ReclaimKind,
-    /// Of the same numbers as those of replacements.
+    /// Entry number, counted together with replacements.
     pub id: u64,
-    /// When it was complete, RFC 3339.
+    /// Time of completion, RFC 3339.
     pub at: String,
-    /// The model.
+    /// Model.
     pub model: ModelName,
-    /// Which of its replicas.
+    /// Replica.
     pub replica: u32,
-    /// The process, which goes on.
+    /// Generation, which continues to serve.
     pub generation: GenerationId,
-    /// Why.
+    /// Reason.
     pub reason: Reason,
-    /// Which memory was the reason; absent if an operator asked.
+    /// Memory that was the reason; absent if an operator asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<MemoryKind>,
-    /// The budget that was passed or is near, in bytes.
+    /// Budget that is exceeded or near, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_bytes: Option<u64>,
-    /// How it ended, all in all.
+    /// Overall outcome.
     pub outcome: Outcome,
-    /// For the heap; absent if that could not be asked for.
+    /// Outcome for the heap; absent if it could not be asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heap: Option<Outcome>,
-    /// For graphs, pools and cuBLAS; absent if they could not be asked for.
+    /// Outcome for graphs, pools and cuBLAS; absent if they could not be asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<Outcome>,
-    /// What it gave back, by its own count, in bytes.
+    /// Memory given back in bytes, as counted by the process.
     pub given: Given,
-    /// Milliseconds that it was at it.
+    /// Working time in milliseconds.
     pub ms: u64,
-    /// Host memory at the last reading before it was asked.
+    /// Host memory at the last reading before the request.
     pub host_before: Option<HostMemory>,
-    /// Host memory at the first reading after its answer.
+    /// Host memory at the first reading after the answer.
     pub host_after: Option<HostMemory>,
-    /// VRAM before, GPU by GPU.
+    /// VRAM before, per GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vram_before: Vec<Vram>,
     /// VRAM after.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vram_after: Vec<Vram>,
-    /// Whether the memory that was the reason came down far enough; `None` if an operator asked, or it is not known.
+    /// True if the memory that was the reason came down far enough; `None` if an operator asked, or it is
+    /// unknown.
     pub helped: Option<bool>,
-    /// Who asked for it, if an operator did and that is known: `page, 127.0.0.1`.
+    /// Operator who requested it, if known: `page, 127.0.0.1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
 
 impl ReclaimEntry {
-    /// One of which nothing more is known yet.
+    /// New entry with default values.
     pub fn of(model: ModelName, replica: u32, generation: GenerationId, reason: Reason) -> Self {
         Self {
             kind: ReclaimKind::Reclaim,
@@ -93,7 +94,7 @@ impl ReclaimEntry {
         }
     }
 
-    /// In a sentence, for people.
+    /// Description in a sentence, for people.
     pub fn words(&self) -> String {
         let bytes = |host: Option<HostMemory>| host.map(|host| ByteSize(host.charged()));
         let mut text = format!("{}: {} given back in {} ms", self.outcome.phrase(), self.given, self.ms);

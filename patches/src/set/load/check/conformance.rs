@@ -1,4 +1,4 @@
-//! Whether the program that shows how a set behaves is sound, as far as it can be told without a tree.
+//! Checks the conformance program of a set, as far as possible without a tree.
 
 use super::Checked;
 use super::words::{container, fault, files, id, is_inside, said, unique, with};

@@ -1,4 +1,4 @@
-//! Whether a fix, and its variables, are sound.
+//! Checks a fix and its variables.
 
 use std::collections::BTreeSet;
 

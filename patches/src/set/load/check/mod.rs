@@ -1,4 +1,4 @@
-//! What the types of a `set.toml` do not rule out.
+//! Checks everything in a `set.toml` that its types do not enforce.
 
 mod conformance;
 mod fixes;
@@ -151,7 +151,7 @@ fn check_hook(hook: &Hook, at: &[Step]) -> Checked {
         if line.contains(PREFIX) {
             return fault(&at, format!("`{PREFIX}` is put behind it when it is inserted"));
         }
-        // What a line opens would swallow the mark, and with it the way back.
+        // An open string or comment would include the marker, and the line could not be removed again.
         let marked = format!("{line} {PREFIX}a/b");
         if !scan::ends_with_mark(&marked) {
             return fault(&at, "a comment, string or character that this line does not close".to_owned());

@@ -1,4 +1,4 @@
-//! Names, paths and ids: what may be written.
+//! Checks names, paths and ids.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::Checked;
 use crate::scan::Container;
 use crate::set::load::position::Step::{self, Item, Key};
 
-/// The names of backends, as in ggml's cmake options.
+/// Names of backends, as in ggml's cmake options.
 const BACKENDS: [&str; 11] =
     ["blas", "cann", "cpu", "cuda", "hip", "metal", "musa", "opencl", "rpc", "sycl", "vulkan"];
 
@@ -26,7 +26,7 @@ pub(super) fn files(files: &[String], at: &[Step]) -> Checked {
     Ok(())
 }
 
-/// A path from the root of a tree, with nothing that leads out of it.
+/// Returns true for a path relative to a tree's root that does not lead out of it.
 pub(super) fn is_inside(path: &str) -> bool {
     !path.contains(['\\', '\0', ':'])
         && path.split('/').all(|part| !matches!(part, "" | "." | "..") && !part.eq_ignore_ascii_case(".git"))

@@ -1,4 +1,4 @@
-//! Traces as people make them. Each is the same on every machine.
+//! Simulated traces of typical use. Each is the same on every machine.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::world::SplitMix;
 
 const GIB: u64 = 1024 * MIB;
 
-/// Bytes a second with which a model comes from a disk that is not slow.
+/// Bytes per second of a fast disk.
 const DISK: f64 = 2.5e9;
 
 fn tenant(name: &str, gib: u64) -> Tenant {
@@ -18,7 +18,7 @@ fn tenant(name: &str, gib: u64) -> Tenant {
     Tenant { name: name.to_owned(), bytes, load, slots: 4 }
 }
 
-/// Requests under way.
+/// Requests of a trace being made.
 struct Maker {
     random: SplitMix,
     requests: Vec<Request>,
@@ -34,7 +34,7 @@ impl Maker {
         self.requests.push(Request { at: of(at), model, takes: of(takes) });
     }
 
-    /// Somebody chats for some turns: reads, thinks, asks again.
+    /// A person chats for some turns: reads, thinks, asks again.
     fn chat(&mut self, mut at: f64, model: usize, turns: u64, thinks: f64) {
         for _ in 0..turns {
             let takes = self.random.between(2.0, 12.0);
@@ -43,7 +43,7 @@ impl Maker {
         }
     }
 
-    /// People come at random and chat.
+    /// People arrive at random and chat.
     fn chats(&mut self, hours: f64, every: f64, models: &[usize]) {
         let mut at = 0.0;
         while at < hours * 3600.0 {
@@ -54,7 +54,7 @@ impl Maker {
         }
     }
 
-    /// Requests at random, each by itself.
+    /// Independent requests at random times.
     fn random(&mut self, hours: f64, every: f64, model: usize, takes: f64) {
         let mut at = self.random.exponential(every);
         while at < hours * 3600.0 {
@@ -64,7 +64,7 @@ impl Maker {
         }
     }
 
-    /// A crowd at once.
+    /// Many requests at once.
     fn burst(&mut self, at: f64, model: usize, count: u64, within: f64) {
         for _ in 0..count {
             let (at, takes) = (at + self.random.between(0.0, within), self.random.between(2.0, 10.0));
@@ -72,7 +72,7 @@ impl Maker {
         }
     }
 
-    /// All requests of another one, so much later.
+    /// Adds all requests of another trace with a delay.
     fn add(&mut self, other: &Self, later: Duration) {
         self.requests.extend(other.requests.iter().map(|one| Request { at: one.at + later, ..*one }));
     }
@@ -83,7 +83,7 @@ impl Maker {
     }
 }
 
-/// All made-up traces.
+/// All simulated traces.
 pub(super) fn made() -> Vec<Trace> {
     vec![
         chats_over_three(),
@@ -121,7 +121,7 @@ fn chats_over_eight() -> Trace {
     )
 }
 
-/// Two agents, each with a model of its own, ask at any time; memory holds one of them.
+/// Two agents with a model each, at any time; memory holds one model.
 fn two_agents() -> Trace {
     let mut maker = Maker::new(3);
     for model in [0, 1] {
@@ -130,7 +130,7 @@ fn two_agents() -> Trace {
     maker.trace("two agents that alternate", 24, vec![tenant("a", 18), tenant("b", 20)])
 }
 
-/// A planner asks, then its coder some times, in one loop.
+/// In one loop, a planner is asked once, then its coder several times.
 fn planner_and_coder() -> Trace {
     let mut maker = Maker::new(4);
     for start in [0.0, 7.0, 31.0] {
@@ -168,7 +168,7 @@ fn two_busy_models() -> Trace {
     )
 }
 
-/// Each question is embedded, ranked and answered.
+/// Each question is embedded, reranked and answered.
 fn retrieval() -> Trace {
     let mut maker = Maker::new(7);
     let mut at = 0.0;
@@ -186,7 +186,7 @@ fn retrieval() -> Trace {
     maker.trace("retrieval, and now and then a large one", 24, models)
 }
 
-/// By day people chat, by night a batch runs through everything with another model.
+/// By day people chat; at night a batch uses another model for everything.
 fn nights() -> Trace {
     let mut maker = Maker::new(8);
     maker.chats(10.0, 180.0, &[0, 1]);
@@ -237,7 +237,7 @@ fn one_large_two_small() -> Trace {
     )
 }
 
-/// Every hour another model is what people want.
+/// The most used model changes every hour.
 fn changing_favourites() -> Trace {
     let mut maker = Maker::new(13);
     for hour in 0..8_u32 {
@@ -250,7 +250,7 @@ fn changing_favourites() -> Trace {
     maker.trace("favourites that change by the hour", 30, models.to_vec())
 }
 
-/// Everybody comes at nine, with four models in mind.
+/// All users start at nine, with four models.
 fn mornings() -> Trace {
     let mut maker = Maker::new(14);
     for day in 0..3_u32 {

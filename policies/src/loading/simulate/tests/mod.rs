@@ -1,5 +1,5 @@
-//! Our decisions compared with the rules of other programs, on made-up traces: they are never much worse than the best
-//! of them.
+//! Compares our decisions with the rules of other programs on simulated traces: they are never much worse
+//! than the best of them.
 
 mod made;
 mod rivals;
@@ -17,14 +17,14 @@ fn usual() -> Numbers {
     crate::defaults().loading.clone()
 }
 
-/// Ours, and all others.
+/// Returns our score, and the scores of all other rules.
 fn scores(trace: &Trace) -> (Score, Vec<(String, Score)>) {
     let rivals = [Rival::Count(safe_count(trace)), Rival::Idle(Duration::from_secs(300)), Rival::OneOfAGroup];
     let rivals = rivals.map(|rival| (rival.name(), play(trace, &mut RivalRule { rival, trace })));
     (run(trace, &usual()), rivals.into())
 }
 
-/// The numbers of docs/models.md: loads, and the time that 99 of 100 requests waited at most.
+/// The numbers in docs/models.md: loads, and the 99th percentile of waits.
 #[test]
 fn the_table_of_the_documentation_is_what_is_measured() {
     let cell = |score: &Score| format!("{} / {:.0} s", score.loads, score.p99.as_secs_f64());
@@ -67,7 +67,8 @@ fn models_that_alternate_are_swapped_half_as_often() {
                 assert!(ours.loads * 2 <= count.1.loads, "{}: {ours:?} against {count:?}", trace.name);
                 seen += 1;
             }
-            // Each crowd is another model's, and its model has to come: fewer loads would let a whole crowd wait for the next.
+            // Each crowd uses another model, which must be loaded: fewer loads would make a whole crowd
+            // wait for the next.
             "crowds that alternate" => assert_eq!((ours.loads, ours.p99), (60, count.1.p99)),
             _ => assert!(ours.loads <= count.1.loads + count.1.loads / 10, "{}: {ours:?}", trace.name),
         }
@@ -76,7 +77,7 @@ fn models_that_alternate_are_swapped_half_as_often() {
 }
 
 proptest! {
-    /// Each of those who wait waits for the turns of those before it, and no longer.
+    /// Each waiting model waits for the turns of those before it, and no longer.
     #[test]
     fn nobody_waits_longer_than_the_turns_of_all_others(
         sizes in proptest::collection::vec(2_u64..24, 2..6),
@@ -90,7 +91,8 @@ proptest! {
                 name: format!("m{index}"),
                 bytes: gib * GIB,
                 load: Duration::from_millis(1000 + gib * 400),
-                // Who is loaded answers all at once, so that what is waited for is a model and no slot.
+                // A loaded model answers everything at once, so that requests wait for a model, never for a
+                // slot.
                 slots: u32::MAX,
             })
             .collect();

@@ -1,22 +1,25 @@
-//! The rules of other programs. Each knows how much memory there is, and none of its starts fails: better than in real life.
+//! The rules of other programs. Each knows the memory size, and none of its starts fails: better than in
+//! practice.
 
 use std::time::Duration;
 
 use super::Trace;
 use crate::loading::simulate::run::{LoadingRule, ModelOrder, ModelPlace, ModelSight};
 
-/// A rule.
+/// A loading rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rival {
-    /// At most so many models, however large; the one that was used longest ago leaves. So does llama.cpp's router.
+    /// At most this many models of any size; the least recently used is unloaded. llama.cpp's router does
+    /// this.
     Count(usize),
-    /// As many as memory holds, the one that was used longest ago leaves, and each that was idle for so long. So does Ollama.
+    /// As many as memory holds; the least recently used is unloaded, and each after an idle time. Ollama
+    /// does this.
     Idle(Duration),
-    /// One model at a time: one group in which each excludes all others. So does llama-swap where nothing else is said.
+    /// One model at a time: one group in which each excludes all others. llama-swap does this by default.
     OneOfAGroup,
 }
 
-/// A rule at work.
+/// State of a rule.
 pub(super) struct RivalRule<'a> {
     pub(super) rival: Rival,
     pub(super) trace: &'a Trace,
@@ -27,13 +30,13 @@ impl LoadingRule for RivalRule<'_> {
         self.rival.decide(now, self.trace, sights)
     }
 
-    /// Idle times end although nothing happens.
+    /// Idle times end without events.
     fn idle_interval(&self) -> Option<Duration> {
         Some(Duration::from_secs(10))
     }
 }
 
-/// The largest number of models of which any so many fit.
+/// Returns the largest number of models of which any selection fits.
 pub(super) fn safe_count(trace: &Trace) -> usize {
     let mut sizes: Vec<u64> = trace.models.iter().map(|model| model.bytes).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
@@ -73,7 +76,7 @@ impl Rival {
             .filter_map(|(model, sight)| Some((sight.oldest?, model)))
             .collect();
         wanted.sort();
-        // The first of those who wait is served first, so that nobody waits for ever.
+        // The first waiting model is served first, so that none waits forever.
         if let Some((_, model)) = wanted.first().copied() {
             loop {
                 if self.fits(trace, &there, model, false) {
@@ -95,7 +98,7 @@ impl Rival {
         orders
     }
 
-    /// Whether a model fits beside those that are there, or beside those that stay.
+    /// Returns true if a model fits next to the loaded ones, or next to those that stay.
     fn fits(self, trace: &Trace, there: &[(usize, ModelSight)], model: usize, soon: bool) -> bool {
         let counts = |sight: &ModelSight| match sight.here {
             ModelPlace::Out => false,

@@ -1,5 +1,6 @@
-//! What is done from the page: each form is one action on one model. It goes on beside the answer, which leads back to where the
-//! form was; what came of it is a notice on every view, an event, and a line of the ledger where there is one.
+//! Actions of the page: each form is one action on one model. The action runs in the background, while the
+//! answer leads back to the form's view. Its outcome is a notice on every view, an event, and a ledger
+//! entry where one is written.
 
 use std::net::IpAddr;
 
@@ -11,10 +12,9 @@ use super::view::is_here;
 use crate::admin::answer::Admin;
 use crate::admin::query::Query;
 
-/// Actions that go on at a time; more are a script that has gone wild, or somebody's finger on a key.
+/// Limit of concurrent actions; only a runaway script or a held key exceeds it.
 const AT_A_TIME: usize = 32;
 
-/// One action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Restart,
@@ -46,16 +46,16 @@ impl Action {
     }
 }
 
-/// What a form asks for.
+/// A parsed form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Order {
     pub(crate) action: Action,
     pub(crate) model: String,
-    /// Where to go then: on this page.
+    /// Path on this page to return to.
     pub(crate) back: String,
 }
 
-/// Why a form means nothing.
+/// Why a form is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Wrong {
     #[error(transparent)]
@@ -68,10 +68,10 @@ pub(crate) enum Wrong {
     TooMany,
 }
 
-/// Reads a form. `is_ours`: whether a token is that of this instance.
+/// Reads a form. `is_ours` checks a token against that of this instance.
 ///
 /// # Errors
-/// It lacks the token, or asks for nothing that there is.
+/// The token is missing, or the action or model is unknown.
 pub(crate) fn order(form: &Query, is_ours: impl FnOnce(&str) -> bool) -> Result<Order, Wrong> {
     if !form.get("token").is_some_and(is_ours) {
         return Err(Refused::Token.into());
@@ -84,15 +84,15 @@ pub(crate) fn order(form: &Query, is_ours: impl FnOnce(&str) -> bool) -> Result<
     Ok(Order { action, model: model.to_owned(), back: here.unwrap_or("/page/").to_owned() })
 }
 
-/// Who acts, for events and ledger.
+/// The caller's name for events and the ledger.
 pub(crate) fn who(peer: Option<IpAddr>) -> String {
     peer.map_or_else(|| "page, admin socket".to_owned(), |peer| format!("page, {peer}"))
 }
 
-/// Begins it. Returns the number of its notice.
+/// Starts an action. Returns the number of its notice.
 ///
 /// # Errors
-/// Too much is being done.
+/// Too many actions are running.
 pub(crate) fn begin(admin: &Admin, order: Order, who: String) -> Result<u64, Wrong> {
     let desk = &admin.page;
     if desk.work.len() >= AT_A_TIME {
@@ -112,10 +112,10 @@ pub(crate) fn begin(admin: &Admin, order: Order, who: String) -> Result<u64, Wro
     Ok(id)
 }
 
-/// Ends a request. It is told at once; its client is answered by whoever serves it.
+/// Cancels a request: it is only notified here; the task that serves it answers its client.
 ///
 /// # Errors
-/// The form lacks the token, or names no request.
+/// The token is missing, or the form names no request.
 pub(crate) fn cancel(
     admin: &Admin,
     form: &Query,
@@ -160,7 +160,7 @@ async fn carry_out(admin: &Admin, action: Action, model: &str, who: &str) -> Res
         Action::Load => {
             let name = fleet.resolve(Some(model)).map_err(|unknown| unknown.to_string())?;
             fleet.note_asked(Some(&name), action.word(), who);
-            // As a request does it that needs no slot: whatever comes in between, nothing that serves is touched.
+            // Loads the model as a request without a slot does, so that nothing that serves is touched.
             fleet.lease(&name, LeaseKind::Aux).await.map(drop).map_err(|denied| denied.to_string())?;
             Ok(String::new())
         }

@@ -1,5 +1,5 @@
-//! Answers of the page, with the headers that each has: nothing runs and nothing is loaded but what is ours, nobody frames it,
-//! nothing of it is kept by a browser but files that never change.
+//! Answers of the page and their security headers: only our own scripts run, only our own files load, and
+//! no site may frame the page. A browser stores only files that never change.
 
 use std::fmt::Display;
 use std::sync::LazyLock;
@@ -15,7 +15,7 @@ use super::memory;
 use crate::admin::answer::Body;
 use crate::series::answer::MemoryData;
 
-/// What the page may load: its own style, which stands in it, script and stream. Its icon is in itself.
+/// The page's policy: it may load its own inline style, script and stream. Its icon is inline.
 static POLICY: LazyLock<String> = LazyLock::new(|| {
     let style = &files::all().style.digest;
     format!(
@@ -23,16 +23,17 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
          form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     )
 });
-/// What a report may: its own style. It is a file that somebody may have changed, so nothing in it runs, and it has no origin.
+/// A report's policy: its own style only. The file may have been changed, so nothing in it runs, and it has
+/// no origin.
 const REPORT: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors 'none'; base-uri 'none'";
 
-/// Takes the page out of the hands of whoever opened it, for which a browser starts another process.
+/// Severs the page from the window that opened it, for which a browser starts another process.
 const OPENER: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
 
-/// Shorter answers are not worth the work.
+/// Answers with fewer bytes are not compressed.
 const WORTH: usize = 1024;
 
-/// What an answer is.
+/// Content of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Page,
@@ -53,8 +54,8 @@ impl Kind {
     }
 }
 
-/// Headers of every answer. The referrer stays within the page, and not `no-referrer`: with that, browsers send forms without
-/// saying where they come from.
+/// Sets the headers of every answer. The referrer stays within the page: with `no-referrer`, browsers would
+/// send forms without saying where they come from.
 fn safe(headers: &mut HeaderMap, policy: &'static str) {
     let all: [(HeaderName, &'static str); 6] = [
         (header::CONTENT_SECURITY_POLICY, policy),
@@ -69,7 +70,6 @@ fn safe(headers: &mut HeaderMap, policy: &'static str) {
     }
 }
 
-/// An answer of some kind with a body.
 pub(super) fn with(status: StatusCode, kind: Kind, body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
@@ -80,7 +80,7 @@ pub(super) fn with(status: StatusCode, kind: Kind, body: Body) -> Response<Body>
     response
 }
 
-/// An answer that is kept by nobody. `asked`: the request's headers, where it may be compressed.
+/// An answer that is not stored. `asked`: the request's headers, if the answer may be compressed.
 pub(super) fn plain(
     status: StatusCode,
     kind: Kind,
@@ -103,7 +103,7 @@ pub(super) fn plain(
     response
 }
 
-/// What memory did, as a file that needs nothing else.
+/// Memory data as a self-contained file.
 pub(super) fn download(data: &MemoryData) -> Response<Body> {
     let mut response = plain(StatusCode::OK, Kind::Report, memory::file(data).into(), None);
     let name = format!("attachment; filename=\"{}\"", memory::file_name(data));
@@ -113,7 +113,7 @@ pub(super) fn download(data: &MemoryData) -> Response<Body> {
     response
 }
 
-/// What is refreshed of a view; nothing where the browser has it.
+/// The refreshed part of a view; empty if the browser has it.
 pub(super) fn page(part: &Rendered, asked: &HeaderMap) -> Response<Body> {
     let tag = format!("\"{}\"", part.tag);
     let has = asked.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
@@ -134,7 +134,7 @@ pub(super) fn page(part: &Rendered, asked: &HeaderMap) -> Response<Body> {
     response
 }
 
-/// A file that never changes: its name has a hash of it.
+/// A file that never changes: its name contains a hash of its content.
 pub(super) fn file(file: &File, asked: &HeaderMap) -> Response<Body> {
     let small = takes_gzip(asked);
     let mut response = Response::new(full(if small { file.gzip.clone() } else { file.plain.clone() }));
@@ -149,7 +149,7 @@ pub(super) fn file(file: &File, asked: &HeaderMap) -> Response<Body> {
     response
 }
 
-/// To another address of the page, by GET.
+/// A redirect to another address of the page, by GET.
 pub(super) fn lead(to: &str) -> Response<Body> {
     let mut response = with(StatusCode::SEE_OTHER, Kind::Text, full(Bytes::new()));
     let to = HeaderValue::try_from(to).unwrap_or_else(|_| HeaderValue::from_static("/page/"));
@@ -157,7 +157,7 @@ pub(super) fn lead(to: &str) -> Response<Body> {
     response
 }
 
-/// A sentence that says why not.
+/// A refusal with its reason as a sentence.
 pub(super) fn refuse(status: StatusCode, why: &dyn Display) -> Response<Body> {
     plain(status, Kind::Text, format!("{why}\n").into(), None)
 }
@@ -166,7 +166,7 @@ fn full(body: Bytes) -> Body {
     Full::new(body).boxed_unsync()
 }
 
-/// Whether a browser takes gzip, RFC 9110 section 12.5.3.
+/// Returns true if a browser accepts gzip, RFC 9110 section 12.5.3.
 fn takes_gzip(headers: &HeaderMap) -> bool {
     let all = headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let mut codings = all.flat_map(|value| value.split(','));
@@ -177,8 +177,8 @@ fn takes_gzip(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Whether another page may have led here, and may hold the window in which the answer is shown. A browser says `none` where somebody
-/// typed the address or has a bookmark; nothing is said by old browsers and by other programs.
+/// Returns true if another site may have led here, and may hold the window that shows the answer. A browser
+/// sends `none` for a typed address or a bookmark; old browsers and other programs send nothing.
 fn led_by_others(asked: &HeaderMap) -> bool {
     let site = asked.get(SITE).map(HeaderValue::as_bytes);
     !matches!(site, Some(b"none" | b"same-origin"))

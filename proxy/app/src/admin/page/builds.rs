@@ -1,5 +1,5 @@
-//! Builds: which one each model runs and will run, what is in it, how it was proven, what is tried. Values in, markup out;
-//! [`Shelf::read`] alone reads the store.
+//! The view *Builds*: the build that each model runs and will run, its content, its checks, its canaries.
+//! Values in, markup out; only [`Shelf::read`] reads the store.
 
 use std::path::Path;
 
@@ -13,19 +13,19 @@ use super::part::{link, moment};
 use crate::admin::query::address;
 use crate::cli::builds::{row, stands};
 
-/// What is in the store.
+/// Content of the store.
 #[derive(Debug, Default)]
 pub(crate) struct Shelf {
     pub(crate) builds: Vec<Provenance>,
     pub(crate) damaged: Vec<String>,
     pub(crate) in_use: Option<BuildId>,
     pub(crate) choices: Choices,
-    /// Why it could not be read, if it could not.
+    /// Why the store could not be read.
     pub(crate) trouble: Option<String>,
 }
 
 impl Shelf {
-    /// Reads the store of a data folder. It blocks.
+    /// Reads the store of a data folder. Blocks.
     pub(crate) fn read(data: &Path) -> Self {
         let store = Store::new(data);
         let listing = match store.list() {
@@ -43,7 +43,7 @@ impl Shelf {
     }
 }
 
-/// What stands in `<main>`.
+/// The content of `<main>`.
 pub(crate) fn view(picture: &Picture, shelf: &Shelf, data: &Path) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Builds");
@@ -123,7 +123,7 @@ fn head(table: &mut Html, titles: &[&str]) {
     });
 }
 
-/// What each model runs, and what is done about its memory.
+/// Lists the builds and mitigations of each model.
 fn models(html: &mut Html, picture: &Picture, data: &Path) {
     let store = Store::new(data);
     let told = |path: &Path| match store.build_of(path) {
@@ -174,7 +174,7 @@ fn models(html: &mut Html, picture: &Picture, data: &Path) {
     });
 }
 
-/// What a build did to prove itself.
+/// Lists the checks that a build passed.
 fn proof(td: &mut Html, build: &Provenance) {
     let verified = &build.verified;
     if verified.checks.is_empty() {

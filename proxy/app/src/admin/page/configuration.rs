@@ -1,14 +1,15 @@
-//! What is in force, with where each value comes from and without secrets: what `config show` prints, as a page.
+//! The view *Configuration*: values in force with their sources and without secrets, as `config show`
+//! prints them.
 
 use warden_pages::Html;
 
 use super::part::link;
 use super::search::has_words;
 
-/// Sections that are shown at a time: those of some fifty models, beside all that is not about one.
+/// Sections shown at a time: those of some fifty models, with all sections that belong to no model.
 const SECTIONS: usize = 200;
 
-/// What somebody wants to see.
+/// The search form.
 pub(crate) fn form(words: &str) -> Html {
     let mut html = Html::new();
     html.within(
@@ -33,8 +34,8 @@ pub(crate) fn form(words: &str) -> Html {
     html
 }
 
-/// `text`: what `config show` prints, without secrets; `pending`: sections that have changed since we started and that a restart
-/// takes over.
+/// `text`: the output of `config show`, without secrets; `pending`: sections changed since the start, which
+/// only a restart applies.
 pub(crate) fn view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Configuration");
@@ -110,7 +111,7 @@ pub(crate) fn view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
     html
 }
 
-/// Sections with their lines. What stands in front of the first one is for readers of a terminal.
+/// Sections with their lines. Text before the first section is for terminals and left out.
 fn sections(text: &str) -> Vec<(&str, Vec<&str>)> {
     let mut all: Vec<(&str, Vec<&str>)> = Vec::new();
     for line in text.lines().filter(|line| !line.is_empty()) {
@@ -123,7 +124,8 @@ fn sections(text: &str) -> Vec<(&str, Vec<&str>)> {
     all
 }
 
-/// A setting and where it comes from. The place is behind the last two blanks and a `#`, which no value ends with unquoted.
+/// Splits a setting from its source, which follows the last two blanks and a `#`. No value ends with these
+/// unquoted.
 fn apart(line: &str) -> (&str, &str) {
     line.rsplit_once("  # ").unwrap_or((line, ""))
 }

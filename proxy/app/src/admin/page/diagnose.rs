@@ -1,4 +1,5 @@
-//! The view *Diagnose*: reports in the folder `reports` of the state directory, and the command that writes one. Pure.
+//! The view *Diagnose*: reports in the folder `reports` of the state directory, and the command that writes
+//! a report. Pure.
 
 use std::path::Path;
 
@@ -8,9 +9,9 @@ use warden_policies::{ByteSize, ModelName};
 use super::part::link;
 use super::reports::{Written, plain};
 
-/// Models for which the command is shown.
+/// Limit of models for which the command is shown.
 const SHOWN: usize = 10;
-/// What stands in `<main>`.
+/// The content of `<main>`.
 pub(crate) fn view<'a>(
     reports: &[Written],
     folder: &Path,
@@ -43,7 +44,7 @@ pub(crate) fn view<'a>(
     html
 }
 
-/// The reports that there are.
+/// Lists the reports.
 fn listed(html: &mut Html, reports: &[Written]) {
     html.element("h2", &[], "Reports");
     if reports.is_empty() {
@@ -92,7 +93,7 @@ fn listed(html: &mut Html, reports: &[Written]) {
     });
 }
 
-/// A name as a part of a path.
+/// Percent-encodes a name for a path.
 fn address(name: &str) -> String {
     let mut path = String::from("/page/reports/");
     for byte in name.bytes() {
@@ -104,7 +105,7 @@ fn address(name: &str) -> String {
     path
 }
 
-/// A word for a shell. What no shell can take stays as it is, for people to see.
+/// Quotes a word for a shell. A word that no shell accepts stays unquoted, for display only.
 fn quoted(word: &str) -> String {
     shlex::try_quote(word).map_or_else(|_| word.to_owned(), std::borrow::Cow::into_owned)
 }

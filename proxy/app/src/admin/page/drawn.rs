@@ -1,4 +1,4 @@
-//! What was kept of one memory as a plot: values in, values out.
+//! Turns the recorded series of one memory into a plot: values in, values out.
 
 use warden_pages::plot::{
     Across, Area, AreaKind, Coming, Curve, CurveKind, Law, Level, Limit, LimitKind, Mark, MarkKind, Plot, Up,
@@ -9,12 +9,12 @@ use warden_policies::units::exact;
 use crate::series::answer::{MemoryData, Point, Present, SeriesData};
 use crate::series::marks;
 
-/// Without a reading for so many points, or so many seconds, nothing was read.
+/// A gap is this many points, or [`GAP_SECONDS`], without a reading.
 const GAP_POINTS: u64 = 3;
 const GAP_SECONDS: u64 = 60;
-/// For a forecast a plot goes on by this share of its range at most.
+/// A forecast extends a plot by at most this share of its range.
 const AHEAD: f64 = 0.3;
-/// Stretches of one budget that are drawn: each has a line in the legend.
+/// Limit of drawn stretches of one budget: each has a line in the legend.
 const MOST_LIMITS: usize = 3;
 /// Budgets are kept in whole KiB.
 const KIB: u64 = 1024;
@@ -22,7 +22,7 @@ const KIB: u64 = 1024;
 /// The plot of one memory.
 pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> Plot {
     let place = |point: &Point| {
-        // In its middle, and not in the future.
+        // The middle of the point's span, but not in the future.
         let middle = point.at.saturating_add(series.seconds / 2);
         exact(middle.min(data.now.max(point.at)))
     };
@@ -60,7 +60,7 @@ pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> Plot {
         up: Up::Bytes,
         span: Some(span(data)),
         curves: vec![Curve { kind: CurveKind::Readings, name: read_how(series), stretches: readings }],
-        // Those of former processes are drawn; the legend has a word for the last.
+        // Lines of former processes are drawn; the legend names only the last.
         laws: laws
             .into_iter()
             .zip(1..)
@@ -87,7 +87,8 @@ pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> Plot {
     }
 }
 
-/// The same for all plots, so that one moment is at one place: with room for the forecasts.
+/// The range of all plots of a page, so that a moment is at the same place in each; it includes the
+/// forecasts.
 fn span(data: &MemoryData) -> (f64, f64) {
     let (from, to) = (exact(data.from), exact(data.to));
     let far = data.series.iter().filter_map(|series| coming(series, data)).map(|coming| coming.reached[1]);
@@ -95,7 +96,8 @@ fn span(data: &MemoryData) -> (f64, f64) {
     (from, to + ahead.min((to - from) * AHEAD))
 }
 
-/// A prompt cache of gigabytes must not make a flat line of megabytes that were read: what is declared is drawn up to so many bytes.
+/// Top of the plot, up to which declared caches are drawn. A prompt cache of gigabytes must not flatten a
+/// line of megabytes.
 fn top(series: &SeriesData) -> u64 {
     let most = series.points.iter().map(|point| point.max).max().unwrap_or(0);
     let least = series.points.iter().map(|point| point.min).min().unwrap_or(0);
@@ -126,7 +128,7 @@ const fn hard(point: &Point) -> Option<u64> {
     point.lines.hard
 }
 
-/// Points of one process without a gap.
+/// Splits points into stretches of one process without a gap.
 fn stretches(series: &SeriesData) -> Vec<&[Point]> {
     let gap = (series.seconds * GAP_POINTS).max(GAP_SECONDS);
     let together =
@@ -134,7 +136,7 @@ fn stretches(series: &SeriesData) -> Vec<&[Point]> {
     series.points.chunk_by(together).collect()
 }
 
-/// A budget, as long as it was the same: the last ones.
+/// The last stretches in which a budget was constant.
 fn limits(series: &SeriesData, kind: LimitKind, of: fn(&Point) -> Option<u64>) -> Vec<Limit> {
     let same = |a: &Point, b: &Point| of(a).map(|limit| limit / KIB) == of(b).map(|limit| limit / KIB);
     let held: Vec<&[Point]> = series.points.chunk_by(same).collect();
@@ -142,7 +144,7 @@ fn limits(series: &SeriesData, kind: LimitKind, of: fn(&Point) -> Option<u64>) -
     let one = |(stretch, number): (&&[Point], usize)| {
         let (first, last) = (stretch.first()?, stretch.last()?);
         let at = exact(of(last)?);
-        // One that never changed goes all along.
+        // A budget that never changed spans the whole plot.
         let to = if number == end { f64::MAX } else { exact(last.at.saturating_add(series.seconds)) };
         let from = if number == 1 { f64::MIN } else { exact(first.at) };
         let held = (number > 1 || number < end).then_some((from, to));
@@ -153,7 +155,8 @@ fn limits(series: &SeriesData, kind: LimitKind, of: fn(&Point) -> Option<u64>) -
     all
 }
 
-/// What is said of the process that runs now, where the plot reaches to it: of a stretch of the past it would be another's law.
+/// The verdict of the running process, if the plot reaches to now. In a plot of the past it would describe
+/// another process.
 fn present<'a>(series: &'a SeriesData, data: &MemoryData) -> Option<&'a Present> {
     let reaches = data.to.saturating_add(2 * series.seconds) >= data.now;
     series.present.as_ref().filter(|_| reaches)

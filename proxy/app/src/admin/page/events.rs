@@ -1,4 +1,5 @@
-//! Events and logs, newest first, filtered by model and by words. Values in, markup out; what looks like a secret is hidden.
+//! Events and logs, newest first, filtered by model and by words. Values in, markup out; likely secrets are
+//! hidden.
 
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
@@ -12,17 +13,17 @@ use super::search::has_words;
 use crate::admin::query::{Query, address};
 use crate::serve::describe;
 
-/// Events that are shown at a time.
+/// Limit of events shown at a time.
 const EVENTS: usize = 300;
-/// Lines that are shown at a time.
+/// Limit of lines shown at a time.
 const LINES: usize = 500;
 
-/// What somebody wants to see.
+/// The filter of the view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wish {
-    /// Of this model; all without it.
+    /// Empty: all models.
     pub(crate) model: String,
-    /// Words that are all in it.
+    /// Words that must all occur.
     pub(crate) words: String,
 }
 
@@ -32,7 +33,7 @@ impl Wish {
         Self { model: get("model"), words: get("q") }
     }
 
-    /// The form that filters. `all`: an entry for all models.
+    /// The filter form. `all`: adds an entry for all models.
     pub(crate) fn form<'a>(
         &self,
         path: &str,
@@ -75,7 +76,7 @@ impl Wish {
     }
 }
 
-/// What happened.
+/// The view *Events*.
 pub(crate) fn events(all: &[Event], wish: &Wish) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Events");
@@ -132,14 +133,14 @@ pub(crate) fn events(all: &[Event], wish: &Wish) -> Html {
     html
 }
 
-/// A kind of event, what of its text tells it from others of the kind, and in which row it stands.
+/// Kind of an event, the part of its text that identifies it among events of the kind, and its row.
 type Latest<'a> = (Discriminant<EventKind>, &'a str, usize);
 
-/// Events with the failed starts of a model folded: of each kind the latest, with how many there were before it, until something else
-/// happened to the model. Latest first, as they come.
+/// Folds repeated failed starts of a model: of each kind only the latest is listed, with the number of
+/// earlier ones. Another event of the model ends a fold. Latest first, as in the input.
 fn folded<'a>(found: &'a [(&'a Event, String)]) -> Vec<(&'a Event, &'a str, u64)> {
     let mut rows: Vec<(&Event, &str, u64)> = Vec::new();
-    // In which row the latest of each kind is, by model.
+    // The row of the latest event of each kind, by model.
     let mut latest: BTreeMap<Option<&str>, Vec<Latest<'_>>> = BTreeMap::new();
     for (event, text) in found {
         let of_model = latest.entry(event.model.as_ref().map(ModelName::as_str)).or_default();
@@ -165,7 +166,7 @@ fn folded<'a>(found: &'a [(&'a Event, String)]) -> Vec<(&'a Event, &'a str, u64)
     rows
 }
 
-/// What deserves a glance.
+/// The badge of an event that deserves attention.
 fn mood(kind: &EventKind) -> Option<(Tone, &'static str)> {
     Some(match kind {
         EventKind::Crashed { .. } | EventKind::CrashLoop { .. } => (Tone::Bad, "crash"),
@@ -190,7 +191,7 @@ fn mood(kind: &EventKind) -> Option<(Tone, &'static str)> {
     })
 }
 
-/// What a model's processes say. `all`: as they are kept; a line may have secrets.
+/// The view *Logs* of a model's processes. `all`: unredacted lines.
 pub(crate) fn logs(all: &[LogLine], wish: &Wish) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Logs");
@@ -264,7 +265,7 @@ mod tests {
         }
         all.push(event(70, "b", start(99)));
         let html = events(&all, &Wish::default()).into_string();
-        // Of b one, of the loop three and the other crash, and both before it.
+        // One row of b, three of the loop, one of the other crash, and the two before it.
         assert_eq!(html.matches("class=\"row\"").count(), 1 + 3 + 1 + 2, "{html}");
         assert!(html.contains("and 18 times before") && html.contains("and 19 times before"), "{html}");
     }

@@ -1,5 +1,5 @@
-//! Style and script of the page, compiled in. The style stands in each page, named to the browser by its hash; the script is a file
-//! that is named by what is in it, compressed at its first use.
+//! Style and script of the page, compiled in. The style is inline in each page, with its hash in the page's
+//! policy. The script is a file named by a hash of its content, compressed at its first use.
 
 use std::io::Write as _;
 use std::sync::LazyLock;
@@ -11,8 +11,9 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use sha2::{Digest as _, Sha256};
 
-/// The script, in the order in which its parts use each other. One module, because each file is a question to the server. Keys work at
-/// once; all else begins when a first frame is there, which says all without it.
+/// The script, its parts in order of dependency. All parts are one module, because each file costs a
+/// request. Keyboard shortcuts work at once; the rest starts after the first frame, which is complete
+/// without it.
 const SCRIPT: &str = concat!(
     include_str!("files/keys.js"),
     "requestAnimationFrame(() => setTimeout(() => {\ndocument.body.dataset.drawn = \"\";\n",
@@ -23,35 +24,34 @@ const SCRIPT: &str = concat!(
     "}));\n",
 );
 
-/// A file.
+/// A file that browsers may store for ever.
 #[derive(Debug)]
 pub(crate) struct File {
-    /// Where it is: with a hash of its content, so that it never changes.
+    /// URL path; contains a hash of the content, so that the file of a path never changes.
     pub(crate) path: String,
     pub(crate) kind: &'static str,
     pub(crate) plain: Bytes,
     pub(crate) gzip: Bytes,
 }
 
-/// The style. It stands in the page because a browser that has nothing of ours asks for it in 15 to 30 milliseconds, within which it may
-/// lay the whole page out without it (docs/page.md).
+/// The style. Inline, because a request for it takes 15 to 30 milliseconds, in which a browser may lay out
+/// the whole page without it (docs/page.md).
 #[derive(Debug)]
 pub(crate) struct Style {
     pub(crate) text: String,
-    /// What the page's policy names it by: `sha256-...`.
+    /// Hash for the page's policy: `sha256-...`.
     pub(crate) digest: String,
 }
 
-/// All of them.
 #[derive(Debug)]
 pub(crate) struct Files {
     pub(crate) style: Style,
     pub(crate) script: File,
-    /// Differs where any of them does.
+    /// Changes if style or script changes.
     pub(crate) tag: String,
 }
 
-/// All of them.
+/// The compiled-in files, built at the first call.
 pub(crate) fn all() -> &'static Files {
     static FILES: LazyLock<Files> = LazyLock::new(|| {
         let text = [warden_pages::style::CSS, include_str!("files/page.css")].concat();
@@ -64,7 +64,7 @@ pub(crate) fn all() -> &'static Files {
     &FILES
 }
 
-/// The one of that name.
+/// The file of that name.
 pub(crate) fn named(name: &str) -> Option<&'static File> {
     let Files { script, .. } = all();
     (script.path.strip_prefix("/page/files/") == Some(name)).then_some(script)
@@ -76,14 +76,14 @@ fn file(name: &str, end: &str, kind: &'static str, text: String) -> File {
     File { path, kind, plain: text.into(), gzip }
 }
 
-/// Twelve digits that tell contents apart.
+/// Twelve hexadecimal digits of the content's hash.
 pub(crate) fn hash(content: &[u8]) -> String {
     let mut text = hex::encode(Sha256::digest(content));
     text.truncate(12);
     text
 }
 
-/// Compressed as browsers take it.
+/// Compresses with gzip, which browsers accept.
 pub(crate) fn gzip(content: &[u8], level: Compression) -> Bytes {
     let mut encoder = GzEncoder::new(Vec::with_capacity(content.len() / 4), level);
     // Writing to memory cannot fail.

@@ -1,4 +1,4 @@
-//! What is around every view: head, navigation, the one form that actions are sent by, help. Values in, markup out.
+//! The frame around every view: head, navigation, the form that sends actions, help. Values in, markup out.
 
 use warden_pages::Html;
 
@@ -7,27 +7,27 @@ use super::hub::{Notice, Outcome};
 use super::part::moment;
 use super::view::View;
 
-/// The page's own sign: bars in a square. In the page itself, so that no browser asks for another.
+/// The page's icon: bars in a square. Inline, so that no browser requests one.
 const SIGN: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16' rx='3' fill='%230a5aa5'/%3E%3Cpath d='M3 12V8h2v4zm4 0V4h2v8zm4 0V6h2v6z' fill='%23fff'/%3E%3C/svg%3E";
 
-/// What stands around a view.
+/// Values of the frame around a view.
 pub(crate) struct Frame<'a> {
     pub(crate) view: View,
-    /// Of what this view is, behind its name in the title; may be empty.
+    /// Subject of the view, appended to its name in the title; may be empty.
     pub(crate) of: &'a str,
-    /// Where the view is, with its query.
+    /// Path of the view with its query.
     pub(crate) here: &'a str,
     /// The token, masked.
     pub(crate) token: &'a str,
-    /// Which run of the program this is.
+    /// Id of this run of the program.
     pub(crate) boot: &'a str,
-    /// The key of the session that looks, where there is one.
+    /// Name of the key of the visitor's session, if there is one.
     pub(crate) signed_in: Option<&'a str>,
-    /// What filters the view: not refreshed, so that nobody's typing is disturbed.
+    /// Filters of the view: not refreshed, so that a user's typing is not disturbed.
     pub(crate) controls: Html,
 }
 
-/// What every head has.
+/// Writes the parts common to every head.
 pub(super) fn head(head: &mut Html, title: impl std::fmt::Display) {
     head.void("meta", &[("charset", &"utf-8")]);
     head.void("meta", &[("name", &"viewport"), ("content", &"width=device-width, initial-scale=1")]);
@@ -39,7 +39,7 @@ pub(super) fn head(head: &mut Html, title: impl std::fmt::Display) {
     });
 }
 
-/// A whole document around a part.
+/// A whole document around a refreshed part.
 pub(crate) fn document(frame: &Frame, part: &str) -> String {
     let mut html = Html::new();
     let (view, files) = (frame.view, files::all());
@@ -82,7 +82,7 @@ pub(crate) fn document(frame: &Frame, part: &str) -> String {
     html.into_string()
 }
 
-/// The way out of a session. No script takes it over: it leads to another page.
+/// The sign-out form. No script handles it, because it leads to another page.
 fn sign_out(body: &mut Html, key: &str, token: &str) {
     let about: warden_pages::html::Attributes =
         &[("method", &"post"), ("action", &"/page/sign-out"), ("id", &"sign-out")];
@@ -105,7 +105,7 @@ fn views(nav: &mut Html, current: View) {
     }
 }
 
-/// What is refreshed: outcomes, then the view.
+/// The refreshed part: notices, then the view.
 pub(crate) fn part(view: View, content: &Html, notices: &[Notice]) -> String {
     let mut html = Html::new();
     html.within(
@@ -144,7 +144,7 @@ const fn class(outcome: &Outcome) -> &'static str {
     }
 }
 
-/// Keys and words.
+/// The help view: keyboard shortcuts and terms.
 pub(crate) fn help() -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Keys and words");

@@ -1,22 +1,24 @@
-//! Who may have the page. A browser reaches the admin address for whoever has a page open in it, so each request is judged
-//! by what the browser itself says of it, before anything is looked up. Pure.
+//! Decides which requests may have the page. Any site that is open in the operator's browser can send
+//! requests to the admin address. So the headers that the browser sets are checked first, before any
+//! lookup. Pure.
 //!
 //! ```text
-//!   every request   Host is a name of this machine's loopback (against names that are pointed at us)
+//!   every request   Host is a name of this machine's loopback (against DNS names that point to us)
 //!                   Origin, if there is one, is the page's own
-//!   GET             Sec-Fetch-Site: none, same-origin; from elsewhere only what opens a whole page in a tab: nothing is done
-//!                   by a GET, no frame may hold the page, and whoever opened the tab cannot look into it
-//!   POST            Origin is there, and the page's own; and the token of this instance is in the form
+//!   GET             Sec-Fetch-Site: none, same-origin; from other sites only navigations to a page in a tab:
+//!                   a GET changes nothing, no frame may hold the page, and the opener cannot look into it
+//!   POST            Origin is present and the page's own, and the form has the token of this instance
 //! ```
 //!
-//! On the public listener any host may be named that the gateway takes, and what opens is a session or a key
-//! (`super::door`); all else holds there as well.
+//! On the public listener any host is allowed that the gateway accepts, and a session or a key gives access
+//! (`super::door`). All other rules hold there as well.
 //!
-//! The other admin routes are for programs: a request with anything of a browser in it is refused there (`super::super::route`).
+//! The other admin routes are for programs: a request with browser headers is refused there
+//! (`super::super::route`).
 
 use http::{HeaderMap, Method, header};
 
-/// What no script can write itself.
+/// A header that no script can set.
 pub(super) const SITE: &str = "sec-fetch-site";
 const MODE: &str = "sec-fetch-mode";
 const DEST: &str = "sec-fetch-dest";
@@ -40,7 +42,7 @@ pub(crate) enum Refused {
     Method,
 }
 
-/// The host that a request names, without its port; nothing where what follows is no port.
+/// The host without its port; empty if the port is invalid.
 fn name_of(host: &str) -> &str {
     let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((v6, rest)) => (if v6.parse::<std::net::Ipv6Addr>().is_ok() { v6 } else { "" }, rest),
@@ -52,21 +54,21 @@ fn name_of(host: &str) -> &str {
     if port.is_empty() || is_port(port) { name } else { "" }
 }
 
-/// Whether a name can only mean this machine.
+/// Returns true if a name can only mean this machine.
 fn is_loopback(name: &str) -> bool {
     name.eq_ignore_ascii_case("localhost")
         || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    // What is no text is no word that we know.
+    // A value that is no text equals no keyword.
     headers.get(name).map(|value| value.to_str().unwrap_or("?"))
 }
 
-/// Judges a request for the page. `document`: what it asks for is a whole page, which a tab may show.
+/// Checks a request for the page. `document`: the request is for a whole page, which a tab may show.
 ///
 /// # Errors
-/// It may not have it.
+/// The request is refused.
 pub(crate) fn judge(method: &Method, headers: &HeaderMap, document: bool) -> Result<(), Refused> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next().and_then(|host| host.to_str().ok()).unwrap_or_default();
@@ -76,11 +78,12 @@ pub(crate) fn judge(method: &Method, headers: &HeaderMap, document: bool) -> Res
     of_browser(method, headers, document, host, &["http://"])
 }
 
-/// Judges a request for the page on the public listener. `host`: the one that it names, which the gateway has looked at. A proxy
-/// in front of us may speak TLS where we do not.
+/// Checks a request for the page on the public listener. `host`: the requested host, already accepted by
+/// the gateway. The scheme of the origin may be TLS where ours is not: a proxy in front of us may terminate
+/// it.
 ///
 /// # Errors
-/// It may not have it.
+/// The request is refused.
 pub(crate) fn judge_outside(
     method: &Method,
     headers: &HeaderMap,

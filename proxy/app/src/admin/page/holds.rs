@@ -1,5 +1,5 @@
-//! What a process holds of its budget, and what of that is for what: weights, caches that it was told to keep, growth beyond
-//! both. Views in, bytes out; the parts always add up to what is held.
+//! Splits the memory that a process holds into parts: weights, declared caches, growth beyond both, the
+//! rest. Views in, bytes out; the parts always add up to the bytes held.
 
 use std::collections::BTreeMap;
 
@@ -17,17 +17,16 @@ pub(crate) struct Plan {
     cache: u64,
 }
 
-/// What is known of a model's needs: on the host, and on all GPUs together.
+/// Planned needs of a model: on the host, and on all GPUs together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Planned {
     host: Plan,
     gpus: Plan,
 }
 
-/// By model; those of which nothing is known are left out.
+/// By model; models without known needs are left out.
 pub(crate) type Plans = BTreeMap<String, Planned>;
 
-/// The plans of a fleet.
 pub(crate) fn plans(models: &[SharedSpec]) -> Plans {
     let known = models.iter().filter_map(|model| {
         let needs = model.loading.needs.as_ref()?;
@@ -49,41 +48,42 @@ impl Planned {
     }
 }
 
-/// One memory of one process.
+/// Memory of one kind that a process holds, split by purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holds {
     pub(crate) series: MemoryKind,
     /// Bytes held.
     pub(crate) held: u64,
-    /// Of them tensors of the model.
+    /// Of these: tensors of the model.
     pub(crate) weights: u64,
-    /// Keys, values and what it was told to keep.
+    /// Of these: KV cache and declared caches.
     pub(crate) cache: u64,
-    /// What came beyond that since it had settled.
+    /// Of these: growth beyond the declared caches since the process settled.
     pub(crate) growth: u64,
     /// The rest: code, buffers, contexts.
     pub(crate) other: u64,
-    /// Beyond it the process is replaced in a quiet moment.
+    /// Above this the process is replaced at a quiet moment.
     pub(crate) soft: Option<u64>,
-    /// Beyond it it is drained and replaced at once.
+    /// Above this the process is drained and replaced at once.
     pub(crate) hard: Option<u64>,
-    /// All that the machine has of it.
+    /// The machine's total of this memory.
     pub(crate) total: Option<u64>,
 }
 
 impl Holds {
-    /// What should not be passed: the first budget, as in `status`, else all that there is, else what is held.
+    /// The limit for the bar: the first budget, as in `status`, else the machine's total, else the bytes
+    /// held.
     pub(crate) fn full(&self) -> u64 {
         self.soft.or(self.hard).or(self.total).unwrap_or(self.held).max(1)
     }
 
-    /// The share that is held, 0 and more.
+    /// Share of the limit that is held; may exceed 1.
     pub(crate) fn share(&self) -> f64 {
         warden_policies::units::exact(self.held) / warden_policies::units::exact(self.full())
     }
 }
 
-/// All memories of a process that were read: the host's first, then GPU by GPU.
+/// All memories of a process that were read: the host's first, then each GPU's.
 pub(crate) fn of_backend(
     backend: &BackendView,
     budget: Budget,
@@ -119,7 +119,7 @@ pub(crate) fn of_backend(
             let all = backend.memory.forecasts.iter().filter(|one| one.series == series);
             all.filter(|one| reasons.contains(&one.reason)).map(|one| one.forecast.limit).next()
         };
-        // What fits by itself is found out when a process has settled, and told with what is left until then.
+        // `auto` is computed when a process has settled; the forecast has its limit.
         let bytes = |limit: Option<MemoryLimit>, reasons| {
             let limit = limit?;
             let whole = limit.bytes().or_else(|| limit.resolve(ByteSize(total?)));

@@ -1,13 +1,13 @@
-//! What all who look at the page share: one picture, made at most a few times a second, and only while somebody looks; the
-//! token of this instance; what was asked here and what came of it.
+//! State shared by all viewers of the page: one picture, made at most a few times a second and only while
+//! there are viewers; the token of this instance; notices of actions and their outcomes.
 //!
 //! ```text
 //!   fleet changes ─┐
 //!   a second ──────┼─> picture, if it differs: number + 1 ──> watch ──> each viewer, as fast as it reads
-//!   an outcome ────┘                                            └─> views, rendered once for each number and query
+//!   an outcome ────┘                                            └─> views, rendered once a query
 //! ```
 //!
-//! A viewer that reads slowly skips pictures: nothing waits for it, and nothing is kept for it.
+//! A viewer that reads slowly skips pictures: nothing waits for it, and nothing is queued for it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -26,15 +26,15 @@ use crate::admin::answer::{Admin, Status};
 use crate::clock;
 use crate::sync::lock;
 
-/// Pictures are at least so far apart: what changes faster nobody reads.
+/// Least time between pictures: a person cannot read faster changes.
 const LEAST: Duration = Duration::from_millis(200);
-/// What only counters tell is looked at so often while somebody looks,
+/// Interval of reading the counters while there are viewers.
 const LOOKED_AT: Duration = Duration::from_secs(1);
-/// and so often while nobody does, so that the first picture has rates.
+/// Interval of reading the counters without viewers, so that the first picture has rates.
 const UNSEEN: Duration = Duration::from_secs(5);
-/// Outcomes of what was asked here that are kept.
+/// Limit of kept notices.
 const NOTICES: usize = 20;
-/// Views of one picture that are kept rendered: each filter and each part of a list is one.
+/// Limit of rendered views kept of one picture: each filter and each part of a list is one.
 const VIEWS: usize = 64;
 
 /// Everything that views show of the fleet, at one moment.
@@ -46,7 +46,7 @@ pub(crate) struct Picture {
     pub(crate) plans: Plans,
     pub(crate) paces: BTreeMap<String, Pace>,
     pub(crate) notices: Vec<Notice>,
-    /// The number of the last event.
+    /// Id of the last event.
     pub(crate) event: u64,
 }
 
@@ -71,29 +71,28 @@ impl Picture {
     }
 }
 
-/// Something that was asked here.
+/// An action requested on the page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Notice {
     pub(crate) id: u64,
-    /// When it was asked, RFC 3339.
+    /// Time of the request, RFC 3339.
     pub(crate) at: String,
-    /// What, and of what: `restart of qwen`.
+    /// Action and model: `restart of qwen`.
     pub(crate) what: String,
     pub(crate) outcome: Outcome,
 }
 
-/// What came of it.
+/// Outcome of an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It is being done.
     Pending,
-    /// It was done; more about it, if there is.
+    /// Done, with details if there are any.
     Done(String),
-    /// It was not, and why.
+    /// Failed, with the reason.
     Failed(String),
 }
 
-/// A view of one picture, ready to be sent.
+/// A rendered view of one picture.
 #[derive(Clone, Debug)]
 pub(crate) struct Rendered {
     pub(crate) plain: Bytes,
@@ -101,26 +100,27 @@ pub(crate) struct Rendered {
     pub(crate) tag: String,
 }
 
-/// Shared by all who look. One for each instance.
+/// State shared by all viewers of an instance.
 #[derive(Debug)]
 pub(crate) struct Desk {
     pub(crate) token: Token,
-    /// The same behind one mask, for forms in what is refreshed: with another mask each time nothing would ever be unchanged.
+    /// The token behind one fixed mask, for forms in the refreshed part: with a new mask each time, no part
+    /// would ever be unchanged.
     pub(crate) shown_token: String,
-    /// Tells this run of the program from others.
+    /// Id of this run of the program.
     pub(crate) boot: String,
     began: Instant,
     pictures: watch::Sender<Option<Arc<Picture>>>,
     paces: Mutex<Paces>,
-    /// One picture is made at a time: of two, the one that looked first must not be published last.
+    /// Held while a picture is made: without it, an older picture could be published after a newer one.
     renewing: Mutex<()>,
-    /// When a picture was made last.
+    /// Time of the last picture.
     made: Mutex<Option<Instant>>,
     notices: Mutex<(u64, VecDeque<Notice>)>,
     views: Mutex<(u64, HashMap<String, Rendered>)>,
-    /// Somebody has come, or something was done.
+    /// Notified of a new viewer or a new notice.
     wake: tokio::sync::Notify,
-    /// What was asked here and goes on.
+    /// Running actions.
     pub(crate) work: TaskTracker,
 }
 
@@ -145,7 +145,7 @@ impl Default for Desk {
 }
 
 impl Desk {
-    /// Makes pictures while somebody looks, until the end.
+    /// Makes pictures while there are viewers, until the instance ends.
     pub(crate) async fn run(&self, admin: &Admin) {
         let mut views = admin.fleet.subscribe();
         loop {
@@ -163,7 +163,7 @@ impl Desk {
                 }
             }
             if self.viewers() > 0 {
-                // What comes within the pause is in the next picture.
+                // Changes within the pause are part of the next picture.
                 tokio::select! {
                     () = admin.stop.cancelled() => return,
                     () = tokio::time::sleep_until(self.next()) => {}
@@ -180,24 +180,24 @@ impl Desk {
         made.map_or_else(Instant::now, |made| made + LEAST)
     }
 
-    /// Those who look.
+    /// Number of viewers.
     pub(crate) fn viewers(&self) -> usize {
         self.pictures.receiver_count()
     }
 
-    /// Pictures as they come; `None` before there is one.
+    /// Subscribes to pictures; `None` before the first one.
     pub(crate) fn look(&self) -> watch::Receiver<Option<Arc<Picture>>> {
         let receiver = self.pictures.subscribe();
         self.wake.notify_one();
         receiver
     }
 
-    /// The picture of this moment, or of a moment ago.
+    /// A picture that is at most [`LEAST`] old.
     pub(crate) fn picture(&self, admin: &Admin) -> Arc<Picture> {
         let fresh = lock(&self.made).is_some_and(|made| made.elapsed() < LEAST);
-        // Taken out first: whoever renews it waits for everybody who holds it.
+        // Cloned first: a renewal waits for every borrow.
         let known = self.pictures.borrow().clone();
-        // Whoever asked for something is led to a page that says so, however soon.
+        // After an action the browser is led to a page that must show its notice, however soon it asks.
         let newest = lock(&self.notices).1.back().map(|notice| notice.id);
         let has_newest = |known: &Arc<Picture>| known.notices.last().map(|notice| notice.id) == newest;
         known.filter(|known| fresh && has_newest(known)).unwrap_or_else(|| self.renew(admin))
@@ -213,7 +213,7 @@ impl Desk {
         let _alone = lock(&self.renewing);
         self.count(admin);
         let plans = admin.told.borrow().plans.clone();
-        // Before the notices are locked: whoever notes what came of one has that to himself.
+        // Built before the notices are locked: recording an outcome needs that lock.
         let picture = Picture {
             number: 0,
             status: admin.seen(),
@@ -240,7 +240,7 @@ impl Desk {
         shown.unwrap_or_else(|| Arc::new(picture))
     }
 
-    /// A view of a picture, made once for all who ask for the same.
+    /// A view of a picture, rendered once for all viewers with the same query.
     pub(crate) fn view(&self, picture: &Picture, query: &str, make: impl FnOnce() -> Rendered) -> Rendered {
         if let Some(known) = self.known(picture.number, query) {
             return known;
@@ -261,7 +261,7 @@ impl Desk {
         views.1.get(query).filter(|_| views.0 == number).cloned()
     }
 
-    /// Notes that something was asked. Returns its number.
+    /// Records a requested action. Returns the number of its notice.
     pub(crate) fn note(&self, what: String) -> u64 {
         let mut notices = lock(&self.notices);
         notices.0 += 1;
@@ -275,12 +275,12 @@ impl Desk {
         id
     }
 
-    /// Notes what came of it.
+    /// Records the outcome of an action.
     pub(crate) fn note_outcome(&self, id: u64, outcome: Outcome) {
         let mut notices = lock(&self.notices);
         if let Some(notice) = notices.1.iter_mut().find(|notice| notice.id == id) {
             notice.outcome = match outcome {
-                // What a server said last may have quoted a key.
+                // The last words of a server may quote a key.
                 Outcome::Failed(why) => Outcome::Failed(secrets::text(&why)),
                 outcome => outcome,
             };

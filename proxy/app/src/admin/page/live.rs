@@ -1,5 +1,5 @@
-//! The stream that tells browsers when there is something new: the number of each picture, and who we are. A browser that reads slowly
-//! is told the latest number and misses those between.
+//! The event stream of the page: the number of each picture, after a greeting with this run's id. A browser
+//! that reads slowly gets the latest number and misses those between.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,12 +20,13 @@ use super::files;
 use super::hub::Picture;
 use crate::admin::answer::{Admin, Body};
 
-/// Those who look at a time. Each browser tab is one, and holds a connection.
+/// Limit of viewers. Each browser tab is one, and holds a connection.
 const VIEWERS: usize = 64;
-/// Something is said so often, so that a connection that is dead is found out.
+/// Interval of keep-alive events, so that a dead connection is detected.
 const QUIET: Duration = Duration::from_secs(15);
 
-/// Follows the pictures. The first thing said is who we are, with a token for the forms of a page that outlives a restart.
+/// Streams picture numbers. The first event identifies this run, with a token for the forms of a page that
+/// outlives a restart.
 pub(super) fn stream(admin: &Admin, still: Option<Still>) -> Response<Body> {
     if admin.page.viewers() >= VIEWERS {
         let why = format!(
@@ -35,7 +36,7 @@ pub(super) fn stream(admin: &Admin, still: Option<Still>) -> Response<Body> {
     }
     let page = &admin.page;
     let hello = json!({ "boot": page.boot, "token": page.token.masked(), "files": files::all().tag });
-    // A browser that has lost us comes back after a second.
+    // A browser that lost its connection reconnects after a second.
     let first = format!("retry: 1000\nevent: hello\ndata: {hello}\n\n");
     let following = following(first, page.look(), admin.stop.clone(), still);
     with(StatusCode::OK, Kind::Stream, StreamBody::new(following).boxed_unsync())
@@ -55,15 +56,16 @@ fn following(
             () = stop.cancelled() => return None,
             changed = pictures.changed() => {
                 changed.ok()?;
-                // With the number of the last event: what has happened is shown at once, also where the rest may wait.
+                // Includes the number of the last event: browsers show events at once, while the rest may
+                // wait.
                 let (number, event) =
                     pictures.borrow_and_update().as_ref().map_or((0, 0), |picture| (picture.number, picture.event));
                 format!("event: picture\ndata: {number} {event}\n\n")
             }
-            // No comment: scripts do not hear of those.
+            // An event, not a comment: scripts do not receive comments.
             () = tokio::time::sleep(QUIET) => "event: still\ndata: \n\n".to_owned(),
         };
-        // Signed out meanwhile, or the key has lost its right.
+        // The visitor signed out, or the key lost its right.
         if still.as_ref().is_some_and(|still| !still()) {
             return None;
         }

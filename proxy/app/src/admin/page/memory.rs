@@ -1,5 +1,6 @@
-//! The view of what memory did: for each memory of a model the readings with the law and its band, budgets, what is declared, what was done and
-//! what will come. Values in, markup out. The same as a file that opens anywhere: [`file()`].
+//! The view *Memory*: for each memory of a model the readings, the fitted law with its band, budgets,
+//! declared caches, past actions and forecasts. Values in, markup out. [`file()`] makes the same as a
+//! self-contained file.
 
 use std::fmt::Write as _;
 
@@ -12,10 +13,10 @@ use super::drawn::plot;
 use crate::series::answer::{Foretold, Listed, ListedOne, MemoryData, Present, SeriesData};
 use crate::series::ask::RANGES;
 
-/// Where the view is served.
+/// Path of the view.
 const PATH: &str = "/page/memory";
 
-/// What memory did, with ways to other stretches of time.
+/// Memory of one model, with links to other ranges of time.
 pub(crate) fn view(data: &MemoryData) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], format_args!("Memory of {}", data.model));
@@ -24,7 +25,7 @@ pub(crate) fn view(data: &MemoryData) -> Html {
     html
 }
 
-/// The same as a file that needs nothing else.
+/// [`view`] as a self-contained file.
 pub(crate) fn file(data: &MemoryData) -> String {
     let mut html = Html::new();
     html.element("h1", &[], format_args!("Memory of {}", data.model));
@@ -36,7 +37,7 @@ pub(crate) fn file(data: &MemoryData) -> String {
     style::document(format_args!("Memory of {}", data.model), &html)
 }
 
-/// The name of such a file: of what a browser takes for a name on any system.
+/// Name of such a file, of characters that are valid on any system.
 pub(crate) fn file_name(data: &MemoryData) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
     let model: String = data.model.chars().map(plain).take(60).collect();
@@ -44,7 +45,7 @@ pub(crate) fn file_name(data: &MemoryData) -> String {
     format!("memory-{model}-{at}.html")
 }
 
-/// Which models there are, and what they hold now: where none was named.
+/// The models with recorded memory and the bytes they hold now, for a request without a model.
 pub(crate) fn listing(listed: &Listed, fleet: &FleetView) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Memory");
@@ -99,14 +100,14 @@ pub(crate) fn listing(listed: &Listed, fleet: &FleetView) -> Html {
     html
 }
 
-/// Bytes that the processes of a replica hold at the moment; `None` where none runs, or it was not read.
+/// Bytes that the processes of a replica hold now; `None` where none runs, or its memory was not read.
 fn held_now(one: &ListedOne, fleet: &FleetView) -> Option<u64> {
     let model = fleet.models.iter().find(|model| model.name == one.model)?;
     let backends = model.backends.iter().filter(|backend| backend.replica == one.replica);
     backends.filter_map(|backend| backend.held(one.memory)).reduce(u64::saturating_add)
 }
 
-/// What both have: the memories, then where it is kept.
+/// Content common to view and file: the memories, then the place of the records.
 fn content(html: &mut Html, data: &MemoryData) {
     if data.series.is_empty() {
         html.element("p", &[], "Nothing was read of it in this time.");
@@ -123,7 +124,7 @@ fn place(html: &mut Html, place: &str) {
     html.element("p", &[("class", &"quiet small")], format_args!("Kept {place}."));
 }
 
-/// What was done, where there is no plot that says so.
+/// Lists past actions, where no plot shows them.
 fn done(html: &mut Html, data: &MemoryData) {
     html.within("ul", &[], |list| {
         for mark in &data.marks {
@@ -138,7 +139,7 @@ fn done(html: &mut Html, data: &MemoryData) {
     });
 }
 
-/// Links to other stretches: each can be sent as it is.
+/// Links to other ranges, each a complete URL.
 fn ranges(html: &mut Html, data: &MemoryData) {
     let span = data.to.saturating_sub(data.from).max(1);
     let between = |from: u64, to: u64| address(&data.model, &format!("from={from}&to={to}"));
@@ -194,7 +195,7 @@ fn address(model: &str, more: &str) -> String {
 fn query(model: &str, more: &str) -> String {
     let mut text = "model=".to_owned();
     for byte in model.bytes() {
-        // What a browser leaves as it is.
+        // Characters that browsers leave unescaped.
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             text.push(char::from(byte));
         } else {
@@ -233,7 +234,7 @@ fn section(html: &mut Html, data: &MemoryData, series: &SeriesData, replicas: bo
     );
 }
 
-/// What is known now, in words.
+/// Current values in words.
 fn facts(present: &Present) -> Vec<(&'static str, String)> {
     let size = |bytes: Option<u64>| bytes.map(|bytes| ByteSize(bytes).to_string()).unwrap_or_default();
     let mut kept: Vec<String> = present.kept.iter().cloned().collect();

@@ -1,4 +1,4 @@
-//! The view of what memory did, by an example that leaks.
+//! The view *Memory* of an example that leaks.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use warden_policies::units::exact;
 
 use super::*;
 
-/// Some day.
+/// An arbitrary moment.
 const NOW: u64 = 1_790_000_000;
 const MIB: u64 = 1 << 20;
 
@@ -23,7 +23,7 @@ fn leaking() -> MemoryData {
             "generation": generation, "verdict": "leaking", "law": law, "kept": [905 * MIB, 1417 * MIB], "soft": 2600 * MIB, "hard": 3072 * MIB,
         })
     };
-    // Half an hour in which nothing was read.
+    // Half an hour without a reading.
     let points: Vec<Value> = (0..360).filter(|n| !(100..130).contains(n)).map(point).collect();
     let mark = |n: u64, kind: &str, words: &str| json!({"at": (from + n * 60) * 1000, "model": "org/m <b>", "replica": 0, "kind": kind, "words": words});
     let data = json!({
@@ -52,7 +52,7 @@ fn leaking() -> MemoryData {
     serde_json::from_value(data).unwrap()
 }
 
-/// Also for whoever wants to look at it: `WARDEN_LOOK=FOLDER` keeps the file.
+/// `WARDEN_LOOK=FOLDER` keeps the file for inspection.
 #[test]
 fn a_leak_is_seen_with_all_that_is_known_of_it() {
     let data = leaking();
@@ -122,7 +122,7 @@ fn a_replacement_and_a_gap_part_the_line_and_each_process_has_a_law() {
 fn a_budget_that_changed_is_drawn_as_long_as_it_held() {
     let mut data = leaking();
     for (point, number) in data.series[0].points.iter_mut().zip(0..) {
-        // Kept in whole KiB or not: the same.
+        // Budgets that differ by less than a KiB count as equal.
         point.lines.soft = Some(if number < 100 { 2000 * MIB } else { 2600 * MIB + number % 3 });
         point.lines.hard = None;
     }

@@ -1,31 +1,31 @@
-//! The page: what runs, what it holds, what will happen next and why, for a browser. Rendered here, readable without a script;
-//! with one it stays as new as the fleet.
+//! The page for a browser: running models, their memory, the next actions and their reasons. Rendered here
+//! and readable without a script; a script keeps it up to date.
 //!
 //! ```text
-//!   request ─ guard: whose browser? ─ view: what is meant? ─┬─ hub: the picture that all share ─ overview, … ─ frame ─ gzip
-//!                                                           ├─ live: numbers of pictures, as they come
-//!                                                           └─ act: token, one action, a notice
+//!   request ─ guard: allowed? ─ view: which one? ─┬─ hub: the shared picture ─ overview, … ─ frame ─ gzip
+//!                                                 ├─ live: stream of picture numbers
+//!                                                 └─ act: token, one action, a notice
 //! ```
 //!
 //! | module | job |
 //! |---|---|
-//! | [`guard`] | who may have it: hosts, origins; pure |
+//! | [`guard`] | checks hosts and origins; pure |
 //! | [`door`] | the public listener: keys, sessions |
-//! | [`token`] | what forms carry |
+//! | [`token`] | token in forms |
 //! | [`view`] | views and paths; pure |
 //! | `admin/query.rs` | queries and forms; pure |
-//! | [`hub`] | one picture for all, notices |
-//! | [`tally`], [`pace`] | what requests came to, and how many a second |
-//! | [`holds`] | what processes hold of their budgets; pure |
-//! | [`frame`] | what is around every view; pure |
+//! | [`hub`] | the shared picture, notices |
+//! | [`tally`], [`pace`] | counters of requests, and their rates |
+//! | [`holds`] | memory of processes compared with their budgets; pure |
+//! | [`frame`] | frame around every view; pure |
 //! | [`overview`], [`memory`], [`requests`], [`events`], [`configuration`], [`builds`], [`diagnose`] | the views; pure |
-//! | [`drawn`] | what was kept of one memory as a plot; pure |
-//! | [`part`] | what several of them have; pure |
-//! | [`reports`] | reports of `diagnose` that lie there |
+//! | [`drawn`] | plot of one recorded memory; pure |
+//! | [`part`] | parts shared by several views; pure |
+//! | [`reports`] | files of `diagnose` |
 //! | [`act`] | actions |
 //! | [`live`] | the stream |
 //! | [`files`] | style and script, compiled in |
-//! | [`answer`] | headers that every answer has |
+//! | [`answer`] | answers and their headers |
 
 mod act;
 mod answer;
@@ -72,28 +72,28 @@ use super::query::Query;
 use super::requests::Filter;
 use crate::series::answer::{MemoryData, of_model};
 
-/// The largest form: one action, one name, one address.
+/// Limit of a form in bytes: one action, one name, one address.
 const FORM: usize = 64 << 10;
-/// How long a form may take; it is sent by a browser on this machine.
+/// Limit for reading a form; a browser on this machine sends it.
 const FORM_TIME: Duration = Duration::from_secs(10);
-/// The longest query: a filter and names.
+/// Limit of a query in bytes: a filter and names.
 const QUERY: usize = 8 << 10;
 
-/// Who looks at the page, as far as it matters to what is shown and done.
+/// Facts about the visitor that decide what is shown and allowed.
 #[derive(Clone, Default)]
 struct Visitor {
-    /// For events and ledger.
+    /// Name for events and the ledger.
     who: Option<String>,
-    /// The key of the session, where there is one to be ended.
+    /// Name of the session's key, if there is a session.
     key: Option<Arc<str>>,
-    /// Whether the right that let it in still holds: what goes on for long asks again.
+    /// Checks that the visitor's right still holds; streams call it repeatedly.
     still: Option<Still>,
 }
 
-/// Whether a right holds.
+/// Checks whether a right still holds.
 type Still = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// Answers a request, if it is one for the page. `peer`: whose connection it is; `None` for the socket.
+/// Answers a request, if it is one for the page. `peer`: address of the client; `None` on the socket.
 pub(crate) async fn serve(
     admin: &Admin,
     request: Request<Incoming>,
@@ -109,7 +109,7 @@ pub(crate) async fn serve(
     Ok(go(admin, way, request, visitor).await)
 }
 
-/// Answers somebody who may have the page.
+/// Answers a visitor who may have the page.
 async fn go(admin: &Admin, way: Way<'_>, request: Request<Incoming>, visitor: Visitor) -> Response<Body> {
     let (uri, method) = (request.uri().clone(), request.method().clone());
     let reads = method != Method::POST;
@@ -134,7 +134,7 @@ async fn go(admin: &Admin, way: Way<'_>, request: Request<Incoming>, visitor: Vi
     }
 }
 
-/// One view: whole, or with `part=1` what is refreshed of it.
+/// Renders a view: whole, or with `part=1` only its refreshed part.
 async fn show(
     admin: &Admin,
     view: View,
@@ -186,7 +186,7 @@ async fn show(
     plain(StatusCode::OK, Kind::Page, text.into(), Some(headers))
 }
 
-/// What filters a view.
+/// The filters of a view.
 fn controls(view: View, asked: &Query, picture: &Picture) -> Html {
     let fleet = &picture.status.fleet;
     let models = || fleet.models.iter().chain(&fleet.canaries).map(|model| &model.name);
@@ -199,7 +199,7 @@ fn controls(view: View, asked: &Query, picture: &Picture) -> Html {
     }
 }
 
-/// Logs are those of one model: without a name the first one's.
+/// The filter for logs, which belong to one model; without a name, the first model.
 fn log_wish(asked: &Query, picture: &Picture) -> events::Wish {
     let mut wish = events::Wish::of(asked);
     if wish.model.is_empty() {
@@ -214,7 +214,7 @@ async fn content(admin: &Admin, view: View, asked: &Query, picture: &Arc<Picture
         View::Overview => overview::view(picture, &overview::Wish::of(asked)),
         View::Events => {
             let (all, wish) = (admin.fleet.events().events, events::Wish::of(asked));
-            // What is hidden is looked for in every text.
+            // The redaction searches every text for secrets.
             blocking(WorkKind::Pages, move || events::events(&all, &wish)).await.unwrap_or_default()
         }
         View::Logs => {
@@ -239,7 +239,7 @@ async fn content(admin: &Admin, view: View, asked: &Query, picture: &Arc<Picture
         View::Builds => {
             let data = std::path::PathBuf::from(&picture.status.instance.data_dir);
             let picture = picture.clone();
-            // Programs are looked up on the disk, to know those of the store by every name.
+            // Paths are resolved on the disk, so that builds of the store are recognized under every name.
             let view = move || builds::view(&picture, &builds::Shelf::read(&data), &data);
             blocking(WorkKind::StateFiles, view).await.unwrap_or_default()
         }
@@ -251,7 +251,7 @@ async fn content(admin: &Admin, view: View, asked: &Query, picture: &Arc<Picture
         }
         View::Help => frame::help(),
         View::Requests => in_flight(admin, asked),
-        // With the query as it is written, above.
+        // Answered above, because it needs the query as written.
         View::Memory => Html::new(),
     }
 }
@@ -260,7 +260,7 @@ fn own_models(picture: &Picture) -> impl Iterator<Item = &ModelName> {
     picture.status.fleet.models.iter().filter(|model| model.remote.is_none()).map(|model| &model.name)
 }
 
-/// What is in flight and what ended last.
+/// The view of requests in flight and ended.
 fn in_flight(admin: &Admin, asked: &Query) -> Html {
     if let Some(id) = asked.get("id") {
         let mut html = Html::new();
@@ -279,17 +279,17 @@ fn in_flight(admin: &Admin, asked: &Query) -> Html {
     }
 }
 
-/// What memory did of the model that is asked for; `None` if none is.
+/// Recorded memory of the requested model; `None` if the query names none.
 async fn remembered(admin: &Admin, query: &str) -> Result<Option<MemoryData>, String> {
     let ask = crate::series::ask::Ask::of(Some(query), admin.series.policy())?;
     let Some(model) = &ask.model else { return Ok(None) };
-    // By another name it is the same model.
+    // The query may use an alias.
     let own = admin.fleet.resolve(Some(model)).map_or_else(|_| model.clone(), |name| name.to_string());
     let data = of_model(&admin.series, &admin.fleet.view(), &own, &ask).await;
     data.map(Some).map_err(|nothing| nothing.to_string())
 }
 
-/// Of which models there is something.
+/// The models with recorded memory.
 async fn listed(admin: &Admin) -> Html {
     match crate::series::answer::list(&admin.series).await {
         Ok(listed) => memory::listing(&listed, &admin.fleet.view()),
@@ -297,14 +297,14 @@ async fn listed(admin: &Admin) -> Html {
     }
 }
 
-/// A view that cannot be shown, and why.
+/// A view that cannot be shown, and the reason.
 fn without(view: View, why: &str) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], view.title()).element("p", &[], why);
     html
 }
 
-/// Beside the threads that serve, because a disk may be slow.
+/// Runs `work` on other threads than those that serve, because a disk may be slow.
 async fn blocking<T: Send + 'static>(kind: WorkKind, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     run_job(kind, work)
         .await
@@ -325,7 +325,7 @@ async fn report(admin: &Admin, name: &str) -> Response<Body> {
 /// Reads a form.
 ///
 /// # Errors
-/// The answer to one that is too large, or too slow.
+/// The answer to a form that is too large or too slow.
 async fn read_form(request: Request<Incoming>) -> Result<Query, Box<Response<Body>>> {
     let body = Limited::new(request.into_body(), FORM).collect();
     let refused = |status, why: &dyn std::fmt::Display| Err(Box::new(refuse(status, why)));

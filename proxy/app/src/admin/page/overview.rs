@@ -1,4 +1,4 @@
-//! The overview: a row for each model, GPUs and host beside. A picture in, markup out.
+//! The overview: a row for each model, then GPUs and host. A picture in, markup out.
 
 use std::cmp::Ordering;
 use std::fmt::Write as _;
@@ -17,33 +17,31 @@ use super::search::has_words;
 use crate::admin::query::{Query, address};
 use crate::cli::growth;
 
-/// Rows of one part of the list: what a browser lays out without a stutter, and more than anybody reads at a time.
+/// Rows of one part of the list: few enough for a browser to lay out without a stutter.
 pub(super) const ROWS: usize = 100;
-/// Processes of a model that are shown in its row.
+/// Limit of processes shown in a model's row.
 const PROCESSES: usize = 4;
 
-/// What somebody wants to see of it.
+/// Filter, order and part of the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wish {
-    /// Words that are all in a model's name, aliases or state.
+    /// Words that must all occur in a model's name, aliases or state.
     pub(crate) words: String,
     pub(crate) sort: Sort,
-    /// From 0.
     pub(crate) part: usize,
 }
 
-/// By what rows are sorted.
+/// Order of the rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Sort {
-    /// As configured.
     #[default]
     Configured,
     Name,
-    /// What needs somebody first.
+    /// Most urgent first.
     State,
-    /// What is nearest to its budget first.
+    /// Nearest to its budget first.
     Memory,
-    /// The longest queue first.
+    /// Longest queue first.
     Queue,
     /// Most requests first.
     Requests,
@@ -74,30 +72,30 @@ impl Wish {
         }
     }
 
-    /// The same for another part.
+    /// The address of another part with the same filter and order.
     fn part(&self, part: usize) -> String {
         let part = part.to_string();
         address("/page/", &[("q", &self.words), ("sort", self.sort.word()), ("part", &part)])
     }
 }
 
-/// One row to be.
+/// Values of one row.
 struct Row<'a> {
     model: &'a ModelView,
-    /// The processes that are shown, each with what it holds.
+    /// The shown processes, each with its memories.
     processes: Vec<(&'a BackendView, Vec<Holds>)>,
     pace: Pace,
 }
 
 impl Row<'_> {
-    /// How near the fullest memory of it is to its budget.
+    /// Share of the budget held by the model's fullest memory.
     fn share(&self) -> f64 {
         let all = self.processes.iter().flat_map(|(_, holds)| holds);
         all.filter(|holds| holds.soft.or(holds.hard).is_some()).map(Holds::share).fold(0.0, f64::max)
     }
 }
 
-/// What stands in `<main>`.
+/// The content of `<main>`.
 pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
     let fleet = &picture.status.fleet;
     let mut rows: Vec<Row> = fleet
@@ -137,7 +135,7 @@ pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
     html
 }
 
-/// What the parts of a bar are: nobody has to know their colours.
+/// Legend of the bars' colours.
 fn legend(section: &mut Html) {
     section.within("ul", &[("class", &"legend small"), ("aria-label", &"Parts of the bars")], |list| {
         for (part, word) in [
@@ -157,7 +155,7 @@ fn legend(section: &mut Html) {
     });
 }
 
-/// The form that filters and sorts; outside of what is refreshed, so that nobody's typing is disturbed.
+/// The form that filters and sorts; not refreshed, so that a user's typing is not disturbed.
 pub(crate) fn form(wish: &Wish) -> Html {
     let mut html = Html::new();
     html.within(
@@ -192,7 +190,7 @@ pub(crate) fn form(wish: &Wish) -> Html {
     html
 }
 
-/// In what words are looked for.
+/// The text that the filter searches.
 fn searched(model: &ModelView) -> String {
     let mut text = format!("{} {}", model.name, model.state.as_str());
     for alias in &model.aliases {
@@ -216,7 +214,7 @@ fn row_of<'a>(picture: &'a Picture, model: &'a ModelView) -> Row<'a> {
 
 fn sort(rows: &mut [Row], by: Sort) {
     let most = |a: f64, b: f64| b.partial_cmp(&a).unwrap_or(Ordering::Equal);
-    // Stable, so that rows of the same rank do not change places each second.
+    // Stable, so that rows of equal rank do not swap places each second.
     match by {
         Sort::Configured => {}
         Sort::Name => rows.sort_by(|a, b| a.model.name.cmp(&b.model.name)),
@@ -231,7 +229,7 @@ fn urgency(model: &ModelView) -> (Tone, Verdict) {
     (tone(model), worst(model).unwrap_or_default())
 }
 
-/// What the state of a model means.
+/// Badge tone of a model's state.
 fn tone(model: &ModelView) -> Tone {
     let degraded = model.backends.iter().any(|backend| backend.degraded.is_some());
     match model.state {
@@ -244,7 +242,7 @@ fn tone(model: &ModelView) -> Tone {
     }
 }
 
-/// What the worst of its memories says.
+/// The worst verdict of the model's memories.
 fn worst(model: &ModelView) -> Option<Verdict> {
     let all = model.backends.iter().flat_map(|backend| &backend.memory.growth);
     all.map(|growth| growth.verdict).max()
@@ -302,7 +300,7 @@ fn titles(table: &mut Html) {
 fn write_row(body: &mut Html, picture: &Picture, row: &Row) {
     let model = row.model;
     let name = model.name.as_str();
-    // A name may have anything in it, an id no white space.
+    // A name may contain white space, which an id may not.
     let id = super::files::hash(name.as_bytes());
     body.within("tr", &[("id", &format_args!("m-{id}")), ("class", &"row")], |tr| {
         tr.within("th", &[("scope", &"row")], |th| {
@@ -398,7 +396,7 @@ fn memory(td: &mut Html, row: &Row) {
     }
 }
 
-/// What comes next, and what holds it; or what keeps it from serving.
+/// The next action and its delay, or the reason why the model does not serve.
 fn next(td: &mut Html, picture: &Picture, model: &ModelView) {
     let mut said = Vec::new();
     if let Some(failure) = &model.last_failure {
@@ -419,7 +417,7 @@ fn next(td: &mut Html, picture: &Picture, model: &ModelView) {
     for one in picture.status.advice.get(model.name.as_str()).into_iter().flatten() {
         said.push(format!("looks like: {}", one.text));
     }
-    // What a server said last may have quoted a key.
+    // The last words of a server may quote a key.
     let said: Vec<String> = said.iter().map(|one| secrets::text(one)).collect();
     match said.as_slice() {
         [] => td.element("span", &[("class", &"quiet")], "nothing"),
@@ -444,12 +442,12 @@ fn next(td: &mut Html, picture: &Picture, model: &ModelView) {
     };
 }
 
-/// What can be asked of a model now.
+/// Buttons of the actions that the model allows now.
 fn actions(td: &mut Html, model: &ModelView) {
     let name = model.name.as_str();
     let mut button = |action: &str, word: &str, told: &str| {
         let value = format!("{action} {name}");
-        // What it does stands in its title, which is its description where it has another name.
+        // The title describes the action; the label names it.
         let label = format!("{word} {name}");
         td.element(
             "button",
@@ -497,7 +495,7 @@ fn pages(html: &mut Html, wish: &Wish, part: usize, parts: usize, all: usize) {
     });
 }
 
-/// Who we are, and what we do in all.
+/// Writes instance, version and overall rates.
 fn head(html: &mut Html, picture: &Picture) {
     let instance = &picture.status.instance;
     let all: Pace = picture.paces.values().fold(Pace::default(), |sum, pace| Pace {
@@ -532,7 +530,7 @@ fn head(html: &mut Html, picture: &Picture) {
     }
 }
 
-/// GPUs and host.
+/// Writes bars of GPUs and host memory.
 fn machine(html: &mut Html, picture: &Picture) {
     let fleet = &picture.status.fleet;
     if fleet.devices.is_empty() && fleet.host.is_none() {

@@ -1,49 +1,51 @@
-//! From counters to what happens: requests and tokens a second over the last seconds, first tokens over the last minutes.
-//! Counters in, rates out; who calls says when it is.
+//! Computes rates from counters: requests and tokens per second over the last seconds, times to first token
+//! over the last minutes. Counters in, rates out; the caller passes the time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::tally::{Counted, quantile, since};
 
-/// Rates are over so much time at least, if we are so old: a moment says nothing.
+/// Least time over which rates are computed, once the instance is that old.
 const LATELY: Duration = Duration::from_secs(10);
-/// Samples of that time that are kept: at most one a second.
+/// Limit of kept samples: at most one a second.
 const KEPT: usize = 16;
-/// First tokens are those of one to two such windows: enough for a share of one in a hundred, and soon over.
+/// First tokens are those of one to two such windows: enough for the 99th percentile, short enough to
+/// forget old ones.
 const WINDOW: Duration = Duration::from_secs(300);
 
-/// What a model does.
+/// Rates of one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Pace {
-    /// Requests that ended, a second.
+    /// Ended requests per second.
     pub(crate) requests: f64,
-    /// Those that failed by our fault, a second.
+    /// Requests per second that failed by our fault.
     pub(crate) failed: f64,
-    /// Tokens generated, a second.
+    /// Generated tokens per second.
     pub(crate) output_tokens: f64,
-    /// Prompt tokens, a second.
+    /// Prompt tokens per second.
     pub(crate) prompt_tokens: f64,
-    /// Half of the streams had their first token within this.
+    /// Median time to first token of streams.
     pub(crate) first_p50: Option<Duration>,
-    /// All but one of a hundred.
+    /// 99th percentile of the time to first token.
     pub(crate) first_p99: Option<Duration>,
 }
 
 /// Counters by model.
 pub(crate) type All = BTreeMap<String, Counted>;
 
-/// The counters of the last while.
+/// Recent samples of the counters.
 #[derive(Debug, Default)]
 pub(crate) struct Paces {
-    /// When, since some beginning, and what was counted then; oldest first.
+    /// Time since some beginning, and the counters at that time; oldest first.
     samples: Vec<(Duration, All)>,
-    /// What was counted when the window before began, and when this one did.
+    /// Start of this window, and the counters at the start of the previous and of this window.
     windows: Option<(Duration, All, All)>,
 }
 
 impl Paces {
-    /// Takes counters in. Of samples less than a second apart the first one stays, but for what is newest.
+    /// Takes a sample. Of samples less than a second apart only the first one is kept; the newest one is
+    /// always kept.
     pub(crate) fn take(&mut self, at: Duration, now: All) {
         let too_close =
             |older: Duration, newer: Duration| newer.saturating_sub(older) < Duration::from_millis(950);
@@ -61,7 +63,7 @@ impl Paces {
             Some(_) => {}
         }
         self.samples.push((at, now));
-        // One that is old enough is needed, and none before it.
+        // The range needs one sample that is old enough; earlier ones are dropped.
         let old = |(when, _): &(Duration, All)| at.saturating_sub(*when) >= LATELY;
         if let Some(last_old) = self.samples.iter().rposition(old) {
             self.samples.drain(..last_old);
@@ -71,7 +73,7 @@ impl Paces {
         }
     }
 
-    /// What each model does.
+    /// Current rates of each model.
     pub(crate) fn now(&self) -> BTreeMap<String, Pace> {
         let (Some((from, before)), Some((to, last))) = (self.samples.first(), self.samples.last()) else {
             return BTreeMap::new();
@@ -114,7 +116,7 @@ mod tests {
             let mut paces = Paces::default();
             let mut at = 0;
             while at < 60_000 {
-                // Ten a second, and then none.
+                // Ten requests a second, and then none.
                 paces.take(Duration::from_millis(at), counted((at / 100).min(300)));
                 assert!(paces.samples.len() <= KEPT, "{step}: {}", paces.samples.len());
                 let pace = paces.now()["m"];

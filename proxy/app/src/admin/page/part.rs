@@ -1,4 +1,4 @@
-//! Small parts of views that several of them have. Values in, markup out.
+//! Small parts shared by several views. Values in, markup out.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use warden_policies::MemoryKind;
 
 use super::holds::Holds;
 
-/// A link. The address is one of ours; the text may be anybody's.
+/// A link. The address is one of ours; the text may come from anywhere.
 pub(crate) fn link(html: &mut Html, address: &str, text: impl Display) {
     html.element("a", &[("href", &address)], text);
 }
 
-/// A rate for people: with as many digits as mean something.
+/// Formats a rate with as many digits as are meaningful.
 pub(crate) fn rate(per_second: f64) -> String {
     match per_second {
         rate if rate < 0.005 => "0".to_owned(),
@@ -24,7 +24,7 @@ pub(crate) fn rate(per_second: f64) -> String {
     }
 }
 
-/// A time that somebody waits, for people.
+/// Formats a waiting time.
 pub(crate) fn seconds(time: Duration) -> String {
     let seconds = time.as_secs_f64();
     match seconds {
@@ -35,8 +35,8 @@ pub(crate) fn seconds(time: Duration) -> String {
     }
 }
 
-/// A moment as it was written (RFC 3339): the element `time`, whose text a script shows in the zone of whoever looks. What is no moment
-/// stays as it is.
+/// A moment (RFC 3339) as the element `time`, whose text a script converts to the viewer's time zone. Text
+/// that is no moment stays as it is.
 pub(crate) fn moment(written: &str) -> String {
     match written.parse::<jiff::Timestamp>() {
         Ok(at) => warden_pages::time::time(at.as_second()),
@@ -44,7 +44,7 @@ pub(crate) fn moment(written: &str) -> String {
     }
 }
 
-/// A sentence for people: what stands between backticks as code, and no line ends between a number and its unit.
+/// A sentence: text between backticks becomes code, and no line breaks between a number and its unit.
 pub(crate) fn sentence(html: &mut Html, text: &str) {
     for (index, piece) in text.split('`').enumerate() {
         if index % 2 == 0 {
@@ -55,7 +55,7 @@ pub(crate) fn sentence(html: &mut Html, text: &str) {
     }
 }
 
-/// The same text with its sizes in one piece each: `320 MiB` never stands on two lines.
+/// Joins each size with its unit by a no-break space: `320 MiB` never spans two lines.
 fn unbroken(text: &str) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut words = text.split(' ');
@@ -69,7 +69,7 @@ fn unbroken(text: &str) -> String {
     whole
 }
 
-/// What is held of a budget, as a bar and in words.
+/// Writes one memory of a process as a bar and in words.
 pub(crate) fn bar_of(html: &mut Html, of: &str, holds: &Holds) {
     let parts = vec![
         (Held::Weights, holds.weights),
@@ -86,7 +86,7 @@ pub(crate) fn bar_of(html: &mut Html, of: &str, holds: &Holds) {
     html.element("div", &[("class", &"holds")], unbroken(&text));
 }
 
-/// What of a whole is in use.
+/// Used part of a total as a bar.
 pub(crate) fn bar(html: &mut Html, series: MemoryKind, used: u64, total: u64) {
     let title = format!("{} in use", name(series));
     let bar = Bar { title, parts: vec![(Held::Other, used)], limit: Some(total), soft: None };

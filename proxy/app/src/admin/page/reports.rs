@@ -1,16 +1,16 @@
-//! Reports of `diagnose` that lie in `reports` of the state directory. Nothing is written there.
+//! Reports of `diagnose` in the folder `reports` of the state directory. Read only.
 
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Reports that are listed.
+/// Limit of listed reports.
 pub(crate) const LISTED: usize = 200;
-/// The largest report that is served: one of an hour has about a megabyte.
+/// Largest report that is served, in bytes: one of an hour has about a megabyte.
 pub(crate) const LARGEST: u64 = 32 << 20;
 
-/// A report.
+/// A report file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
     pub(crate) name: String,
@@ -20,30 +20,30 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    /// It is not served.
+    /// Too large reports are listed but not served.
     pub(crate) const fn is_too_large(&self) -> bool {
         self.bytes > LARGEST
     }
 }
 
-/// Where reports are.
+/// Folder of the reports, next to the ledger.
 pub(crate) fn folder(ledger: &str) -> PathBuf {
     Path::new(ledger).parent().unwrap_or_else(|| Path::new("/nowhere")).join("reports")
 }
 
-/// Whether a name can be one of a report: nothing that leads elsewhere, nothing that is hidden.
+/// Returns true if a name can be one of a report: no path, no hidden file.
 pub(crate) fn is_report(name: &str) -> bool {
     name.strip_suffix(".html").is_some_and(|stem| !stem.is_empty())
         && !name.starts_with('.')
         && !name.contains(['/', '\\', '\0'])
 }
 
-/// The reports of a folder, the latest first. It blocks.
+/// Reports in a folder, the latest first. Blocks.
 pub(crate) fn read(folder: &Path) -> Vec<Written> {
     let all = std::fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
         let name = entry.file_name().into_string().ok().filter(|name| is_report(name))?;
         let facts = entry.metadata().ok().filter(std::fs::Metadata::is_file)?;
-        // One that is being made has nothing in it yet.
+        // A report that is being written is still empty.
         if facts.len() == 0 {
             return None;
         }
@@ -56,7 +56,7 @@ pub(crate) fn read(folder: &Path) -> Vec<Written> {
     all
 }
 
-/// One report, if it is there and is a file of its own. It blocks.
+/// Reads one report, if it is a regular file there. Blocks.
 pub(crate) fn one(folder: &Path, name: &str) -> Option<Vec<u8>> {
     if !is_report(name) {
         return None;
@@ -73,7 +73,7 @@ pub(crate) fn one(folder: &Path, name: &str) -> Option<Vec<u8>> {
     Some(content)
 }
 
-/// A model's name as the name of a file.
+/// A model's name as a file name.
 pub(crate) fn plain(name: &str) -> String {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let text: String = name.chars().map(safe).collect();

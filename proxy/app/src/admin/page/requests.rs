@@ -1,5 +1,5 @@
-//! The view *Requests*: what is in flight and what ended last, as a table each, with a form per row that cancels. Pure, and without
-//! script: a plain form does it.
+//! The view *Requests*: requests in flight and ended, as a table each, with a form per row that cancels.
+//! Pure, and works without a script.
 
 use std::fmt::Write as _;
 
@@ -9,12 +9,12 @@ use warden_pages::escape;
 use crate::admin::requests::{OneRequest, RequestList, short, took};
 use crate::clock;
 
-/// The form by which a request is cancelled, for a viewer who may do that.
+/// The form that cancels a request, for a viewer with that right.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form<'a> {
-    /// Where it is sent. It gets the fields `id` and `number`.
+    /// URL of the form, which sends the fields `id` and `number`.
     pub(crate) action: &'a str,
-    /// Name and value of the field that shows where the form came from.
+    /// Name and value of the field that proves the form's origin.
     pub(crate) token: (&'a str, &'a str),
 }
 
@@ -32,7 +32,8 @@ const HEAD: [(&str, &str); 11] = [
     ("", ""),
 ];
 
-/// The content of `<main>`. `form`: `None` for who may only look. `recorded`: the ids of those that can be looked at.
+/// The content of `<main>`. `form`: `None` for viewers without the right to cancel. `recorded`: ids of
+/// requests with a recording.
 pub(crate) fn view(list: &RequestList, form: Option<Form<'_>>, recorded: &[String]) -> String {
     let (now, ended): (Vec<_>, Vec<_>) = list.requests.iter().partition(|one| one.is_in_flight());
     let mut html = String::from("<h1>Requests</h1>\n");
@@ -59,7 +60,7 @@ fn table(
         let _ = write!(html, "<p>{none}</p>\n</section>\n");
         return;
     }
-    // In a box of its own, so that a narrow screen moves the table and not the page.
+    // In a box of its own, so that on a narrow screen only the table scrolls.
     let _ = write!(
         html,
         "<div class=\"wide\" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\">\n<table>\n<thead><tr>"
@@ -80,7 +81,7 @@ fn table(
     html.push_str("</tbody>\n</table>\n</div>\n</section>\n");
 }
 
-/// One request as it was recorded.
+/// The view of a recorded request.
 pub(crate) fn one(id: &str, found: Option<&OneRequest>) -> String {
     let mut html = format!("<h1>Request <code>{}</code></h1>\n", escape(id));
     let Some(found) = found else {

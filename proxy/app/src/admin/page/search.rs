@@ -1,6 +1,6 @@
-//! Words that are looked for on the page. Pure.
+//! Word search of the page. Pure.
 
-/// Whether a text has all these words, whatever their case.
+/// Returns true if a text contains all these words, ignoring case.
 pub(crate) fn has_words(words: &str, text: &str) -> bool {
     let text = text.to_lowercase();
     words.split_whitespace().all(|word| text.contains(&word.to_lowercase()))

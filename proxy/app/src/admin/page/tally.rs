@@ -1,20 +1,20 @@
-//! What the requests of a model came to, for the page: counters that only rise, and how long first tokens took, by octaves.
-//! Fed beside the metrics, where a request's place is looked up anyway; a request costs a few additions.
+//! Counters of a model's requests for the page, which only rise, and a histogram of times to first token,
+//! by octaves. Fed next to the metrics, where a request's labels are looked up anyway, so that a request
+//! costs a few additions.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use warden_gateway::Record;
 
-/// Buckets of an octave: the ends of a bucket are a fifth apart.
+/// Buckets of an octave: the bounds of a bucket are a fifth apart.
 const PER_OCTAVE: u32 = 4;
 /// From a millisecond to more than an hour.
 const BUCKETS: usize = 22 * PER_OCTAVE as usize;
 
-/// First tokens by how long they took.
+/// First tokens by time.
 pub(crate) type Counts = [u32; BUCKETS];
 
-/// The counters of one model.
 #[derive(Debug)]
 pub(crate) struct Tally {
     requests: AtomicU64,
@@ -37,11 +37,12 @@ impl Default for Tally {
     }
 }
 
-/// The counters at one moment.
+/// Values of the counters at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counted {
     pub(crate) requests: u64,
-    /// Those of them that ended with a status of 500 and more, or without an answer although their client waited.
+    /// Of these: requests that ended with a status of 500 or more, or without an answer although their
+    /// client waited.
     pub(crate) failed: u64,
     pub(crate) prompt_tokens: u64,
     pub(crate) output_tokens: u64,
@@ -55,7 +56,7 @@ impl Default for Counted {
 }
 
 impl Tally {
-    /// A request has ended.
+    /// Counts an ended request.
     pub(crate) fn done(&self, record: &Record) {
         let add = |counter: &AtomicU64, more: u64| counter.fetch_add(more, Ordering::Relaxed);
         add(&self.requests, 1);
@@ -65,7 +66,8 @@ impl Tally {
         }
         add(&self.prompt_tokens, record.work.prompt_tokens);
         add(&self.output_tokens, record.work.output_tokens);
-        // Not the first byte: of an answer in one piece it says when that was finished, and a stream may begin with a comment.
+        // Not the first byte: the first byte of an unstreamed answer comes at its end, and a stream may
+        // begin with a comment.
         if let Some(first) = record.first_token.filter(|_| record.stream && record.answer_status() == 200) {
             self.first[bucket(first)].fetch_add(1, Ordering::Relaxed);
         }
@@ -83,14 +85,15 @@ impl Tally {
     }
 }
 
-/// Where a time is counted.
+/// Bucket of a time.
 fn bucket(time: Duration) -> usize {
     let octaves = (time.as_secs_f64() * 1e3).max(1.0).log2();
     let index = warden_policies::units::whole(octaves * f64::from(PER_OCTAVE));
     usize::try_from(index).unwrap_or(BUCKETS).min(BUCKETS - 1)
 }
 
-/// The time below which that share of first tokens came, 0 to 1, between the ends of the bucket that it is in. `None` of nothing.
+/// Quantile of times to first token for a share of 0 to 1, interpolated within its bucket. `None` without
+/// any.
 pub(crate) fn quantile(first: &Counts, share: f64) -> Option<Duration> {
     let all: u64 = first.iter().copied().map(u64::from).sum();
     if all == 0 {
@@ -110,14 +113,14 @@ pub(crate) fn quantile(first: &Counts, share: f64) -> Option<Duration> {
     None
 }
 
-/// What came between two moments. A counter of a model that was made anew begins again.
+/// Increase between two moments. A counter of a model that was created again starts at 0.
 pub(crate) fn since(now: &Counted, before: &Counted) -> Counted {
     Counted {
         requests: now.requests.saturating_sub(before.requests),
         failed: now.failed.saturating_sub(before.failed),
         prompt_tokens: now.prompt_tokens.saturating_sub(before.prompt_tokens),
         output_tokens: now.output_tokens.saturating_sub(before.output_tokens),
-        // They may have gone round.
+        // The counts may have wrapped around.
         first: std::array::from_fn(|n| now.first[n].wrapping_sub(before.first[n])),
     }
 }
@@ -144,7 +147,7 @@ mod tests {
         first[bucket(Duration::from_secs(10))] += 2;
         assert!(quantile(&first, 0.5).unwrap() < Duration::from_millis(120));
         assert!(quantile(&first, 0.99).unwrap() > Duration::from_secs(8));
-        // What is out of all bounds is in one of the outer buckets.
+        // Extreme times are counted in the outer buckets.
         assert_eq!((bucket(Duration::ZERO), bucket(Duration::MAX)), (0, BUCKETS - 1));
     }
 }

@@ -1,13 +1,12 @@
-//! The token that a form of the page carries: drawn at our start, so that what another page makes a browser send lacks it. It is
-//! written with another mask each time, because pages are compressed, and the length of what is compressed tells of what
-//! repeats itself in it.
+//! The token in the page's forms, drawn at our start, so that a request forged by another site lacks it.
+//! Each writing uses another mask: pages are compressed, and the compressed length reveals repetitions.
 
 use subtle::ConstantTimeEq as _;
 
-/// Bytes of a token: nobody guesses 128 bits.
+/// Length of a token: 128 bits cannot be guessed.
 const BYTES: usize = 16;
 
-/// The token of one instance. It never shows itself.
+/// The token of one instance. `Debug` hides it.
 pub(crate) struct Token([u8; BYTES]);
 
 impl std::fmt::Debug for Token {
@@ -21,14 +20,14 @@ impl Token {
         Self(rand::random())
     }
 
-    /// As it is written into a page.
+    /// The token as written into a page, behind a random mask.
     pub(crate) fn masked(&self) -> String {
         let mask: [u8; BYTES] = rand::random();
         let hidden = self.0.iter().zip(mask).map(|(byte, mask)| byte ^ mask);
         hex::encode(mask.into_iter().chain(hidden).collect::<Vec<u8>>())
     }
 
-    /// Whether somebody has it. It takes the same time whatever is wrong with it.
+    /// Returns true if a masked token is ours. Takes the same time for every wrong one.
     pub(crate) fn is(&self, said: &str) -> bool {
         let mut both = [0; 2 * BYTES];
         if hex::decode_to_slice(said, &mut both).is_err() {

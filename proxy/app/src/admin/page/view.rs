@@ -1,6 +1,5 @@
-//! The views of the page, and which request means what. Pure.
+//! The views of the page, and the mapping from paths to them. Pure.
 
-/// A view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum View {
     Overview,
@@ -15,7 +14,7 @@ pub(crate) enum View {
 }
 
 impl View {
-    /// Those in the navigation.
+    /// Views in the navigation.
     pub(crate) const LISTED: [Self; 8] = [
         Self::Overview,
         Self::Memory,
@@ -55,39 +54,38 @@ impl View {
         }
     }
 
-    /// For scripts and styles.
+    /// Name for scripts and styles.
     pub(crate) fn word(self) -> &'static str {
         self.path().trim_start_matches("/page/")
     }
 }
 
-/// What a path means.
+/// Meaning of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way<'a> {
-    /// To the page.
+    /// Redirect to the page.
     There,
     View(View),
-    /// Numbers of pictures as they come.
+    /// Stream of picture numbers.
     Live,
-    /// What is done to a model.
+    /// Action on a model.
     Act,
-    /// A request is ended.
+    /// Cancellation of a request.
     Cancel,
-    /// A file that is compiled in.
+    /// A compiled-in file.
     File(&'a str),
-    /// A report of `diagnose`.
     Report(&'a str),
     Nothing,
 }
 
 impl Way<'_> {
-    /// Whether it is a whole page, which a tab may be opened with from anywhere.
+    /// Returns true if the answer is a whole page, which any site may open in a tab.
     pub(crate) const fn is_document(self) -> bool {
         matches!(self, Self::There | Self::View(_) | Self::Report(_) | Self::Nothing)
     }
 }
 
-/// What a path means; `None`: it is none of the page's.
+/// The meaning of a path; `None`: the path is not one of the page.
 pub(crate) fn way(path: &str) -> Option<Way<'_>> {
     let rest = match path {
         "/" | "/page" => return Some(Way::There),
@@ -108,7 +106,7 @@ pub(crate) fn way(path: &str) -> Option<Way<'_>> {
     })
 }
 
-/// Whether an address that somebody is to be led to is one of the page.
+/// Returns true if a redirect target is an address of the page.
 pub(crate) fn is_here(address: &str) -> bool {
     address.starts_with("/page/") && address.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\')
 }

@@ -1,4 +1,4 @@
-//! Flags that say what a build is for and which patch sets it gets.
+//! Flags for the target of a build and its patch sets.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,55 +9,54 @@ use warden_patches::{Catalogue, Selection, Sets};
 
 use crate::exit::Failure;
 
-/// What the binary computes on.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TargetArgs {
-    /// What it computes on: auto, cpu, cuda, hip, vulkan or metal.
+    /// Backend to compute on: auto, cpu, cuda, hip, vulkan or metal.
     ///
-    /// `auto` takes what this machine has a device and a toolkit for, and says why.
+    /// `auto` picks a backend for which this machine has a device and a toolkit, and prints the reason.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = hinted::<BackendWish>)]
     pub(crate) backend: BackendWish,
     #[command(flatten)]
     pub(crate) arch: ArchArgs,
 }
 
-/// Which machines a build is for.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ArchArgs {
-    /// Which machines it is for: native, portable, or GPUs by name.
+    /// Machines to build for: native, portable, or GPUs by name.
     ///
-    /// `native` is this machine with its GPUs, `portable` the common CPUs and, for CUDA, the common GPUs. GPUs by name,
-    /// such as `90`, `86,89` or `gfx1201`, leave the CPU part native; `portable,90` makes that portable, too.
+    /// `native` is this machine with its GPUs, `portable` the common CPUs and, for CUDA, the common GPUs.
+    /// GPUs by name, such as `90`, `86,89` or `gfx1201`, leave the CPU part native; `portable,90` makes the
+    /// CPU part portable, too.
     #[arg(long, value_name = "LIST", default_value = "native", value_parser = hinted::<ArchWish>)]
     pub(crate) arch: ArchWish,
 }
 
-/// A value, or what is wrong with it and what there is: clap shows an error alone.
+/// Parses a value, and adds the hint with valid values to the error, because clap shows only the error.
 pub(crate) fn hinted<T: FromStr<Err = Error>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error: Error| {
         [Some(error.to_string()), error.hint()].into_iter().flatten().collect::<Vec<_>>().join("; ")
     })
 }
 
-/// Which patch sets are applied.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct PatchArgs {
-    /// More patch sets: a folder that is one, or a folder of them. May be repeated.
+    /// Adds patch sets: the folder of one set, or a folder of several. May be repeated.
     #[arg(long, value_name = "DIR")]
     patches: Vec<PathBuf>,
-    /// Applies only this set, by its id. May be repeated. Without it: every set that is for the backend.
+    /// Applies only this set, by its id. May be repeated. Default: every set for the backend.
     #[arg(long, value_name = "ID", conflicts_with = "plain")]
     patch_set: Vec<String>,
-    /// Applies no patch: plain upstream.
+    /// Applies no patches: plain upstream.
     #[arg(long)]
     plain: bool,
-    /// Applies sets also where the code that they lean on is a version that nobody has looked at.
+    /// Applies sets also where nobody has reviewed them against this version of the code.
     #[arg(long, conflicts_with = "plain")]
     allow_unverified: bool,
 }
 
 impl PatchArgs {
-    /// The sets that these flags mean, of the curated ones and those of the configuration.
+    /// Selects the sets of these flags from `known` (curated and configured sets) and the folders of
+    /// `--patches`.
     pub(crate) fn selection(&self, known: Catalogue) -> Result<Selection, Failure> {
         let mut catalogue = known;
         for folder in &self.patches {

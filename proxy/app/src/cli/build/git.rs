@@ -1,4 +1,4 @@
-//! Flags that choose a commit of a repository, for every command that takes source.
+//! Flags that choose a commit of a repository, shared by all commands that take source.
 
 use clap::Args;
 use warden_builder::git::{Named, Request};
@@ -6,27 +6,29 @@ use warden_policies::defaults::Build;
 
 use crate::exit::Failure;
 
-/// A repository and what to take from it.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct GitArgs {
-    /// A repository: a URL, a folder (read in place), or a name from `[build.sources]`, such as `ik_llama.cpp`.
+    /// Git repository: a URL, a folder (read in place), or a name from `[build.sources]`, such as
+    /// `ik_llama.cpp`.
     #[arg(long, value_name = "URL|PATH|NAME")]
     git: Option<String>,
-    /// What to take from it. Default: what the configuration says for it, else what it shows first.
+    /// Tag, branch or commit of the repository. Default: the configured one, else the repository's default
+    /// branch.
     #[arg(long = "ref", value_name = "TAG|BRANCH|SHA")]
     reference: Option<String>,
-    /// Never uses the network for it: takes what was fetched before.
+    /// Never uses the network for the repository: takes what was fetched before.
     #[arg(long)]
     offline: bool,
 }
 
 impl GitArgs {
-    /// Whether a tag, a branch or a commit is given.
+    /// Returns whether `--ref` names a tag, a branch or a commit.
     pub(crate) const fn names_commit(&self) -> bool {
         self.reference.is_some()
     }
 
-    /// The commit that is meant; without `--git`, one of the configured default. `history`: whether the commits before it are needed too.
+    /// Creates the request for the commit; without `--git`, for the configured default source. `history`
+    /// fetches the preceding commits, too.
     pub(crate) fn request(&self, numbers: &Build, history: bool) -> Result<Request, Failure> {
         let named = Named::parse(self.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
         let reference = self.reference.clone().or(named.reference);

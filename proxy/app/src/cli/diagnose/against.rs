@@ -1,7 +1,7 @@
-//! `diagnose --against OLD`: whether one build may take the place of another.
+//! `diagnose --against OLD`: proves whether one build may replace another.
 //!
 //! ```text
-//!   OLD, and what --build, --binary or the configuration names ── the same arguments ──> Pair (warden_diagnose) ──> table, JSON
+//!   OLD, and the build of --build, --binary or the configuration ── same arguments ──> Pair ──> table, JSON
 //! ```
 
 use std::path::Path;
@@ -12,8 +12,8 @@ use warden_diagnose::between::SearchEvent;
 use warden_diagnose::proof::{Pair, Proving, side};
 use warden_diagnose::report::ProofReport;
 use warden_diagnose::{Experiment, Lab};
+use warden_experiment::proof::{Ruling, Side};
 use warden_policies::defaults::Proof;
-use warden_policies::experiment::proof::{Ruling, Side};
 use warden_policies::server_flags::FlagList;
 use warden_supervisor::Starter;
 use warden_supervisor::nursery::NurseryHandle;
@@ -30,29 +30,29 @@ use crate::exit::Failure;
 use crate::out;
 use crate::serve::Signals;
 
-/// What `--against` takes.
 #[derive(Debug, Args)]
 pub(crate) struct AgainstArgs {
-    /// Whether the build may take the place of OLD, a build's id or a llama-server's path: answers, speed, start, memory, flags, routes, growth.
+    /// Compares the build with OLD (a build id or the path of a llama-server): answers, speed, start,
+    /// memory, flags, routes, growth.
     #[arg(
         long,
         value_name = "OLD",
         conflicts_with_all = ["between", "bisect", "headroom", "trace", "wrap", "html", "report", "replay"]
     )]
     against: Option<String>,
-    /// Does not look for growth and crashes, which takes the longest.
+    /// Skips the search for growth and crashes, which takes the longest.
     #[arg(long, requires = "against", conflicts_with = "workload")]
     no_growth: bool,
 }
 
 impl DiagnoseArgs {
-    /// Whether two builds are to be compared.
+    /// Returns whether two builds are compared.
     pub(super) const fn compares(&self) -> bool {
         self.against.against.is_some()
     }
 }
 
-/// Runs it.
+/// Compares the build with OLD and prints the report.
 pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Failure> {
     let Some(old) = args.against.against.as_deref() else { return Ok(()) };
     outputs::prepare(args)?;
@@ -67,7 +67,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     end(&report)
 }
 
-/// The same for others, by numbers of theirs.
+/// Compares two builds for another command, with limits given by the caller.
 pub(crate) async fn compare(
     args: &DiagnoseArgs,
     nursery: NurseryHandle,
@@ -81,7 +81,7 @@ pub(crate) async fn compare(
     Box::pin(prove(args, nursery, signals, old, new)).await
 }
 
-/// The servers of both builds, the old one first.
+/// Resolves the servers of both builds, the old one first.
 async fn both(args: &DiagnoseArgs, machine: &Machine, old: &str) -> Result<(Target, Target), Failure> {
     let chosen =
         if old.contains('/') { target::file(Path::new(old), machine) } else { Choice::Build(old.to_owned()) };
@@ -172,7 +172,7 @@ fn show(args: &DiagnoseArgs, report: &ProofReport) -> Result<(), Failure> {
     out::write(&text)
 }
 
-/// How it ends for whoever looks at the exit code alone.
+/// Maps the verdict to an exit code.
 fn end(report: &ProofReport) -> Result<(), Failure> {
     let code = match report.verdict {
         Ruling::Better | Ruling::Same => return Ok(()),

@@ -1,16 +1,17 @@
-//! `diagnose --bisect`: which mitigations stop the growth that the experiment found, and the lines for the configuration.
+//! `diagnose --bisect`: finds the mitigations that stop the growth of the experiment, and the lines for the
+//! configuration.
 //!
 //! ```text
-//!   Outcome of the experiment ── workloads that leak ──> candidates ──> SwitchTrials (warden_diagnose) ──> CureReport
-//!                                                                                                    --write ──> the file
+//!   Outcome of the experiment ── workloads that leak ──> candidates ──> SwitchTrials ──> CureReport
+//!                                                                                --write ──> the file
 //! ```
 
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::cure::{SwitchTrials, Trying};
 use warden_diagnose::report::{Added, CureReport};
 use warden_diagnose::{Experiment, Lab, Outcome};
-use warden_policies::experiment::bisect::{Conclusion, Outcome as Ended};
-use warden_policies::experiment::{Finding, Workload};
+use warden_experiment::bisect::{Conclusion, Outcome as Ended};
+use warden_experiment::{Finding, Workload};
 
 use super::candidates::{Candidates, Purpose};
 use super::target::Target;
@@ -22,7 +23,7 @@ use crate::config::resolve::resolve;
 use crate::exit::Failure;
 use crate::out;
 
-/// Looks for a cure.
+/// Searches for mitigations that stop the growth.
 pub(super) async fn run(
     target: &Target,
     machine: &Machine,
@@ -61,7 +62,7 @@ pub(super) async fn run(
     Ok(CureReport { added, switches, not_tried, conclusion, mitigations })
 }
 
-/// Nothing leaks, or nobody knows.
+/// Report for an experiment in which nothing leaks, or whose readings do not suffice.
 fn nothing(outcome: &Outcome) -> CureReport {
     let short: Vec<&str> = outcome
         .legs
@@ -96,7 +97,7 @@ fn nothing(outcome: &Outcome) -> CureReport {
     }
 }
 
-/// What was found: sentences, the lines for the configuration, what was tried, what was not.
+/// Formats the report: conclusions, lines for the configuration, tried and untried candidates.
 pub(super) fn text(report: &CureReport, name: Option<&str>) -> String {
     let mut text = "\n".to_owned();
     text.extend(report.sentences().iter().map(|sentence| format!("cure: {sentence}\n")));
@@ -108,7 +109,7 @@ pub(super) fn text(report: &CureReport, name: Option<&str>) -> String {
     text + &trials::text(&report.rows(), &report.left_out())
 }
 
-/// What to write where, so that a cure holds.
+/// Describes the lines to write, and the place for them.
 pub(super) fn lines(mitigations: &[String], added: &Added, name: Option<&str>) -> String {
     match name {
         Some(name) => format!(
@@ -120,7 +121,7 @@ pub(super) fn lines(mitigations: &[String], added: &Added, name: Option<&str>) -
     }
 }
 
-/// Writes the cures into the configuration file.
+/// Writes the mitigations into the configuration file.
 pub(super) fn write(
     mitigations: &[String],
     model: &str,
@@ -142,7 +143,7 @@ pub(super) fn write(
     Ok(())
 }
 
-/// A list as TOML writes it.
+/// Formats a list as TOML.
 fn list(items: &[String]) -> String {
     items.iter().collect::<toml_edit::Array>().to_string().trim().to_owned()
 }
@@ -151,7 +152,7 @@ fn list(items: &[String]) -> String {
 mod tests {
     use super::*;
     use warden_diagnose::report::{NotTried, Switch};
-    use warden_policies::experiment::bisect::Track;
+    use warden_experiment::bisect::Track;
 
     #[test]
     fn a_cure_is_told_with_the_lines_to_write_and_what_was_not_tried() {

@@ -1,16 +1,18 @@
-//! Budgets of the model that an experiment is about, as they would be for a server that has settled as this one had: for plots.
+//! Budgets of the model of an experiment, for plots. Computed as for a server that settled at the same
+//! memory.
 
 use warden_diagnose::Report;
 use warden_diagnose::report::SeriesBudget;
-use warden_policies::experiment::SeriesFinding;
+use warden_experiment::Finding;
+use warden_experiment::SeriesFinding;
+use warden_policies::MemoryKind;
 use warden_policies::growth::Growth;
 use warden_policies::recycle::{RecyclePolicy, SeriesFacts};
-use warden_policies::{MemoryKind, experiment::Finding};
 
 use super::target::Target;
 use crate::config::machine::Machine;
 
-/// Of each memory that has one.
+/// Budgets of each memory that has one.
 pub(super) fn of(target: &Target, machine: &Machine, report: &Report) -> Vec<SeriesBudget> {
     let Some(model) = target.resolved.fleet.models.get(target.index) else { return Vec::new() };
     let mut all: Vec<SeriesBudget> = Vec::new();
@@ -24,7 +26,7 @@ pub(super) fn of(target: &Target, machine: &Machine, report: &Report) -> Vec<Ser
     all
 }
 
-/// Memories of a leg of which nothing is known by then.
+/// Memories of a leg that have no budget yet.
 fn fresh(finding: &Finding, known: &[SeriesBudget]) -> Vec<SeriesFinding> {
     let is_known = |found: &&SeriesFinding| known.iter().any(|one| one.series == found.series);
     finding.series.iter().filter(|found| !is_known(found)).cloned().collect()

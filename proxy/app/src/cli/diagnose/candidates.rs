@@ -1,22 +1,23 @@
-//! Which mitigations can be tried on a server whose memory grows, in which order, and why the others cannot.
+//! Selects the mitigations to try on a server whose memory grows or that crashes, orders them, and says why
+//! others are skipped.
 //!
 //! ```text
-//!  findings ──> what grows, who pays ──> the list of leaks: likeliest first ──┐
-//!  all mitigations ──> about growth? of this memory? takes which value? ──────┴──> for this build? changes anything?
-//!                                                                                     │yes          │no
-//!                                                                                 Candidate     NotTried, why
+//!  findings ──> what grows, with which work ──> list of leaks, likeliest first ──┐
+//!  all mitigations ──> about growth? of this memory? takes which value? ─────────┴──> for this build?
+//!                                                                                     changes anything?
+//!                                                                                      │yes       │no
+//!                                                                                  Candidate   NotTried, reason
 //! ```
 //!
-//! It is the configuration's own way from a list of mitigations to a command that decides what can be used. Nothing is
-//! started here.
+//! Uses the same code as the configuration to turn a list of mitigations into a command. Starts no process.
 
 use std::collections::BTreeMap;
 
 use warden_diagnose::report::{NotTried, Switch};
+use warden_experiment::Finding;
 use warden_patches::mitigation::{Action, Advice, Catalogue, Memory, Mitigation, Seen};
 use warden_patches::set::life::LifeState;
 use warden_policies::MemoryKind;
-use warden_policies::experiment::Finding;
 use warden_policies::growth::Blame;
 
 use crate::advice::Server;
@@ -24,27 +25,26 @@ use crate::config::resolve::Resolved;
 use crate::config::resolve::binary::Alternative;
 use crate::config::resolve::mitigations::{Judge, Mitigations, catalogue};
 
-/// What switches are looked for.
+/// Symptom that the switches should stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Growth,
     Crash {
-        /// Its last words are about what computes on a GPU.
+        /// The last log lines of the server are about GPU code.
         on_gpu: bool,
     },
 }
 
-/// What can be tried, and what cannot.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
-    /// The cheapest and likeliest first.
+    /// Switches, cheapest and likeliest first.
     pub(super) switches: Vec<Switch>,
     pub(super) not_tried: Vec<NotTried>,
-    /// Pairs that cannot be used together, or of which one leaves the other nothing to do.
+    /// Pairs that cannot be combined, or in which one makes the other useless.
     pub(super) clashes: Vec<[usize; 2]>,
 }
 
-/// What the experiment saw, as the list of leaks takes it.
+/// Converts the findings of the experiment for the list of leaks.
 pub(super) fn seen(findings: &[&Finding], server: &Server) -> Seen {
     let mut seen = Seen {
         build: server.build,
@@ -77,7 +77,7 @@ fn memory_of(series: MemoryKind) -> Memory {
     if series == MemoryKind::Host { Memory::Host } else { Memory::Vram }
 }
 
-/// Finds them for model number `model`.
+/// Finds the candidates for the model at index `model`.
 ///
 /// # Errors
 /// The list of mitigations is broken.
@@ -97,7 +97,7 @@ pub(super) fn find(
     let mut commands: Vec<Alternative> = Vec::new();
     let mut all = order(list, &advice);
     if purpose == (Purpose::Crash { on_gpu: true }) {
-        // Stable: what is about a GPU comes first, each part in its order.
+        // A stable sort: GPU entries first, each part in its own order.
         all.sort_by_key(|(entry, _)| entry.backends.is_empty() && !entry.memory.contains(&Memory::Vram));
     }
     for (entry, against) in all {
@@ -143,7 +143,7 @@ pub(super) fn find(
     Ok(found)
 }
 
-/// The configured list with these items, as a command.
+/// Resolves the model's command with `items` added to its configured mitigations.
 pub(super) fn with(
     resolved: &Resolved,
     model: usize,
@@ -156,7 +156,8 @@ pub(super) fn with(
     resolved.alternative(model, &list, judge)
 }
 
-/// What was advised, in its order, then the rest, each with the leak that it is advised against.
+/// Orders advised mitigations first, in the order of the advice, then the others. Each carries its advice,
+/// if any.
 fn order<'a>(list: &'a Catalogue, advice: &'a [Advice]) -> Vec<(&'a Mitigation, Option<&'a Advice>)> {
     let mut all: Vec<(&Mitigation, Option<&Advice>)> = Vec::new();
     for advice in advice {
@@ -175,14 +176,18 @@ fn order<'a>(list: &'a Catalogue, advice: &'a [Advice]) -> Vec<(&'a Mitigation, 
     all
 }
 
-/// Why it is not tried in the build that the model runs: upstream cured what it is against, or it does harm there.
+/// Says why a mitigation is not tried in the model's build: upstream fixed the leak, or the mitigation does
+/// harm there.
 fn not_here(resolved: &Resolved, model: usize, entry: &Mitigation) -> Option<String> {
     let build = resolved.builds.get(model)?.as_ref()?;
     let life = build.standing(entry).filter(|life| life.is != LifeState::Needed)?;
     Some(format!("it is {} in this build: {}", life.is.name(), life.why()))
 }
 
-/// Whether it has to do with what was seen; why not, if not.
+/// Checks that a mitigation concerns what was observed.
+///
+/// # Errors
+/// The reason if it does not.
 fn suits(
     list: &Catalogue,
     entry: &Mitigation,
@@ -196,12 +201,12 @@ fn suits(
     if against.is_some() {
         return Ok(());
     }
-    // Nobody knows beforehand what a crash has to do with.
+    // The cause of a crash is unknown beforehand, so every mitigation may help.
     if matches!(purpose, Purpose::Crash { .. }) {
         return Ok(());
     }
     let grows = |leak: &String| list.leak(leak).is_some_and(|leak| leak.kind.grows());
-    // Of a set of the user's own nobody knows more than what it says.
+    // A set of the user's own is known only by what it declares.
     let own = entry.own.is_some() && !entry.memory.is_empty();
     if !own && !entry.cures.iter().any(grows) {
         return Err("it is not about memory that grows".to_owned());
@@ -220,7 +225,7 @@ fn suits(
     Ok(())
 }
 
-/// As a list takes it: with the value to try, where it needs one.
+/// Formats a mitigation as an item of `mitigations`, with the value to try if it needs one.
 fn item(entry: &Mitigation, values: &BTreeMap<String, String>) -> Result<String, String> {
     if let Action::BuildOption { name, setting } = &entry.action {
         return Err(format!("it needs another build, with -D{name}={setting}"));
@@ -234,7 +239,7 @@ fn item(entry: &Mitigation, values: &BTreeMap<String, String>) -> Result<String,
     }
 }
 
-/// A command that is no other than the present one tells nothing.
+/// Rejects an alternative whose command equals the present one, because trying it shows nothing.
 fn changes(resolved: &Resolved, model: usize, own: Alternative) -> Result<Alternative, String> {
     let same = resolved.fleet.models.get(model).is_some_and(|spec| spec.command == own.command);
     match (same, own.notes.last()) {
@@ -244,7 +249,7 @@ fn changes(resolved: &Resolved, model: usize, own: Alternative) -> Result<Altern
     }
 }
 
-/// Where a memory is, in a sentence.
+/// Name of a memory within a sentence.
 const fn place(memory: Memory) -> &'static str {
     match memory {
         Memory::Host => "host",

@@ -1,7 +1,7 @@
-//! What goes on, while it goes on: one line that changes on a terminal, a line for each leg elsewhere.
+//! Progress of an experiment: one changing line on a terminal, a line for each leg elsewhere.
 
 use warden_diagnose::Progress;
-use warden_policies::experiment::Finding;
+use warden_experiment::Finding;
 use warden_policies::growth::{Growth, Verdict};
 use warden_policies::sample::Sample;
 use warden_policies::units::exact;
@@ -9,7 +9,6 @@ use warden_policies::{ByteSize, MemoryKind, phrases};
 
 use crate::cli::progress::Lines;
 
-/// Shows the progress of an experiment.
 #[derive(Debug)]
 pub(super) struct Display {
     lines: Lines,
@@ -22,7 +21,7 @@ impl Display {
         Self { lines: Lines::new(), legs, begun: 0 }
     }
 
-    /// Takes an event in.
+    /// Shows an event.
     pub(super) fn see(&mut self, progress: &Progress<'_>) {
         match progress {
             Progress::Starting(workload) => {
@@ -43,7 +42,7 @@ impl Display {
                 self.lines.change(&text, false);
             }
             Progress::Control(workload) => {
-                // It is no leg of its own.
+                // A control run is not a leg of its own.
                 self.begun = self.begun.saturating_sub(1);
                 self.lines
                     .line(&format!("{workload}: once more without the prompt cache, which may be what grew"));
@@ -58,7 +57,7 @@ impl Display {
             }
             Progress::Ended(finding) => self.lines.line(&ended(finding)),
             Progress::Skipped(workload, why) => {
-                // A server may have been started before it was known.
+                // A server may have started before the workload was found to be impossible.
                 self.begun = self.begun.max(1);
                 self.lines.line(&format!("{workload}: not run: {why}"));
             }
@@ -71,7 +70,7 @@ impl Display {
     }
 }
 
-/// What each memory has done so far.
+/// Formats the growth of each memory so far.
 fn grown(first: &Sample, now: &Sample, growth: &[Growth]) -> String {
     let requests = now.work.requests.saturating_sub(first.work.requests);
     let one = |growth: &Growth| {

@@ -1,4 +1,4 @@
-//! `diagnose --report DIR`: the folder for others, with what is known of the machine.
+//! `diagnose --report DIR`: writes the shareable folder, with facts about the machine.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -11,7 +11,8 @@ use warden_supervisor::Command;
 use super::target::Target;
 use crate::exit::Failure;
 
-/// Writes it. `here`: where the command was run; `visit`: requests that show it, where no workload does.
+/// Writes the folder. `here` is the directory of the command; `visit` holds requests that show the symptom
+/// where no workload does.
 pub(super) fn write(
     path: &Path,
     report: &Report,
@@ -41,7 +42,7 @@ pub(super) fn write(
     })
 }
 
-/// The machine and its software, a line each.
+/// Describes the machine and its software, one line each.
 pub(super) async fn system(target: &Target, outcome: &Outcome) -> Vec<(String, String)> {
     let mut all = vec![("llama-server says".to_owned(), version(&target.spec.command).await)];
     let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
@@ -52,7 +53,7 @@ pub(super) async fn system(target: &Target, outcome: &Outcome) -> Vec<(String, S
     all
 }
 
-/// What it says to `--version`, in one line.
+/// Output of `llama-server --version` in one line.
 async fn version(server: &Command) -> String {
     let mut words = server.program_words().into_iter();
     let mut command = tokio::process::Command::new(words.next().unwrap_or_default());
@@ -65,7 +66,7 @@ async fn version(server: &Command) -> String {
     text.lines().map(str::trim).filter(tells).collect::<Vec<_>>().join(", ")
 }
 
-/// Kernel, driver and processor, as far as they tell.
+/// Kernel, driver and processor, as far as they are known.
 pub(crate) fn machine() -> Vec<(String, String)> {
     let name = rustix::system::uname();
     let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();

@@ -1,11 +1,13 @@
-//! `diagnose --headroom`: touches the worst case, says whether it fits, and leaves what was measured for the next process
-//! that serves this model: the price of a prompt for admission, and the largest size for automatic budgets.
+//! `diagnose --headroom`: evaluates the largest prompts and says whether they fit in memory. Stores the
+//! measurements for the next process that serves this model: the cost of a prompt for admission, the
+//! largest size for automatic budgets.
 
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::headroom::{Touch, Touched, Touching, less_context, touch};
 use warden_diagnose::report::HeadroomReport;
 use warden_diagnose::{DiagnoseError, Lab};
-use warden_policies::experiment::headroom::{Learnt, grouped};
+use warden_experiment::headroom::grouped;
+use warden_policies::measured_needs::MeasuredNeeds;
 use warden_policies::units::scale;
 use warden_policies::{ByteSize, MemoryKind};
 use warden_supervisor::{Command, SoloSpec};
@@ -41,7 +43,7 @@ pub(super) async fn run(
         match less_context(lab, &target.spec, less, stop).await {
             Ok(less) => touched.less_context = Some(less),
             Err(DiagnoseError::Interrupted) => touched.interrupted = true,
-            // That it does not start with less only means that nothing is known of that.
+            // Continue: a failed start with a smaller context only leaves its savings unknown.
             Err(error) => lines.line(&format!("headroom: {error}")),
         }
     }
@@ -52,10 +54,10 @@ pub(super) async fn run(
             "headroom: the same with -ub {half}, to see what smaller micro-batches would save"
         ));
         let mut spec = target.spec.clone();
-        // The last one counts.
+        // llama-server uses the last occurrence of the flag.
         spec.command.args.extend(["--ubatch-size".to_owned(), half.to_string()]);
         let upper = numbers.lengths.iter().copied().filter(|share| *share >= numbers.again_from).collect();
-        // One that does not start with smaller micro-batches only means that nothing is known of them.
+        // Ignore a failed start: the savings of smaller micro-batches then stay unknown.
         smaller = once(lab, &what(&spec, upper), &mut lines, stop).await.ok();
         touched.interrupted |= stop.is_cancelled();
     }
@@ -104,10 +106,10 @@ fn prompts(tokens: u64, together: u32) -> String {
     }
 }
 
-/// Leaves what was measured for the next process of this command.
-pub(super) fn remember(target: &Target, report: &HeadroomReport) -> Result<Learnt, Failure> {
+/// Stores the measurements for the next process of this command.
+pub(super) fn remember(target: &Target, report: &HeadroomReport) -> Result<MeasuredNeeds, Failure> {
     let mut learnt = report.learnt();
-    // What does not fit is no size to grow to.
+    // A size that does not fit is no target for growth.
     let fits = |series: MemoryKind| {
         report.verdicts.iter().any(|verdict| verdict.series == series && verdict.fits() != Some(false))
     };

@@ -1,17 +1,18 @@
-//! Sees to it that nothing of a tool of `diagnose --wrap` outlives the experiment: a process of its own, because the
-//! experiment may be killed.
+//! Kills all processes that a tool of `diagnose --wrap` leaves behind. The keeper is a process of its own,
+//! because the experiment may be killed.
 //!
-//! Tools fork. A shell script around the server runs it as a child, a profiler leaves an agent in a session of its own. The
-//! kernel kills the tool's first process when we die, and we kill its process group; what left the group would stay.
+//! Tools fork: a shell script runs the server as its child, a profiler leaves an agent in another session.
+//! The kernel kills the tool's first process when llama-warden dies, and llama-warden kills the process
+//! group. Other processes would stay.
 //!
 //! ```text
-//!   llama-warden ── spawns ──> script of the wrap ─ starts the keeper, waits for its word ─ exec ─> the tool ─> …
-//!        │ ends                                          │                                           │ ends
-//!        └─────────────────────────> keeper: waits <─────┴───────────────────────────────────────────┘
-//!                                      └─> kills every process that carries the mark in its environment
+//!   llama-warden ── spawns ──> script of the wrap ─ starts the keeper, waits for it ─ exec ─> the tool ─> …
+//!        │ ends                                       │                                         │ ends
+//!        └──────────────────────> keeper: waits <─────┴─────────────────────────────────────────┘
+//!                                   └─> kills every process that has the mark in its environment
 //! ```
 //!
-//! Every process that the tool starts inherits the mark, wherever it goes. One that throws its environment away is missed.
+//! Every process that the tool starts inherits the mark. A process that clears its environment is missed.
 
 use std::io::Read as _;
 use std::os::fd::OwnedFd;
@@ -29,28 +30,28 @@ use warden_policies::defaults;
 use crate::exit::Failure;
 use crate::out;
 
-/// The variable that every process of a tool carries. Its value is that of one run of the tool.
+/// Variable in the environment of every process of a tool. Its value identifies one run of the tool.
 pub(super) const MARK: &str = "LLAMA_WARDEN_WRAPPED";
 
-/// What the keeper takes. People do not call it: the script of a wrap does.
+/// Arguments of the keeper. The script of a wrap runs this command, users do not.
 #[derive(Debug, Args)]
 pub(crate) struct KeeperArgs {
-    /// The process that becomes the tool.
+    /// PID that becomes the tool.
     tool: i32,
-    /// The experiment.
+    /// PID of the experiment.
     owner: i32,
-    /// Be the keeper; without it, start one and wait for its word.
+    /// Runs as the keeper; without it, starts a keeper and waits until it is ready.
     #[arg(long)]
     stay: bool,
 }
 
-/// Starts the keeper, or is it.
+/// Starts the keeper, or runs as it.
 pub(crate) fn run(args: &KeeperArgs) -> Result<(), Failure> {
     let mark = std::env::var(MARK).map_err(|_| Failure::usage(format!("{MARK} is not set"), "use --wrap"))?;
     if args.stay { stay(args, &mark) } else { start(args) }
 }
 
-/// A process of its own group, so that nobody's end is the keeper's.
+/// Starts the keeper in a process group of its own, so that signals to other groups do not end it.
 fn start(args: &KeeperArgs) -> Result<(), Failure> {
     let failed = |what: &str, error: &std::io::Error| Failure::failed(format!("--wrap: {what}: {error}"));
     let mut keeper = Command::new("/proc/self/exe")
@@ -70,13 +71,13 @@ fn start(args: &KeeperArgs) -> Result<(), Failure> {
     }
 }
 
-/// Waits for the end of the tool or of the experiment, and then for whatever is left.
+/// Waits until the tool or the experiment ends, then kills the remaining processes with the mark.
 fn stay(args: &KeeperArgs, mark: &str) -> Result<(), Failure> {
     let open = |pid: i32| Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     let (tool, owner) = (open(args.tool), open(args.owner));
     out::line("watching")?;
     let both: Vec<&OwnedFd> = tool.iter().chain(&owner).collect();
-    // One that could not be opened has ended already.
+    // A process that could not be opened has ended already.
     while both.len() == 2 && !any_ended(&both, LOOK) {}
     let mark = format!("{MARK}={mark}");
     let deadline = Instant::now() + defaults().diagnose.wrap.rest;
@@ -91,24 +92,24 @@ fn stay(args: &KeeperArgs, mark: &str) -> Result<(), Failure> {
                 kill(pid, mark.as_bytes());
             }
         }
-        // Of nobody: a pause.
+        // Poll no process: this is only a pause.
         any_ended(&[], PAUSE);
     }
 }
 
-/// How long one wait is; the next follows.
+/// Longest single wait for the end of the tool; repeated until it ends.
 const LOOK: Duration = Duration::from_secs(3600);
-/// Between two looks at what is left.
+/// Pause between two scans for remaining processes.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Waits until one of them has ended, no longer than this; whether one has.
+/// Waits up to `limit` until one of the processes ends. Returns whether one has ended.
 fn any_ended(processes: &[&OwnedFd], limit: Duration) -> bool {
     let mut asked: Vec<PollFd<'_>> = processes.iter().map(|fd| PollFd::new(*fd, PollFlags::IN)).collect();
     let limit = Timespec::try_from(limit).ok();
     matches!(poll(&mut asked, limit.as_ref()), Ok(ended) if ended > 0)
 }
 
-/// Processes other than ourselves whose environment has this line.
+/// Processes other than this one whose environment contains `mark`.
 fn carriers(proc: &Path, mark: &[u8]) -> Vec<Pid> {
     let entries = std::fs::read_dir(proc).into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
@@ -121,19 +122,20 @@ fn carries(proc: &Path, pid: Pid, mark: &[u8]) -> bool {
         let all = std::fs::read(folder.join("environ")).ok().filter(|all| !all.is_empty())?;
         Some(all.split(|byte| *byte == 0).any(|line| line == mark))
     };
-    // A zombie has an empty one, and so has a process whose first thread alone has ended: then another thread has it.
+    // The environment of a zombie is empty, and so is that of a process whose first thread has ended. Other
+    // threads still show it.
     has(&process).unwrap_or_else(|| {
         let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
         threads.filter_map(|thread| has(&thread.path())).any(|has| has)
     })
 }
 
-/// Kills it, if it is still the one that was looked at: a number may be another's by now.
+/// Kills a process if it still has the mark: the PID may have been reused.
 fn kill(pid: Pid, mark: &[u8]) {
     if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
         && carries(Path::new("/proc"), pid, mark)
     {
-        // Gone is as good.
+        // Ignore the error: the process may have ended.
         let _ = pidfd_send_signal(process, Signal::KILL);
     }
 }

@@ -1,13 +1,15 @@
-//! `llama-warden diagnose`: experiments with fresh servers that say whether memory leaks, and with which work.
+//! `llama-warden diagnose`: experiments with fresh servers that show whether memory leaks, and with which
+//! work.
 //!
 //! ```text
-//!   arguments ── target: which command, with which mitigations ──> Experiment (warden_diagnose) ──> table, JSON, page
-//!                                                       Ctrl-C ──> ends the leg; the table so far
-//!   --bisect    the same with mitigations and without: which ones stop it; --write: into the configuration
-//!   --between   the same with builds of commits: which one brought it
-//!   --against   the same requests to two builds: whether one may take the place of the other
-//!   --headroom  prompts up to the context: what they take, whether that fits
-//!   --report    a folder for others, with a script that shows the growth
+//!   arguments ── target: command with mitigations ──> Experiment (warden_diagnose) ──> table, JSON, page
+//!                                             Ctrl-C ──> ends the leg; prints the table so far
+//!   --bisect    the same with and without mitigations: finds those that stop the growth
+//!   --write     adds the found mitigations to the configuration
+//!   --between   the same with builds of commits: finds the commit that introduced the growth
+//!   --against   the same requests to two builds: proves whether one may replace the other
+//!   --headroom  prompts up to the context: measures their memory and whether it fits
+//!   --report    a shareable folder with a script that shows the growth
 //! ```
 
 pub(crate) mod against;
@@ -35,7 +37,7 @@ use clap::Args;
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::report::{CureReport, HeadroomReport, SurvivalReport};
 use warden_diagnose::{DiagnoseError, Experiment, Lab, Outcome, Recording, Report};
-use warden_policies::experiment::{Finding, Workload, fewest_readings};
+use warden_experiment::{Finding, Workload, fewest_readings};
 use warden_policies::start_search::StartOutcome;
 use warden_supervisor::Starter;
 use warden_supervisor::nursery::NurseryHandle;
@@ -53,7 +55,6 @@ use crate::exit::Failure;
 use crate::out;
 use crate::serve::{self, Signals};
 
-/// What `diagnose` takes.
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Debug, Args)]
 #[command(
@@ -62,37 +63,40 @@ use crate::serve::{self, Signals};
 pub(crate) struct DiagnoseArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// The model of the configuration, with its arguments, variables and mitigations. With one model it need not be given.
+    /// Model of the configuration, with its arguments, variables and mitigations. Default: the only one.
     #[arg(long, value_name = "NAME", conflicts_with = "flags")]
     model: Option<String>,
-    /// A folder of models, one of which is meant (`paths.models`). May be repeated.
+    /// Folder of models to choose from (`paths.models`). May be repeated.
     #[arg(long, value_name = "DIR", conflicts_with = "flags")]
     models_dir: Vec<String>,
-    /// The llama-server to run, in place of the model's own.
+    /// Run this llama-server in place of the model's own.
     #[arg(long, value_name = "PATH", conflicts_with = "build")]
     binary: Option<PathBuf>,
-    /// The build to run, in place of the model's own.
+    /// Run this build in place of the model's own.
     #[arg(long, value_name = "ID")]
     build: Option<String>,
-    /// The work to do; may be repeated. Without it, everything that the server can do.
+    /// Workload to run. May be repeated. Default: all that the server supports.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     workload: Vec<Workload>,
-    /// Readings of each workload, at most. More find slower leaks.
+    /// Maximum number of readings of each workload. More readings find slower leaks.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     requests: Option<u64>,
     /// Send the recorded requests of a file (JSON lines with `path` and `body`), in their order.
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
-    /// Then look for the mitigations that stop what leaks, or the server from crashing: alone, together, and the smallest set, with its cost.
+    /// Then search for mitigations that stop the leaks or crashes: each alone, all together, and the
+    /// smallest set, with its cost.
     #[arg(long)]
     bisect: bool,
-    /// Write what stops it into `mitigations` of the model in the configuration file.
+    /// Write the found mitigations into `mitigations` of the model in the configuration file.
     #[arg(long, requires = "bisect", conflicts_with = "flags")]
     write: bool,
-    /// Evaluate prompts up to the context, and tell what they take and whether that fits. Alone, unless a workload is given.
+    /// Evaluate prompts up to the context size, and report their memory and whether it fits. Runs no
+    /// workload unless one is given.
     #[arg(long)]
     headroom: bool,
-    /// Write a folder for others: report, findings, and a script that shows the growth with llama-server and curl alone.
+    /// Write a shareable folder: report, findings, and a script that shows the growth with llama-server and
+    /// curl alone.
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
     /// Print the report as JSON, with all readings.
@@ -101,10 +105,10 @@ pub(crate) struct DiagnoseArgs {
     /// Write the report as a page with plots.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Say which call sites the growth comes from: preloads a library that counts allocations, of the host and of CUDA.
+    /// Report the call sites of the growth: preloads a library that counts host and CUDA allocations.
     #[arg(long, conflicts_with = "wrap")]
     trace: bool,
-    /// The library for --trace, in place of the one that this program carries.
+    /// Library for --trace, in place of the built-in one.
     #[arg(long, value_name = "PATH", requires = "trace")]
     tracer: Option<PathBuf>,
     /// Run the server under a tool: compute-sanitizer, nsys, valgrind, heaptrack.
@@ -119,7 +123,7 @@ pub(crate) struct DiagnoseArgs {
     flags: Vec<String>,
 }
 
-/// `diagnose` as a command line of its own.
+/// Parser for the arguments of `diagnose` alone.
 #[derive(Debug, clap::Parser)]
 struct Alone {
     #[command(flatten)]
@@ -127,18 +131,18 @@ struct Alone {
 }
 
 impl DiagnoseArgs {
-    /// What these words mean, the first of which is the command.
+    /// Parses a command line; the first word is the program.
     pub(crate) fn parsed(words: &[String]) -> Result<Self, Failure> {
         let parsed = <Alone as clap::Parser>::try_parse_from(words);
         parsed.map(|alone| alone.args).map_err(|error| Failure::failed(error.to_string()))
     }
 
-    /// Forgets the configuration file, which may come from the environment.
+    /// Ignores the configuration file, which may come from the environment.
     pub(crate) fn without_config(&mut self) {
         self.config.config = None;
     }
 
-    /// What to run, in order: what was asked for, or all.
+    /// Workloads to run, in order: the requested ones, or all.
     fn workloads(&self) -> Result<Vec<Workload>, Failure> {
         let mut wanted = self.workload.clone();
         if self.replay.is_some() && !wanted.contains(&Workload::Replay) {
@@ -163,7 +167,7 @@ impl DiagnoseArgs {
     }
 }
 
-/// Runs it, on the main thread.
+/// Runs the command. Must be called on the main thread, which forks.
 pub(crate) fn run(args: DiagnoseArgs) -> Result<(), Failure> {
     serve::with_nursery(|nursery| diagnose(args, nursery))
 }
@@ -182,7 +186,8 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         out::error_line(&format!("warning: the recording was cut short: {lines} passed over ({torn})"));
     }
     outputs::prepare(&args)?;
-    // Before anything is started, so that no signal finds us half-way with the default action.
+    // Install the handlers before any process starts, so that no signal has its default action halfway
+    // through.
     let mut signals = Signals::new()?;
     let machine = Machine::read();
     let wrap = args.wrap.as_deref().map(Wrap::prepare).transpose()?;
@@ -195,7 +200,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         out::error_line(&format!("warning: {warning}"));
     }
     out::error_line(&target.program());
-    // Of the server as it is configured; a tool around it is named beside it.
+    // Describe the server as configured; a tool around it is named separately.
     let mut about = target.about(crate::clock::now_text(), &machine);
     let (mut spec, mut numbers) = (target.spec.clone(), target.resolved.diagnose.clone());
     if let Some(tracing) = &mut tracing {
@@ -207,7 +212,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         about = about.with_tool(wrap.words());
         Wrap::patience(&mut target.lifecycle, &mut numbers);
     }
-    // Ours alone, and gone at the end with what we made in it.
+    // Private directory for sockets, removed at the end with its contents.
     let sockets = instance::private_dir(&target.runtime_dir)?;
     let starter = Starter::new(nursery, sockets.path(), &target.lifecycle, target.watch)?;
     let steps = args.requests.unwrap_or(numbers.requests);
@@ -227,7 +232,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         }
         display.see(&progress);
     };
-    // On the heap: a leg may be repeated within it.
+    // Box the large future: a leg may be repeated within it.
     let running = Box::pin(experiment.run(&lab, &mut show, &stop));
     let outcome = interruptible(&mut signals, &stop, running).await?;
     display.close();
@@ -252,7 +257,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
             if let Some(tracing) = &tracing {
                 tracing.testify(&mut outcome);
             }
-            // On the heap: it is made of whole experiments.
+            // Box the large future: it contains whole experiments.
             let further =
                 Box::pin(further(&args, &target, &machine, &experiment, &outcome, &lab, &mut signals, &stop));
             let found = further.await;
@@ -276,11 +281,11 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     } else {
         out::write(&text(&args, &outcome, &report))?;
     }
-    // Beside a report for programs, too: it is in no other place.
+    // Print these lines in JSON mode, too (on stderr): the JSON report does not contain them.
     for line in wrap.iter().flat_map(|wrap| wrap.told(&outcome)) {
         if args.json { out::error_line(&line) } else { out::line(&line)? }
     }
-    // After the table: whatever cannot be written, what was found is told.
+    // Write files after the table, so that a failed write does not hide the findings.
     let cures = cures(&report);
     let all = [
         args.write.then(|| bisect::write(&cures, &target.name, &args.config, &machine)),
@@ -294,7 +299,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     end(&outcome, &report, stop.is_cancelled())
 }
 
-/// What follows the experiment, if it was asked for.
+/// Runs the requested follow-ups of the experiment.
 #[expect(clippy::too_many_arguments, reason = "all that an experiment is made of, once")]
 async fn further(
     args: &DiagnoseArgs,
@@ -325,7 +330,8 @@ async fn further(
     if args.headroom && !stop.is_cancelled() {
         match interruptible(signals, stop, headroom::run(target, lab, stop)).await.and_then(|done| done) {
             Ok(found) => {
-                // A curve of its beginning alone would foretell nonsense, and `serve` would believe it.
+                // Do not store an interrupted measurement: `serve` would trust a curve of small prompts
+                // alone.
                 if !found.touched.interrupted {
                     all.trouble = headroom::remember(target, &found).err();
                 }
@@ -337,17 +343,17 @@ async fn further(
     all
 }
 
-/// What followed the experiment, as far as it came.
+/// Results of the follow-ups, as far as they ran.
 #[derive(Default)]
 struct Further {
     cure: Option<CureReport>,
     survival: Vec<SurvivalReport>,
     headroom: Option<HeadroomReport>,
-    /// Why there is not more.
+    /// Failure that ended the follow-ups.
     trouble: Option<Failure>,
 }
 
-/// Waits for something that ends early when `stop` is cancelled. The second signal ends us at once, and the server with us.
+/// Waits for `running`. The first signal cancels `stop`, the second ends the program and the server with it.
 async fn interruptible<T>(
     signals: &mut Signals,
     stop: &CancellationToken,
@@ -367,7 +373,7 @@ async fn interruptible<T>(
     }
 }
 
-/// The table and what there is to say beside it.
+/// Formats the table and the notes below it.
 fn text(args: &DiagnoseArgs, outcome: &Outcome, report: &Report) -> String {
     let findings: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
     let mut text = String::new();
@@ -387,7 +393,8 @@ fn text(args: &DiagnoseArgs, outcome: &Outcome, report: &Report) -> String {
     text
 }
 
-/// All that stops anything, as `mitigations` has it. Cures of different symptoms were tried one by one, not together.
+/// All mitigations that stop a symptom, as items of `mitigations`. Cures of different symptoms were tried
+/// separately.
 fn cures(report: &Report) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let lists = report.cure.iter().map(|cure| &cure.mitigations);
@@ -399,7 +406,7 @@ fn cures(report: &Report) -> Vec<String> {
     all
 }
 
-/// How it ends for whoever looks at the exit code alone.
+/// Maps the findings to an exit code.
 fn end(outcome: &Outcome, report: &Report, stopped: bool) -> Result<(), Failure> {
     let short = report.headroom.as_ref().is_some_and(HeadroomReport::short);
     let code = if outcome.interrupted || stopped {

@@ -1,5 +1,5 @@
-//! What is written beside the table: the cure into the configuration, the page, the folder. Places are tried before the work
-//! is done, and one that fails after it keeps none of the others from being written.
+//! Writes the files of `diagnose`: the mitigations into the configuration, the page, the folder. All paths
+//! are checked before the experiment starts. A failed write does not prevent the others.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -8,7 +8,7 @@ use std::path::Path;
 use super::DiagnoseArgs;
 use crate::exit::Failure;
 
-/// Whether everything can be written where it is to be: told before the work is done, not after.
+/// Checks that all outputs can be written, before the experiment starts.
 pub(super) fn prepare(args: &DiagnoseArgs) -> Result<(), Failure> {
     if let Some(path) = &args.html {
         let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
@@ -27,7 +27,7 @@ pub(super) fn prepare(args: &DiagnoseArgs) -> Result<(), Failure> {
                 "choose a folder of its own for the report",
             ));
         }
-        // Only for us at first: a report has lines of the server's log and what was asked of it.
+        // Make the folder private at first: a report contains server log lines and requests.
         let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
         let tried = made.and_then(|()| tempfile::tempfile_in(path));
         tried.map_err(|error| {
@@ -45,7 +45,7 @@ pub(super) fn page(path: &Path, page: &str) -> Result<(), Failure> {
         .map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))
 }
 
-/// The first failure of all that was done; those after it are told by `tell`, a line each.
+/// Returns the first failure of all results. Reports each later one as a line through `tell`.
 pub(super) fn first_failure(
     all: impl IntoIterator<Item = Result<(), Failure>>,
     mut tell: impl FnMut(&str),

@@ -1,4 +1,5 @@
-//! `diagnose` of a server that dies while it loads: which switch starts it, tried one by one, and the line for the configuration.
+//! `diagnose` of a server that dies while it loads: tries switches one by one until it starts, and prints
+//! the configuration line.
 
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::Lab;
@@ -25,7 +26,7 @@ pub(super) async fn search(
     hunt.run(&lab.starter, &mut watch, stop).await
 }
 
-/// Keeps the finding for `serve`, which then does not search again.
+/// Stores the finding for `serve`, which then does not search again.
 pub(super) fn remember(target: &Target, finding: &StartFinding) {
     if !finding.is_lasting() {
         return;
@@ -38,7 +39,7 @@ pub(super) fn remember(target: &Target, finding: &StartFinding) {
     }
 }
 
-/// The finding in words, or as JSON.
+/// Prints the finding, as text or as JSON.
 pub(super) fn show(target: &Target, finding: &StartFinding, json: bool) -> Result<(), Failure> {
     if json {
         return out::json(&serde_json::json!({ "model": target.name, "start": finding }));
@@ -46,13 +47,13 @@ pub(super) fn show(target: &Target, finding: &StartFinding, json: bool) -> Resul
     finding.lines().iter().try_for_each(|line| out::line(line))
 }
 
-/// What `--write` writes: the mitigation that starts the server. Nothing where words of `args` are in its way.
+/// The mitigation that starts the server, for `--write`. Empty if words of `args` conflict with it.
 pub(super) fn cures(finding: &StartFinding) -> Vec<String> {
     let item = finding.switch().filter(|switch| switch.line.starts_with("write `mitigations"));
     item.map(|switch| switch.item.clone()).into_iter().collect()
 }
 
-/// How the command ends: a server that dies at each start is a crash.
+/// Maps the finding to the result of the command: a server that dies at each start counts as a crash.
 pub(super) fn end(finding: &StartFinding, failure: Failure) -> Failure {
     match finding.outcome {
         StartOutcome::Found { .. } | StartOutcome::NoSwitch => Failure::Told { code: crate::exit::CRASHES },

@@ -1,12 +1,13 @@
-//! `diagnose --bisect` where a server crashed: which mitigations stop that, and the lines for the configuration.
+//! `diagnose --bisect` after a crash: finds the mitigations that stop it, and the lines for the
+//! configuration.
 
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::cure::{SwitchTrials, Trying};
 use warden_diagnose::report::SurvivalReport;
 use warden_diagnose::{Experiment, Lab, Outcome, without_prompt_cache};
-use warden_policies::experiment::Finding;
-use warden_policies::experiment::bisect::Arm;
-use warden_policies::experiment::crash::Crash;
+use warden_experiment::Finding;
+use warden_experiment::bisect::Arm;
+use warden_experiment::crash::Crash;
 
 use super::candidates::{Candidates, Purpose};
 use super::target::Target;
@@ -15,7 +16,7 @@ use crate::cli::progress::Lines;
 use crate::config::machine::Machine;
 use crate::exit::Failure;
 
-/// Looks for what stops each crash of the experiment, one after the other.
+/// Searches for mitigations against each crash of the experiment, one crash after the other.
 pub(super) async fn run(
     target: &Target,
     machine: &Machine,
@@ -70,7 +71,7 @@ async fn one(
     Ok(SurvivalReport { workload, switches, not_tried, conclusion, mitigations, added })
 }
 
-/// Whether the last lines of a server are about what computes on a GPU: then what concerns it is tried first.
+/// Returns whether the last log lines are about GPU code. If so, GPU mitigations are tried first.
 fn speaks_of_a_gpu(lines: &[String]) -> bool {
     lines.iter().any(|line| {
         let line = line.to_ascii_lowercase();
@@ -78,7 +79,7 @@ fn speaks_of_a_gpu(lines: &[String]) -> bool {
     })
 }
 
-/// What was found: sentences, the lines for the configuration, what was tried, what was not.
+/// Formats the report: conclusions, lines for the configuration, tried and untried candidates.
 pub(super) fn text(report: &SurvivalReport, name: Option<&str>) -> String {
     let mut text = "\n".to_owned();
     text.extend(report.sentences().iter().map(|sentence| format!("crash: {sentence}\n")));

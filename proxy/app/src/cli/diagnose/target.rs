@@ -1,5 +1,5 @@
-//! Which server an experiment is about: a model of the configuration with all that is configured for it, or a command line.
-//! `--binary` and `--build` come before whatever is configured, so that another program is tried with the same model.
+//! The server of an experiment: a configured model with all its settings, or a command line. `--binary` and
+//! `--build` override the configured program, to try another program with the same model.
 
 use std::path::{Path, PathBuf};
 
@@ -21,39 +21,39 @@ use crate::serve::Plan;
 pub(crate) struct Target {
     pub(crate) name: String,
     pub(crate) spec: SoloSpec,
-    /// What is known of its build, in words.
+    /// Build number and build id, if known.
     pub(crate) server: String,
-    /// Which flag chose the program, if one did.
+    /// Flag that selected the program, if any.
     chosen_by: Option<&'static str>,
-    /// Deadlines of start and stop.
+    /// Deadlines for start and stop.
     pub(crate) lifecycle: LifecyclePolicy,
-    /// What is kept and read.
+    /// Settings for the kept log lines and readings.
     pub(crate) watch: Watch,
-    /// The numbers of the detector.
+    /// Detector settings.
     pub(crate) growth: GrowthPolicy,
-    /// Where its socket is.
+    /// Parent directory of the server's socket.
     pub(crate) runtime_dir: PathBuf,
-    /// What is allowed and probably not meant.
+    /// Warnings about settings that are allowed but probably unintended.
     pub(crate) warnings: Vec<String>,
     pub(crate) resolved: Resolved,
-    /// The model's place in it.
+    /// Index of the model in `resolved`.
     pub(crate) index: usize,
 }
 
 impl Target {
-    /// Reads the configuration and tries the binary.
+    /// Reads the configuration and runs the binary once to check it.
     pub(crate) async fn find(args: &DiagnoseArgs, machine: &Machine) -> Result<Self, Failure> {
         Self::with(args, machine, program(args, machine), None).await
     }
 
-    /// What is configured of the model, without its program.
+    /// Resolves the configuration of the model without running its program.
     pub(crate) fn configured(args: &DiagnoseArgs, machine: &Machine) -> Result<(Resolved, usize), Failure> {
         let resolved = plan(args, machine)?.as_configured(machine)?;
         let index = choose(args.model.as_deref(), &resolved)?;
         Ok((resolved, index))
     }
 
-    /// The same, with a program that a flag chose; builds are looked for in this store, too.
+    /// Like [`Target::find`], with a program selected by a flag. Searches builds in `other_store`, too.
     pub(crate) async fn with(
         args: &DiagnoseArgs,
         machine: &Machine,
@@ -98,7 +98,7 @@ impl Target {
         })
     }
 
-    /// Which program is diagnosed, in a line.
+    /// Describes the diagnosed program in one line.
     pub(crate) fn program(&self) -> String {
         let known = if self.server.is_empty() { String::new() } else { format!(" ({})", self.server) };
         let by = self.chosen_by.map_or_else(String::new, |flag| format!(", chosen by {flag}"));
@@ -117,7 +117,7 @@ impl Target {
     }
 }
 
-/// How to read the configuration.
+/// Chooses the sources of the configuration.
 fn plan(args: &DiagnoseArgs, machine: &Machine) -> Result<Plan, Failure> {
     let any_name = !args.flags.is_empty();
     if !any_name && args.config.config.is_none() && args.models_dir.is_empty() {
@@ -135,7 +135,7 @@ fn plan(args: &DiagnoseArgs, machine: &Machine) -> Result<Plan, Failure> {
     Ok(Plan { config: args.config.clone(), flags, any_name })
 }
 
-/// The program that the command line asks for, and the flag that does.
+/// The program that the command line selects, with the flag that selects it.
 fn program(args: &DiagnoseArgs, machine: &Machine) -> Option<(&'static str, Choice)> {
     let Some(binary) = &args.binary else {
         return Some(("--build", Choice::Build(args.build.clone()?)));
@@ -143,15 +143,15 @@ fn program(args: &DiagnoseArgs, machine: &Machine) -> Option<(&'static str, Choi
     Some(("--binary", file(binary, machine)))
 }
 
-/// The program at a path that was typed: where we are, not where the configuration is; a bare word that is no file is looked for in PATH, as
-/// a shell would.
+/// Resolves a typed path relative to the working directory, not to the configuration. Searches PATH for a
+/// bare word that is no file, like a shell.
 pub(super) fn file(binary: &Path, machine: &Machine) -> Choice {
     let path = machine.cwd.join(binary);
     let bare = binary.components().count() == 1 && !path.is_file();
     if bare { Choice::InPath(binary.to_owned()) } else { Choice::Path(path) }
 }
 
-/// The model that is meant: by name or alias, or the only one.
+/// Finds the model by name or alias; without a name, the only one.
 fn choose(name: Option<&str>, resolved: &Resolved) -> Result<usize, Failure> {
     let models = &resolved.fleet.models;
     let all = || models.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");

@@ -1,13 +1,14 @@
-//! `diagnose --trace`: which call sites the growth comes from.
+//! `diagnose --trace`: attributes the growth to call sites.
 //!
 //! ```text
 //!   library ─ LD_PRELOAD ─> the server ─ PID.trace ─┐
-//!   each reading of a leg ──────────────────────────┴─ snapshot ─┬─ counted against measured, reading by reading
-//!                                                                └─ a third into the leg against its end: places
+//!   each reading of a leg ──────────────────────────┴─ snapshot ─┬─ counted against measured bytes
+//!                                                                └─ a third into the leg against its end
 //! ```
 //!
-//! It only watches. Where the detector merely suspects a memory, though, handles or counted allocations that become more with every
-//! request, and that take the memory with them, are evidence: then the verdict is that it leaks.
+//! Tracing only observes. One exception: if the detector merely suspects a memory, handles or counted
+//! allocations that grow with every request and with the memory are evidence. The verdict then becomes a
+//! leak.
 
 mod tell;
 
@@ -16,8 +17,8 @@ use std::path::PathBuf;
 use serde::Serialize;
 use tempfile::TempDir;
 use warden_diagnose::{Outcome, Progress};
+use warden_experiment::{Attribution, Finding, Settles, Trace, Workload};
 use warden_policies::MemoryKind;
-use warden_policies::experiment::{Attribution, Finding, Settles, Trace, Workload};
 use warden_policies::growth::Verdict;
 use warden_policies::sample::{HostMemory, Sample};
 use warden_supervisor::Command;
@@ -29,49 +30,49 @@ use warden_tracer_reader::{
 use crate::exit::Failure;
 use crate::{out, private_temp};
 
-/// Kinds of handles in a [`Trace`], and what they are called.
+/// Kinds of handles in a [`Trace`], with their names in the report.
 const HANDLES: [(Kind, &str); 2] =
     [(Kind::GraphExec, "live graph executables"), (Kind::Cublas, "cuBLAS handles")];
 const HOST: [Kind; 3] = [Kind::Heap, Kind::Mapped, Kind::Pinned];
 const DEVICE: [Kind; 3] = [Kind::Device, Kind::Pool, Kind::DeviceMapped];
 
-/// What of one memory's growth is known in a leg.
+/// Attribution of the growth of one memory in a leg.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Traced {
     memory: Memory,
-    /// Whether the detector says that it grows.
+    /// The detector says that this memory grows.
     grows: bool,
     #[serde(flatten)]
     attribution: Attribution,
-    /// Part of the growth that counted allocations make up, 0 to 1.
+    /// Share of the growth that counted allocations explain, 0 to 1.
     explained: f64,
 }
 
-/// What a leg's call sites did.
+/// Call sites of a leg and their growth.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct LegTrace {
     workload: Workload,
-    /// The same once more without the prompt cache.
+    /// The leg repeats a workload without the prompt cache.
     control: bool,
-    /// Requests between the two snapshots that the places are compared by.
+    /// Requests between the two compared snapshots.
     requests: u64,
     /// All requests of the leg.
     answered: u64,
     memories: Vec<Traced>,
     places: Vec<Place>,
-    /// The program's file, without its folder.
+    /// File name of the program, without its folder.
     program: String,
-    /// Bytes between samples of the heap on average.
+    /// Average bytes between samples of the heap.
     interval: u64,
-    /// Allocations since the server started whose end was not followed: they do not count as living.
+    /// Allocations since the start whose release was not tracked. They are not counted as live.
     unfollowed: u64,
-    /// Allocations since then that are in no count, because there are too many call sites.
+    /// Allocations since the start that are not counted, because there are too many call sites.
     siteless: u64,
-    /// Whether the program has an allocator of its own, so that blocks of the heap are not counted.
+    /// The program has an allocator of its own, so heap blocks are not counted.
     own_heap: bool,
 }
 
-/// A moment of the leg under way.
+/// A snapshot during the current leg.
 #[derive(Debug)]
 struct Moment {
     at: usize,
@@ -79,7 +80,7 @@ struct Moment {
     snapshot: Snapshot,
 }
 
-/// Watches the legs of an experiment.
+/// Traces the legs of an experiment.
 #[derive(Debug)]
 pub(super) struct Tracing {
     folder: TempDir,
@@ -91,16 +92,16 @@ pub(super) struct Tracing {
     modules: Modules,
     symbols: Symbols,
     legs: Vec<LegTrace>,
-    /// The program that is started, and what its file says against it.
+    /// Started program, and the obstacle to tracing found in its file.
     server: PathBuf,
     obstacle: Option<Obstacle>,
-    /// Whether the leg under way had readings and no trace, and the legs of which that was all.
+    /// The current leg has readings but no trace. `untraced` lists the workloads of such legs.
     silent: bool,
     untraced: Vec<Workload>,
 }
 
 impl Tracing {
-    /// Prepares the library: the one that is carried, or another.
+    /// Prepares the tracer library: the built-in one, or `other`.
     pub(super) fn prepare(other: Option<&PathBuf>) -> Result<Self, Failure> {
         let failed = |what: &str, error: &std::io::Error| {
             Failure::hinted(format!("--trace: {what}: {error}"), "name a library with `--tracer PATH`")
@@ -112,7 +113,7 @@ impl Tracing {
             None => write_library(folder.path()),
         };
         let library = library.map_err(|error| failed("no library", &error))?;
-        // The loader takes them for the ends of names, and goes on without a library that it cannot find.
+        // The loader treats these characters as separators, and ignores a library that it cannot find.
         if library.to_string_lossy().contains([' ', ':', '\t', '\n']) {
             return Err(Failure::usage(
                 format!("--trace: the loader cannot be told the path {}", library.display()),
@@ -136,7 +137,8 @@ impl Tracing {
         })
     }
 
-    /// Makes the server run with it. Says beforehand what will not work: a server of musl would not even start.
+    /// Preloads the library into the server. Reports obstacles beforehand: a musl server would not even
+    /// start.
     pub(super) fn apply(&mut self, command: &mut Command) -> Result<(), Failure> {
         const PRELOAD: &str = "LD_PRELOAD";
         self.server = std::fs::canonicalize(&command.binary).unwrap_or_else(|_| command.binary.clone());
@@ -162,7 +164,6 @@ impl Tracing {
         Ok(())
     }
 
-    /// Takes an event in.
     pub(super) fn see(&mut self, progress: &Progress<'_>) {
         match progress {
             Progress::Starting(_) => self.begin(),
@@ -178,7 +179,7 @@ impl Tracing {
         self.every = 1;
         self.last = None;
         self.silent = false;
-        // Files of processes that are gone would be taken for the next one's.
+        // Remove files of ended processes: they would be mistaken for those of the next server.
         for entry in std::fs::read_dir(self.folder.path()).into_iter().flatten().flatten() {
             if entry.path().extension().is_some_and(|end| end == "trace") {
                 drop(std::fs::remove_file(entry.path()));
@@ -213,7 +214,8 @@ impl Tracing {
         }
     }
 
-    /// Of the server, and not of the shell or the tool around it. A script may start it under another name.
+    /// Finds the snapshot of the server among those of a shell or tool around it. A script may start it
+    /// under another name.
     fn snapshot(&self) -> Option<Snapshot> {
         let mut all = Snapshot::all_in(self.folder.path()).ok()?;
         let server = all.iter().position(|snapshot| snapshot.exe == self.server);
@@ -236,7 +238,7 @@ impl Tracing {
         let requests = last.requests.saturating_sub(base.map_or(0, |base| base.requests));
         let places =
             places(base.map(|base| &base.snapshot), &last.snapshot, &self.modules, &mut self.symbols);
-        // Also where the leg was too short for a verdict.
+        // Applies also to a leg that was too short for a verdict.
         let grows = |host: bool| {
             finding.series.iter().any(|found| {
                 let judged = !matches!(found.verdict, Verdict::Steady | Verdict::Warming);
@@ -264,7 +266,7 @@ impl Tracing {
         });
     }
 
-    /// What was traced counts for the verdicts of the legs, too. Legs that were not traced are left as they are.
+    /// Adds the attributions to the verdicts of the legs. Leaves untraced legs unchanged.
     pub(super) fn testify(&self, outcome: &mut Outcome) {
         let mut traced: Vec<&LegTrace> = self.legs.iter().collect();
         for leg in &mut outcome.legs {
@@ -284,7 +286,7 @@ impl Tracing {
         &self.legs
     }
 
-    /// Why some legs are missing there, if they are.
+    /// Says why legs are missing from the trace, if any are.
     pub(super) fn untraced(&self) -> Option<String> {
         if self.untraced.is_empty() {
             return None;
@@ -302,7 +304,7 @@ impl Tracing {
         Some(format!("not traced: {}. The tracer was not loaded into the server: {why}", legs.join(", ")))
     }
 
-    /// For people: what grows, and where it comes from.
+    /// Describes what grows and where it is allocated.
     pub(super) fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for leg in &self.legs {

@@ -1,13 +1,13 @@
-//! What both searches of `diagnose --bisect` have in common: the switches that can be tried on a model, the command with
-//! some of them, and what is said while they are tried and of those that were not.
+//! Shared parts of both searches of `diagnose --bisect`: the switches to try on a model, commands with a
+//! subset of them, and the text about tried and untried switches.
 
 use std::sync::{Arc, Mutex};
 
 use warden_diagnose::Outcome;
 use warden_diagnose::cure::Trying;
 use warden_diagnose::report::{Added, NotTried};
-use warden_policies::experiment::Finding;
-use warden_policies::experiment::bisect::Arm;
+use warden_experiment::Finding;
+use warden_experiment::bisect::Arm;
 use warden_supervisor::SoloSpec;
 
 use super::candidates::{self, Candidates, Purpose};
@@ -20,17 +20,16 @@ use crate::exit::Failure;
 use crate::out;
 use crate::sync::lock;
 
-/// The switches for one model.
 pub(super) struct Trials<'a> {
     target: &'a Target,
     pub(super) found: Candidates,
-    /// The mitigations that the model has already.
+    /// Mitigations that the model already has.
     configured: Vec<String>,
     judge: Mutex<Judge>,
 }
 
 impl<'a> Trials<'a> {
-    /// Those that the outcome of an experiment suggests.
+    /// Creates the trials that the outcome of an experiment suggests.
     pub(super) fn new(
         target: &'a Target,
         machine: &Machine,
@@ -55,7 +54,10 @@ impl<'a> Trials<'a> {
         known.map(|switch| switch.item.as_str()).collect()
     }
 
-    /// The server with these switches; why it cannot be had, if it cannot.
+    /// The server with the switches of `arm`.
+    ///
+    /// # Errors
+    /// The reason why they cannot be applied.
     pub(super) fn with(&self, arm: &Arm) -> Result<SoloSpec, String> {
         let mut judge = lock(&self.judge);
         let items = self.items(&arm.switches);
@@ -64,7 +66,7 @@ impl<'a> Trials<'a> {
         Ok(SoloSpec { command: own.command, ..self.target.spec.clone() })
     }
 
-    /// Shows what is tried; `search` says what for.
+    /// Shows the current trial; `search` names its purpose.
     pub(super) fn show(&self, search: &str, trying: &Trying<'_>, lines: &mut Lines) {
         match trying {
             Trying::Next { arm, done, of } => {
@@ -82,7 +84,7 @@ impl<'a> Trials<'a> {
         }
     }
 
-    /// `mitigations` of the model with a cure in it, and what that adds to its command; nothing without a cure.
+    /// `mitigations` of the model with the cure, and the additions to its command. Empty without a cure.
     pub(super) fn cured(&self, cure: &[usize]) -> Result<(Vec<String>, Added), Failure> {
         if cure.is_empty() {
             return Ok((Vec::new(), Added::default()));
@@ -95,7 +97,7 @@ impl<'a> Trials<'a> {
     }
 }
 
-/// What was tried, and what was not.
+/// Formats the tried and untried switches.
 pub(super) fn text(rows: &[Vec<String>], left_out: &[NotTried]) -> String {
     let mut text = String::new();
     if rows.len() > 1 {

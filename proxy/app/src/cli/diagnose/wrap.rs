@@ -1,10 +1,11 @@
-//! `diagnose --wrap 'TOOL …'`: the same experiment with a tool put before the server's command (compute-sanitizer, nsys,
-//! valgrind, heaptrack).
+//! `diagnose --wrap 'TOOL …'`: runs the experiment with a tool in front of the server's command
+//! (compute-sanitizer, nsys, valgrind, heaptrack).
 //!
-//! The server's arguments stay what they are: a script takes the binary's place and puts the tool in front. Tools write
-//! their report when the server has ended by itself, so the script ignores the signal that ends the server, and both
-//! inherit that; llama-server sets its own handler and ends, the tool lives on and writes. The script also starts the
-//! [`keeper`], which ends whatever the tool leaves behind.
+//! The server's arguments stay unchanged: a script replaces the binary and runs the tool with it. Tools
+//! write their report after the server has ended by itself. So the script ignores the signal that ends the
+//! server, and tool and server inherit this. llama-server installs its own handler and ends; the tool
+//! survives and writes its report. The script also starts the [`keeper`], which kills what the tool leaves
+//! behind.
 
 use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,7 +23,7 @@ use super::keeper;
 use crate::exit::Failure;
 use crate::private_temp;
 
-/// A tool, in front of a server.
+/// A tool in front of a server.
 #[derive(Debug)]
 pub(super) struct Wrap {
     folder: TempDir,
@@ -30,7 +31,7 @@ pub(super) struct Wrap {
 }
 
 impl Wrap {
-    /// Takes the tool's command line apart and looks whether it is installed.
+    /// Splits the tool's command line and checks that the tool is installed.
     pub(super) fn prepare(line: &str) -> Result<Self, Failure> {
         let usage = |why: &str| {
             Failure::usage(
@@ -52,7 +53,7 @@ impl Wrap {
         Ok(Self { folder, words })
     }
 
-    /// Puts the tool before the command.
+    /// Replaces the binary of `command` by a script that runs it under the tool.
     pub(super) fn apply(&self, command: &mut Command) -> Result<(), Failure> {
         let fail = |what: String| Failure::failed(format!("--wrap: {what}"));
         let own = std::env::current_exe().map_err(|error| fail(format!("where are we? {error}")))?;
@@ -74,19 +75,18 @@ impl Wrap {
         Ok(())
     }
 
-    /// The tool and its options.
     pub(super) fn words(&self) -> &[String] {
         &self.words
     }
 
-    /// Where it runs, for those who look for what it writes.
+    /// Says in which directory the tool runs, so that its output files are found.
     pub(super) fn place(&self, command: &Command) -> String {
         let here = || std::env::current_dir().unwrap_or_default();
         let folder = command.directory.clone().unwrap_or_else(here);
         format!("{} runs in {}: relative paths in its options lead there", self.words[0], folder.display())
     }
 
-    /// What it said at the end of each leg: mostly what it found, or where it wrote that.
+    /// The tool's last lines of each leg: usually its findings, or the path of its report.
     pub(super) fn told(&self, outcome: &Outcome) -> Vec<String> {
         let shown = defaults().child.failure_lines;
         let mut told = Vec::new();
@@ -101,7 +101,7 @@ impl Wrap {
         told
     }
 
-    /// Gives server and tool the time that they need.
+    /// Extends the deadlines to the time that server and tool need.
     pub(super) fn patience(lifecycle: &mut LifecyclePolicy, numbers: &mut Diagnose) {
         let wrap = &numbers.wrap;
         let (start, report) = (wrap.start, wrap.report);
@@ -113,7 +113,7 @@ impl Wrap {
     }
 }
 
-/// The program of a name, as a shell would find it.
+/// Finds a program in PATH, like a shell.
 fn installed(name: &str) -> Option<PathBuf> {
     let runs = |path: &Path| {
         path.is_file() && path.metadata().is_ok_and(|facts| facts.permissions().mode() & 0o111 != 0)
@@ -124,7 +124,7 @@ fn installed(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| runs(path))
 }
 
-/// Where tools come from.
+/// Says how to install a tool.
 fn hint(name: &str) -> &'static str {
     match name {
         "compute-sanitizer" => "it comes with the CUDA toolkit: add its `bin` folder to PATH",

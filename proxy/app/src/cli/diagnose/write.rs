@@ -1,5 +1,6 @@
-//! Writes mitigations into a configuration file: `mitigations` of one model, and nothing else. Comments, order and layout
-//! stay, and so do the file's owner, mode and access list. What would not be a valid configuration afterwards is not written.
+//! Writes the `mitigations` of one model into a configuration file, and changes nothing else. Keeps
+//! comments, order and layout, and the file's owner, mode and access list. Refuses to write an invalid
+//! configuration.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Write as _};
@@ -13,10 +14,10 @@ use toml_edit::{Array, DocumentMut, Item, RawString, TableLike, Value, value};
 use crate::access_list::{self, access_list};
 use crate::exit::Failure;
 
-/// The text of a configuration with this list for this model.
+/// Returns the text of a configuration with `list` added to the mitigations of `model`.
 ///
 /// # Errors
-/// It is no TOML, or has no such model, in words.
+/// A message if the text is no TOML, or has no such model.
 fn edited(text: &str, model: &str, list: &[String]) -> Result<String, String> {
     let mut document: DocumentMut = text.parse().map_err(|error| format!("it is no TOML: {error}"))?;
     let models = document.get_mut("models").and_then(Item::as_table_like_mut);
@@ -27,7 +28,7 @@ fn edited(text: &str, model: &str, list: &[String]) -> Result<String, String> {
 }
 
 fn put(own: &mut dyn TableLike, list: &[String]) {
-    // What is there stays as it is laid out; only what is new is added.
+    // Keep the layout of an existing array; append only new items.
     if let Some(array) = own.get_mut("mitigations").and_then(Item::as_array_mut) {
         for text in list {
             if !array.iter().any(|item| item.as_str() == Some(text)) {
@@ -39,10 +40,10 @@ fn put(own: &mut dyn TableLike, list: &[String]) {
     own.insert("mitigations", value(list.iter().collect::<Array>()));
 }
 
-/// Adds an item at the end. A comment behind the item before it stays there, and a list over several lines gets a line more.
+/// Appends an item. A comment behind the previous item stays there; a multi-line list gets another line.
 fn append(array: &mut Array, text: &str) {
     let raw = |text: Option<&RawString>| text.and_then(RawString::as_str).unwrap_or_default().to_owned();
-    // Whatever stands between the last item and the end of the list, on both sides of its comma.
+    // Text between the last item and the end of the list, on both sides of its comma.
     let mut end = raw(Some(array.trailing()));
     let mut indent = None;
     let last = array.len().checked_sub(1).and_then(|last| array.get_mut(last));
@@ -67,10 +68,10 @@ fn append(array: &mut Array, text: &str) {
     }
 }
 
-/// Writes it. `validate` reads the new file, which lies beside the old one, and says what is wrong with it.
+/// Writes the list into the file. `validate` checks the new file, which is next to the old one.
 ///
 /// # Errors
-/// The file cannot be read or written, or would not be valid afterwards; then it is as it was.
+/// The file cannot be read or written, or would be invalid. The old file is then unchanged.
 pub(super) fn write(
     path: &Path,
     model: &str,
@@ -82,7 +83,7 @@ pub(super) fn write(
     };
     let text = std::fs::read_to_string(path).map_err(|error| fail("cannot read", &error))?;
     let new = edited(&text, model, list).map_err(|error| fail("cannot change", &error))?;
-    // A link stays one: what it points to is replaced.
+    // Resolve symbolic links: replace the target, not the link.
     let real = std::fs::canonicalize(path).map_err(|error| fail("cannot find", &error))?;
     let directory = real.parent().unwrap_or_else(|| Path::new("."));
     let mut file = tempfile::Builder::new()
@@ -108,22 +109,23 @@ pub(super) fn write(
     file.persist(&real).map(drop).map_err(|error| fail("cannot replace", &error.error))
 }
 
-/// Gives a new file owner, group, mode and access list of the old one.
+/// Copies owner, group, mode and access list of the old file to the new one.
 fn keep(new: &File, path: &Path, old: &Metadata) -> io::Result<()> {
     let own = new.metadata()?;
     if (own.uid(), own.gid()) != (old.uid(), old.gid()) {
         fchown(new, Some(old.uid()), Some(old.gid()))?;
     }
-    // With a list, the group's bits of the mode are its mask: without it they would let the group in.
+    // With an access list, the group bits of the mode are its mask. Without the list they would give the
+    // group access.
     match access_list(path)? {
         Some(list) => fsetxattr(new, access_list::ATTRIBUTE, &list, XattrFlags::empty())?,
-        // The folder may have given it one.
+        // Remove a list that the new file inherited from its folder.
         None => match fremovexattr(new, access_list::ATTRIBUTE) {
             Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => {}
             Err(error) => return Err(error.into()),
         },
     }
-    // Last: a new owner takes bits of the mode away.
+    // Set the mode last: a change of owner clears bits of it.
     new.set_permissions(old.permissions())
 }
 
@@ -188,7 +190,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("warden.toml");
         std::fs::write(&path, FILE).unwrap();
-        // Another owner can be given by root alone; whoever else runs this keeps at least themselves.
+        // Only root can change the owner; for other users, the test checks that it stays.
         let root = std::os::unix::fs::chown(&path, Some(1234), Some(4321)).is_ok();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
         let before = path.metadata().unwrap();
@@ -204,7 +206,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("warden.toml");
         std::fs::write(&path, FILE).unwrap();
-        // Version 2; owner rw, user 1234 r, group nothing, mask r, others nothing: a group that the mode shows as readers.
+        // Version 2; owner rw, user 1234 r, group none, mask r, others none: the mode shows the group as
+        // readers.
         let mut acl = 2_u32.to_le_bytes().to_vec();
         for (tag, may, id) in
             [(1_u16, 6_u16, u32::MAX), (2, 4, 1234), (4, 0, u32::MAX), (16, 4, u32::MAX), (32, 0, u32::MAX)]
@@ -213,13 +216,13 @@ mod tests {
         }
         let file = File::open(&path).unwrap();
         if let Err(error) = fsetxattr(&file, access_list::ATTRIBUTE, &acl, XattrFlags::empty()) {
-            // A file system without such lists.
+            // Skip on a file system without access lists.
             assert_eq!(error, Errno::NOTSUP);
             return;
         }
         write(&path, "c", &list(&["malloc-arenas=4", "b"]), |_| Ok(())).unwrap();
         assert_eq!(access_list(&path).unwrap(), Some(acl));
-        // A list that the folder gives to new files is not the file's own.
+        // A list that new files inherit from the folder does not belong to the file.
         let plain = directory.path().join("plain.toml");
         std::fs::write(&plain, FILE).unwrap();
         let folder = File::open(directory.path()).unwrap();

@@ -1,4 +1,4 @@
-//! A command that starts llama-server, as it is or in a container: what it comes to as a model.
+//! Imports a command that starts llama-server, directly or in a container, as a model.
 
 use std::path::Path;
 
@@ -7,19 +7,19 @@ use crate::exit::Failure;
 
 use super::{Imported, Model, container, shell};
 
-/// A command, taken apart.
+/// A parsed command.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     pub(super) model: Model,
-    /// Flags for listening, with their values.
+    /// Listening flags, with their values.
     pub(super) listening: Vec<(&'static str, String, Listening)>,
-    /// Where a container was published: the address, if it was named, and the port.
+    /// Published address of a container: the host address, if given, and the port.
     pub(super) published: Option<(Option<String>, u16)>,
-    /// What has no equal, and the nearest thing.
+    /// Parts without an equivalent, each with the nearest alternative.
     pub(super) left: Vec<(String, String)>,
 }
 
-/// Programs that are put before a server and then run it.
+/// Programs that run the server given as their arguments.
 const WRAPPERS: [&str; 21] = [
     "taskset",
     "nice",
@@ -44,7 +44,7 @@ const WRAPPERS: [&str; 21] = [
     "firejail",
 ];
 const CONTAINERS: [&str; 2] = ["docker", "podman"];
-/// Beginnings of programs whose words say nothing of a llama-server that follows.
+/// Prefixes of programs whose arguments never name a llama-server to start.
 const INTERPRETERS: [&str; 3] = ["python", "node", "vllm"];
 /// Wrappers that run the server in a container, which has a file system of its own.
 const INTO_CONTAINERS: [&str; 4] = ["toolbox", "distrobox", "distrobox-enter", "flatpak-spawn"];
@@ -52,7 +52,7 @@ const OTHER_USER: &str = "runs it as another user, who cannot use the socket tha
                           run llama-warden as that user";
 const OTHER_MACHINE: &str =
     "runs it on another machine: run llama-warden there, and name it here in `[remotes]`";
-/// Programs before a server that cannot be kept, and why.
+/// Programs before a server that cannot be kept, and the reason.
 const REFUSED: [(&str, &str); 9] = [
     ("sudo", OTHER_USER),
     ("doas", OTHER_USER),
@@ -65,7 +65,7 @@ const REFUSED: [(&str, &str); 9] = [
     ("wsl.exe", "is a program of Windows: run llama-warden within WSL"),
 ];
 
-/// One command as a whole configuration.
+/// Imports one command as a whole configuration.
 pub(super) fn import(words: &[String], from: &str) -> Result<Imported, Failure> {
     let taken = take(words).map_err(|why| {
         Failure::usage(
@@ -93,7 +93,7 @@ pub(super) fn import(words: &[String], from: &str) -> Result<Imported, Failure> 
     Ok(imported)
 }
 
-/// Where the command listens, as our own place.
+/// Converts the listening flags of the command to settings of llama-warden.
 pub(super) fn listening(taken: &Taken, imported: &mut Imported, from: &str) -> Result<(), Failure> {
     let number = |flag: &str, text: &str| {
         text.parse::<u16>().map_err(|_| {
@@ -113,25 +113,28 @@ pub(super) fn listening(taken: &Taken, imported: &mut Imported, from: &str) -> R
         }
     }
     if let Some((host, port)) = taken.published.clone() {
-        // Docker publishes on all addresses where none is named.
+        // Docker publishes on all addresses if none is given.
         imported.host = Some(host.unwrap_or_else(|| "0.0.0.0".to_owned()));
         imported.port = Some(port);
     }
     Ok(())
 }
 
-/// By its file, without folder and ending, or its repository.
+/// Names a model by its file without folder and extension, or by its repository.
 fn name_of(model: &Model) -> String {
     let file = model.model.as_deref().or_else(|| arguments::model(&model.args));
     let stem = file.and_then(|file| Path::new(file).file_stem()).and_then(|stem| stem.to_str());
     stem.or_else(|| arguments::remote_model(&model.args)).unwrap_or("default").to_owned()
 }
 
-/// Takes a command apart; else, why it starts no llama-server.
+/// Parses a command.
+///
+/// # Errors
+/// The reason why it starts no llama-server.
 pub(super) fn take(words: &[String]) -> Result<Taken, String> {
     let mut taken = Taken::default();
     let mut rest = words;
-    // Variables before the command, what only hands over to it, and what is put before it.
+    // Consume leading variables, shells and `exec`-like programs, and wrappers.
     loop {
         match rest {
             [word, more @ ..] if word == "exec" || is_program(word, &["nohup"]) => rest = more,
@@ -148,7 +151,7 @@ pub(super) fn take(words: &[String]) -> Result<Taken, String> {
                 match wrapper_end(rest)? {
                     Some(end) => {
                         if is_program(program, &INTO_CONTAINERS) && starts_server(&rest[end..]) {
-                            // The container's own, not the one of this system.
+                            // Use the container's binary, not the one of this system.
                             taken.model.binary = Some(rest[end].clone());
                         }
                         taken.model.wrapper.extend(rest[..end].iter().cloned());
@@ -183,7 +186,7 @@ pub(super) fn take(words: &[String]) -> Result<Taken, String> {
         return Err(format!("`{program}` is not followed by a llama-server"));
     }
     if let Some(args) = unified(rest) {
-        // llama.cpp's one program for all purposes: `llama serve`.
+        // `llama serve`, llama.cpp's unified program.
         taken.model.binary = Some(program.clone());
         flags(args, &mut taken);
         return Ok(taken);
@@ -198,7 +201,7 @@ pub(super) fn take(words: &[String]) -> Result<Taken, String> {
     Ok(taken)
 }
 
-/// Options of `env` are kept as a wrapper; variables are read by the loop that called this.
+/// Keeps options of `env` as a wrapper. The calling loop reads the variables.
 fn env<'a>(program: &str, mut rest: &'a [String], taken: &mut Taken) -> Result<&'a [String], String> {
     let mut kept = Vec::new();
     let mut clears = false;
@@ -223,7 +226,7 @@ fn env<'a>(program: &str, mut rest: &'a [String], taken: &mut Taken) -> Result<&
                 kept.push(word.clone());
                 rest = more;
             }
-            // Given before, they would be cleared, too.
+            // A variable before `env -i` would be cleared, so keep it behind that.
             variable if clears && is_assignment(variable) => {
                 kept.push(word.clone());
                 rest = more;
@@ -242,7 +245,7 @@ fn is_shell(program: &str, flag: &str) -> bool {
     is_program(program, &["sh", "bash", "dash", "zsh"]) && flag.starts_with('-') && flag.ends_with('c')
 }
 
-/// `llama serve`, with what follows.
+/// Returns the arguments after `llama serve`.
 fn unified(words: &[String]) -> Option<&[String]> {
     match words {
         [program, command, args @ ..]
@@ -255,19 +258,21 @@ fn unified(words: &[String]) -> Option<&[String]> {
     }
 }
 
-/// Whether these words begin with a llama-server, by its name.
+/// Returns whether these words begin with a llama-server, by its name.
 fn starts_server(words: &[String]) -> bool {
     let named = |word: &String| !word.contains('=') && file_name(word).contains("llama-server");
     unified(words).is_some() || words.first().is_some_and(named)
 }
 
-/// How many words at the beginning are put before something that is known to start a server; else, why they cannot be
-/// kept.
+/// Number of leading words that wrap a server.
+///
+/// # Errors
+/// The reason why these words cannot be kept.
 fn wrapper_end(words: &[String]) -> Result<Option<usize>, String> {
     if INTERPRETERS.iter().any(|name| file_name(&words[0]).starts_with(name)) {
         return Ok(None);
     }
-    // What is read like the beginning of a command.
+    // Positions that look like the start of a command.
     let begins = |at: &usize| {
         let rest = &words[*at..];
         let shell = matches!(rest, [program, flag, _] if is_shell(program, flag));
@@ -277,7 +282,8 @@ fn wrapper_end(words: &[String]) -> Result<Option<usize>, String> {
         let pair = [word.clone(), String::new()];
         arguments::model(&pair).or_else(|| arguments::remote_model(&pair)).is_some()
     };
-    // A name before the server may be like a server's (`--unit llama-server`): the last one before its flags is it.
+    // An argument may look like a server's name (`--unit llama-server`): use the last candidate before the
+    // flags.
     let flags = words.iter().position(is_flag).unwrap_or(words.len());
     let is_server = |at: &usize| starts_server(&words[*at..]);
     let found = (1..flags).rev().find(is_server).or_else(|| (1..words.len()).find(is_server));
@@ -302,7 +308,7 @@ fn is_assignment(word: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The last part of a path, of this system or of Windows.
+/// The last component of a Unix or Windows path.
 fn file_name(word: &str) -> &str {
     word.rsplit(['/', '\\']).next().unwrap_or_default()
 }
@@ -311,7 +317,7 @@ pub(super) fn is_program(word: &str, names: &[&str]) -> bool {
     names.contains(&file_name(word))
 }
 
-/// By its name; else by whether it is given a model as llama-server is, for it may be a script around it.
+/// Recognises a server by its name, or by a model flag: the program may be a script around llama-server.
 fn serves(program: &str, args: &[String]) -> bool {
     const OTHERS: [&str; 15] = [
         "python",
@@ -337,7 +343,7 @@ fn serves(program: &str, args: &[String]) -> bool {
     name.contains("llama-server") || (!other && model)
 }
 
-/// A flag and its value as two words: llama-server takes no `--flag=value`.
+/// Splits `--flag=value` into two words, because llama-server takes no `--flag=value`.
 pub(super) fn apart(args: &[String]) -> Vec<String> {
     let both = |word: &String| {
         let (flag, value) = word.split_once('=').filter(|(flag, _)| flag.starts_with("--"))?;
@@ -349,14 +355,14 @@ pub(super) fn apart(args: &[String]) -> Vec<String> {
     args.iter().flat_map(|word| both(word).map_or_else(|| vec![word.clone()], Vec::from)).collect()
 }
 
-/// llama-server's own flags: those for listening are taken out, and the model's file is set apart.
+/// Parses llama-server's flags: separates the listening flags and the model's file.
 fn flags(args: &[String], taken: &mut Taken) {
     let split = arguments::split_listening(&apart(args));
     taken.listening = split.taken;
     let mut args = split.args;
     let file = arguments::model(&args).filter(|file| file.starts_with('/')).map(str::to_owned);
     if let Some(file) = file {
-        // Only the last one counts; the others say nothing.
+        // llama-server uses the last model flag; drop the others.
         while let Some(at) = args.iter().position(|word| word == "-m" || word == "--model") {
             args.drain(at..(at + 2).min(args.len()));
         }

@@ -1,19 +1,19 @@
-//! `docker run` and `podman run`: what was said to the container is said to the process instead.
+//! Imports `docker run` and `podman run`: converts container options to settings of a plain process.
 
 use super::command::{Taken, apart, is_program};
 use super::macros::{inherited, is_inherited};
 use crate::config::arguments;
 
-/// Options without a value that mean nothing for a process that is no container: its end, its terminal.
+/// Options without a value that have no meaning outside a container, such as removal and terminal.
 const POINTLESS_ALONE: [&str; 9] =
     ["--rm", "-d", "--detach", "-i", "--interactive", "-t", "--tty", "--init", "--replace"];
-/// The same with a value: its name, its host.
+/// Options with a value that have no meaning outside a container, such as name and host.
 const POINTLESS: [&str; 8] =
     ["--name", "--ipc", "--shm-size", "--pull", "--platform", "--hostname", "-h", "--restart"];
 /// Other options without a value.
 const ALONE: [&str; 5] = ["--privileged", "--read-only", "-P", "--publish-all", "--no-healthcheck"];
 
-/// Flags for llama-server, with the host's paths in the place of the container's.
+/// Returns the flags for llama-server, with container paths replaced by paths of the host.
 pub(super) fn take(program: &str, words: &[String], taken: &mut Taken) -> Result<Vec<String>, String> {
     let Some(run) = words.iter().position(|word| word == "run") else {
         return Err(format!("`{program}` is not told to `run` anything"));
@@ -85,7 +85,7 @@ pub(super) fn take(program: &str, words: &[String], taken: &mut Taken) -> Result
         .model
         .notes
         .push(format!("ran in a container of {image}; now a llama-server of this machine is started"));
-    // The longest first, for one may be within another.
+    // Match the longest mount first, because one may be within another.
     mounts.sort_by_key(|(inside, _)| std::cmp::Reverse(inside.len()));
     let there = |word: &String| outside(word, &mounts);
     taken.model.directory = taken.model.directory.as_ref().map(there);
@@ -95,7 +95,7 @@ pub(super) fn take(program: &str, words: &[String], taken: &mut Taken) -> Result
     Ok(args.iter().map(there).collect())
 }
 
-/// A path of the container as the host has it.
+/// Maps a path in the container to the path on the host.
 fn outside(word: &str, mounts: &[(String, String)]) -> String {
     let found = mounts.iter().find_map(|(inside, host)| {
         let rest = word.strip_prefix(inside.as_str())?;
@@ -134,7 +134,7 @@ fn long_mount(value: &str, mounts: &mut Vec<(String, String)>, taken: &mut Taken
     }
 }
 
-/// `8080:8080`, `127.0.0.1:8080:8080`.
+/// Parses `8080:8080` or `127.0.0.1:8080:8080`.
 fn published(value: &str) -> Option<(Option<String>, u16)> {
     let parts: Vec<&str> = value.rsplitn(3, ':').collect();
     match parts[..] {
@@ -144,7 +144,7 @@ fn published(value: &str) -> Option<(Option<String>, u16)> {
     }
 }
 
-/// `all` is what a process sees anyway; `device=0,1` is a variable of the driver.
+/// Imports `--gpus`: a process sees `all` anyway; `device=0,1` becomes a variable of the driver.
 fn gpus(value: &str, taken: &mut Taken) {
     let value = value.trim_matches('"');
     if let Some(devices) = value.strip_prefix("device=") {

@@ -1,15 +1,16 @@
-//! What llama-swap's `/v1/models` says of a model: its name for people, its description, what it can do, and metadata.
+//! Imports the listing of a model in llama-swap's `/v1/models`: display name, description, capabilities and
+//! metadata.
 
 use serde_json::{Map, Value, json};
 
 use super::{Imported, Model};
 
-/// Kinds of content that are known.
+/// Known kinds of content.
 const MODALITIES: [&str; 3] = ["text", "image", "audio"];
-/// Bytes of metadata that `listing` takes, with something left for the rest.
+/// Maximum bytes of metadata, with room left for the rest of `listing`.
 const MOST_BYTES: usize = 12 << 10;
 
-/// Reads those keys of a model.
+/// Imports the listing keys of a model.
 pub(super) fn import(table: &Map<String, Value>, model: &mut Model, imported: &mut Imported) {
     for key in ["name", "description"] {
         let text = table.get(key).and_then(Value::as_str).map(str::trim).filter(|text| !text.is_empty());
@@ -33,7 +34,7 @@ pub(super) fn import(table: &Map<String, Value>, model: &mut Model, imported: &m
     }
 }
 
-/// What is switched off or empty says nothing.
+/// Imports capabilities. Skips those that are off or empty.
 fn capabilities(table: &Map<String, Value>, model: &str, imported: &mut Imported) -> Map<String, Value> {
     let mut all = Map::new();
     for (key, value) in table {
@@ -69,7 +70,7 @@ fn capabilities(table: &Map<String, Value>, model: &str, imported: &mut Imported
     all
 }
 
-/// TOML has no null.
+/// Removes nulls, because TOML has none.
 fn without_nulls(value: &Value) -> Value {
     match value {
         Value::Array(list) => list.iter().filter(|one| !one.is_null()).map(without_nulls).collect(),

@@ -1,4 +1,5 @@
-//! llama-swap's YAML. Keys that shape a model are here; those that say who is loaded beside whom are in [`super::routing`].
+//! Imports llama-swap's YAML: the keys of models. [`super::routing`] imports the rules about models loaded
+//! together.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +10,10 @@ use super::yaml::{line_of, plain};
 use super::{Env, Imported, Model, Remote, Variant, command, listing, peers, routing, split, write, yaml};
 use crate::exit::Failure;
 
-/// llama-swap's first port for `${PORT}`; a model of ours gets a socket.
+/// llama-swap's first port for `${PORT}`. A model of llama-warden gets a socket instead.
 const FIRST_PORT: u64 = 5800;
 
-/// Keys of the whole file that have no equal, and the nearest thing.
+/// Global keys without an equivalent, with the nearest alternative.
 const OF_ALL: [(&str, &str); 13] = [
     ("apiKeys", "`llama-warden keys new NAME --file keys.toml` for each, and `server.keys = \"keys.toml\"`"),
     ("profiles", "`aliases` of a model say which names it answers to; they are changed by a reload"),
@@ -32,7 +33,7 @@ const OF_ALL: [(&str, &str); 13] = [
     ("scheduler", "requests of a model are served in the order in which they came"),
 ];
 
-/// The same, of a model.
+/// Model keys without an equivalent, with the nearest alternative.
 const OF_A_MODEL: [(&str, &str); 5] = [
     ("cmdStop", "a process gets SIGTERM, and `lifecycle.stop_grace` to end"),
     ("checkEndpoint", "`/health` of llama-server is asked"),
@@ -41,7 +42,7 @@ const OF_A_MODEL: [(&str, &str); 5] = [
     ("healthCheckTimeout", "`lifecycle.start_timeout`"),
 ];
 
-/// Keys of a model that is an endpoint.
+/// Imported keys of a model that is a remote endpoint.
 const READ_OF_AN_ENDPOINT: [&str; 5] = ["cmd", "proxy", "aliases", "filters", "useModelName"];
 const OF_AN_ENDPOINT: [(&str, &str); 9] = [
     ("headers", "`key_file` of a model in `[remotes]` names a file with its key"),
@@ -55,7 +56,7 @@ const OF_AN_ENDPOINT: [(&str, &str); 9] = [
     ("ttl", "nothing is loaded for a model in `[remotes]`, and nothing unloaded"),
 ];
 
-/// What is read elsewhere, or means nothing here: ports are nobody's to choose.
+/// Global keys that are imported elsewhere, or are irrelevant here, such as ports.
 const READ: [&str; 14] = [
     "peers",
     "selectors",
@@ -91,9 +92,9 @@ const READ_OF_A_MODEL: [&str; 16] = [
     "macros",
 ];
 
-/// Of a key that llama-swap ignores, too, or that is newer than this program.
+/// Note on a key that llama-swap ignores, too, or that is newer than this program.
 pub(super) const UNKNOWN: &str = "no key of llama-swap that is known here";
-/// Of a whole model.
+/// Note on a model that is not imported.
 const LEFT_OUT: &str = "left out";
 
 pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, Failure> {
@@ -112,7 +113,7 @@ pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, F
     let none = Map::new();
     let models = match raw.get("models") {
         Some(Value::Object(models)) => models,
-        // One of peers alone is a configuration, too.
+        // A file with peers alone is a valid configuration, too.
         None | Some(Value::Null) if raw.keys().any(|key| is_known(key)) => &none,
         _ => {
             return Err(Failure::usage(
@@ -138,7 +139,7 @@ pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, F
     let file = Source { text, from, macros: &macros, top: &top };
     let mut first = None;
     for (port, (name, value)) in ports.zip(models) {
-        // What is wrong with one model is told of it, and the others are imported.
+        // Report a faulty model and import the others.
         if let Err(failure) = file.model(name, value, port, &mut imported) {
             let lines = failure.lines();
             let told = lines.iter().map(|line| line.split_once(": ").map_or(line.as_str(), |(_, rest)| rest));
@@ -155,17 +156,17 @@ pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, F
     Ok(imported)
 }
 
-/// A file that is read.
+/// A file to import.
 struct Source<'a> {
     text: &'a str,
     from: &'a str,
     macros: &'a Macros<'a>,
-    /// Its keys beside models and macros.
+    /// Keys next to models and macros.
     top: &'a Map<String, Value>,
 }
 
 impl Source<'_> {
-    /// Reads one model.
+    /// Imports one model.
     fn model(&self, name: &str, value: &Value, port: u64, imported: &mut Imported) -> Result<(), Failure> {
         let (text, from) = (self.text, self.from);
         let at = line_of(text, name);
@@ -187,10 +188,10 @@ impl Source<'_> {
         own.set("PORT", Value::from(port));
         let mut expanded = Map::new();
         for (key, value) in table.iter().filter(|(key, _)| *key != "macros") {
-            // A comment of a command may hold what is no macro any more.
+            // Strip comments first: macros in them may be invalid.
             let value = match value {
                 Value::String(text) if key.starts_with("cmd") => Value::from(without_comments(text)),
-                // What is here anyway is not written down: it may be secret.
+                // Do not write down variables that are inherited anyway: their values may be secret.
                 Value::Array(list) if key == "env" => {
                     let inherits = |one: &Value| {
                         one.as_str()
@@ -223,7 +224,7 @@ impl Source<'_> {
                 "set it for the import",
             ));
         }
-        // 0 says never, whatever holds for all; -1 is what holds for all.
+        // 0 means never, whatever the global TTL is; -1 means the global TTL.
         let ttl = expanded.get("ttl").and_then(Value::as_i64).filter(|ttl| *ttl >= 0);
         let ttl = ttl.map_or_else(|| number(self.top, "globalTTL"), |ttl| u64::try_from(ttl).ok());
         model.ttl = ttl.filter(|seconds| *seconds > 0);
@@ -234,7 +235,7 @@ impl Source<'_> {
     }
 }
 
-/// The endpoint of a model that is not started: it has no command, and its `proxy` is another machine's.
+/// The endpoint of a model that is not started: it has no command, and its `proxy` is on another machine.
 fn endpoint(table: &Map<String, Value>) -> Option<String> {
     let started = table.get("cmd").map(plain).is_some_and(|cmd| !cmd.trim().is_empty());
     table.get("proxy").map(plain).filter(|proxy| !started && !proxy.is_empty() && !is_local(proxy))
@@ -266,7 +267,7 @@ fn number(table: &Map<String, Value>, key: &str) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str()?.trim().parse().ok())
 }
 
-/// Texts of a list; one text is a list of one.
+/// Converts a list of texts, or a single text.
 pub(super) fn texts(value: Option<&Value>) -> Vec<String> {
     match value {
         Some(Value::Array(list)) => list.iter().map(plain).collect(),
@@ -275,7 +276,7 @@ pub(super) fn texts(value: Option<&Value>) -> Vec<String> {
     }
 }
 
-/// Lists the keys of a table that have no equal. What is empty or switched off says nothing.
+/// Reports the keys of a table that have no equivalent. Skips those that are empty or off.
 pub(super) fn others(
     table: &Map<String, Value>,
     read: &[&str],
@@ -295,7 +296,7 @@ pub(super) fn others(
         if read.contains(&key.as_str()) || empty {
             continue;
         }
-        // Of a key only its name: what it holds may be secret.
+        // Report only the name of a key, because its value may be secret.
         let nearest = known.iter().find(|(name, _)| name == key).map_or(UNKNOWN, |(_, to)| to);
         match model {
             Some(model) => imported.left_of(model, format!("`{key}`"), nearest),
@@ -304,7 +305,7 @@ pub(super) fn others(
     }
 }
 
-/// A model; `None` where its command starts something else.
+/// Imports a model; `None` if its command starts another program.
 fn model(
     name: &str,
     table: &Map<String, Value>,
@@ -368,14 +369,14 @@ fn model(
     listing::import(table, &mut model, imported);
     let mut read = READ_OF_A_MODEL.to_vec();
     if table.get("checkEndpoint").and_then(Value::as_str) == Some("/health") {
-        // As is done here.
+        // llama-warden checks the same endpoint.
         read.push("checkEndpoint");
     }
     others(table, &read, &OF_A_MODEL, Some(name), imported);
     Ok(Some(model))
 }
 
-/// What is changed in requests for a model, and under which of its names.
+/// Imports the changes to requests of a model, for all or some of its names.
 pub(super) fn filters(filters: Option<&Value>, model: &mut Model, imported: &mut Imported) {
     let mut table: BTreeMap<&str, &Value> = filters
         .and_then(Value::as_object)
@@ -383,7 +384,7 @@ pub(super) fn filters(filters: Option<&Value>, model: &mut Model, imported: &mut
         .flatten()
         .map(|(key, value)| (key.as_str(), value))
         .collect();
-    // Older files write it in another way.
+    // Older files spell the key with an underscore.
     for key in ["stripParams", "strip_params"] {
         let text = table.remove(key).map(plain).unwrap_or_default();
         let names = text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "model");
@@ -404,7 +405,7 @@ pub(super) fn filters(filters: Option<&Value>, model: &mut Model, imported: &mut
     variants(by_name, model);
 }
 
-/// Parameters that requests get.
+/// Parameters that are set in requests.
 fn parameters(
     value: Option<&Value>,
     key: &str,
@@ -414,7 +415,7 @@ fn parameters(
     let mut all = Vec::new();
     for (name, value) in value.and_then(Value::as_object).into_iter().flatten() {
         match name.as_str() {
-            // As there: it is never set.
+            // Skip it, as llama-swap never sets it.
             "model" => {}
             "stream" => imported.left_of(model, format!("`{key}` of `stream`"), "that stays the client's"),
             _ => all.push((name.clone(), value.clone())),
@@ -423,12 +424,12 @@ fn parameters(
     all
 }
 
-/// Names of the model that have parameters of their own; its own name may be one of them.
+/// Imports names of the model that have parameters of their own; the model's own name may be one of them.
 fn variants(by_name: Vec<(&String, Vec<(String, Value)>)>, model: &mut Model) {
     model.aliases.retain(|alias| by_name.iter().all(|(name, _)| *name != alias));
     let own = |(name, set): (&String, Vec<(String, Value)>)| Variant { name: name.clone(), set };
     model.names = by_name.into_iter().map(own).collect();
-    // Where nothing else is called otherwise, the model's own request says the same.
+    // A model whose only name is its own needs no variant: set the parameters on the model.
     let is_only =
         model.aliases.is_empty() && matches!(model.names.as_slice(), [only] if only.name == model.name);
     if is_only {

@@ -1,4 +1,4 @@
-//! llama-swap's macros: `${NAME}`, those of a model over those of all, and `${env.NAME}`.
+//! Expands llama-swap's macros: `${NAME}` and `${env.NAME}`. Macros of a model override global ones.
 
 use std::collections::BTreeMap;
 
@@ -7,20 +7,21 @@ use serde_json::Value;
 use super::Env;
 use super::yaml::plain;
 
-/// Macros within macros, at most: nobody writes more than three.
+/// Maximum nesting of macros. Real files nest at most three.
 const DEPTH: usize = 32;
 
-/// Bytes that one value may become, with what was put together on the way. Macros that double each other would fill any memory.
+/// Maximum bytes that one value may expand to, including intermediate values. Macros that double each other
+/// would exhaust the memory.
 const BYTES: usize = 1 << 20;
 
-/// What names mean at one place.
+/// Macro definitions in one scope.
 #[derive(Clone, Default)]
 pub(super) struct Macros<'a> {
     known: BTreeMap<String, Value>,
     env: Option<Env<'a>>,
 }
 
-/// Why a text cannot be expanded: the macro, as it is written, and what is wrong with it.
+/// Failed expansion: the macro as written, and the reason.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wrong {
     pub(super) written: String,
@@ -28,16 +29,17 @@ pub(super) struct Wrong {
     pub(super) hint: &'static str,
 }
 
-/// How one value comes about.
+/// Progress of one expansion.
 struct Way {
-    /// The macros that are being expanded, the outermost first.
+    /// Macros under expansion, outermost first.
     within: Vec<String>,
-    /// Bytes that it may still become.
+    /// Bytes that may still be added.
     left: usize,
 }
 
 impl Way {
-    /// So much more stands in what the macro comes to. One that is empty costs time, too.
+    /// Counts `bytes` against the limit. An empty macro counts as one byte, because its expansion takes
+    /// time, too.
     fn takes(&mut self, bytes: usize) -> Result<(), Wrong> {
         let Some(name) = self.within.last() else { return Ok(()) };
         let left = self.left.checked_sub(bytes.max(1));
@@ -51,7 +53,7 @@ impl<'a> Macros<'a> {
         Self { known: BTreeMap::new(), env: Some(env) }
     }
 
-    /// These over what is known.
+    /// Adds the macros of `table`, which override known ones.
     pub(super) fn with(&self, table: Option<&Value>) -> Self {
         let mut all = self.clone();
         let more = table.and_then(Value::as_object).into_iter().flatten();
@@ -63,7 +65,8 @@ impl<'a> Macros<'a> {
         self.known.insert(name.to_owned(), value);
     }
 
-    /// All texts of a value, keys of tables included. A text that is one macro becomes its value, with its type.
+    /// Expands all texts of a value, including keys of tables. A text that is a single macro becomes its
+    /// value, with its type.
     pub(super) fn expand(&self, value: &Value) -> Result<Value, Wrong> {
         self.value(value, &mut Way { within: Vec::new(), left: BYTES })
     }
@@ -98,7 +101,7 @@ impl<'a> Macros<'a> {
             let plain_name =
                 !named.is_empty() && named.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
             if !plain_name || name == "PID" {
-                // A shell's own, or known only when a process runs.
+                // Keep it: it belongs to the shell, or its value is known only when a process runs.
                 done.push_str("${");
                 rest = after;
                 continue;
@@ -118,7 +121,7 @@ impl<'a> Macros<'a> {
     fn named(&self, name: &str, way: &mut Way) -> Result<Value, Wrong> {
         let wrong = |why: String, hint| Wrong { written: format!("${{{name}}}"), why, hint };
         if let Some(variable) = name.strip_prefix("env.") {
-            // One that is not set stays as it is written: what it is part of may not be needed.
+            // Keep an unset variable as written, because the text around it may not be needed.
             let value = self.env.and_then(|env| env(variable));
             return Ok(Value::String(value.unwrap_or_else(|| format!("${{{name}}}"))));
         }
@@ -145,18 +148,19 @@ impl<'a> Macros<'a> {
     }
 }
 
-/// The first variable of a text that was not set.
+/// The first unset variable of an expanded text.
 pub(super) fn unset(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once("${env.")?;
     rest.split_once('}').map(|(name, _)| name)
 }
 
-/// Whether a variable is given what it is here anyway, or would be if it were set.
+/// Returns whether the variable is inherited from the environment of llama-warden, or would be if it were
+/// set.
 pub(super) fn is_inherited(name: &str, value: &str) -> bool {
     value.strip_prefix("${env.").and_then(|rest| rest.strip_suffix('}')) == Some(name)
 }
 
-/// A note on such a variable.
+/// Note on an inherited variable.
 pub(super) fn inherited(name: &str) -> String {
     format!("{name} comes from the environment of llama-warden")
 }
@@ -194,7 +198,7 @@ mod tests {
             let told = expand(&Value::Object(table), "${m0}").unwrap_err();
             assert!(told.why.contains("more than 32 others"), "{told:?}");
         }
-        // As deep as may be, and with nothing in the end, or with a list at each step.
+        // Maximum depth, ending in an empty text, or with a list at each level.
         for one in [json!("${m1}${m1}"), json!(["${m1}", "${m1}"])] {
             let mut table: serde_json::Map<_, _> = (0..30)
                 .map(|n| {

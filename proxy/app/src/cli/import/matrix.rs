@@ -1,19 +1,19 @@
-//! llama-swap's matrix: expressions that say which models may be loaded together. Here two models that no set has
-//! together exclude each other, which is a group of `groups`. Pure.
+//! Converts llama-swap's matrix: expressions that say which models may be loaded together. Two models that
+//! share no set exclude each other, which becomes a group of `groups`. Pure.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-/// Models that are looked at, at most: what is kept of them grows with the third power.
+/// Maximum number of models, because the state grows with its third power.
 const MOST_MODELS: usize = 64;
-/// Parentheses and sets within each other.
+/// Maximum nesting of parentheses and sets.
 const DEPTH: usize = 32;
 
-/// Two models by their places in the file, the first one first.
+/// Indexes of two models in the file, in ascending order.
 type Pair = (usize, usize);
 
-/// Which models an expression has, and which of them together in one of its sets.
+/// Models of an expression, and those that occur together in one of its sets.
 #[derive(Clone, Debug, Default)]
 struct Together {
     members: BTreeSet<usize>,
@@ -22,7 +22,7 @@ struct Together {
 }
 
 impl Together {
-    /// One or the other.
+    /// Sets of either expression (`|`).
     fn or(mut self, other: Self) -> Self {
         self.members.extend(other.members);
         self.pairs.extend(other.pairs);
@@ -30,7 +30,7 @@ impl Together {
         self
     }
 
-    /// Any of one with any of the other.
+    /// Each set of one expression joined with each of the other (`&`).
     fn and(&self, other: &Self) -> Self {
         let mut all = self.clone().or(other.clone());
         for (one, another) in [(self, other), (other, self)] {
@@ -57,16 +57,16 @@ fn triple(one: usize, another: usize, third: usize) -> [usize; 3] {
     all
 }
 
-/// What a matrix comes to.
+/// Result of the conversion.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Exclusions {
     /// Groups of models of which at most one is loaded at a time.
     pub(super) groups: Vec<Vec<usize>>,
-    /// Three models are in sets two by two, and never all of them.
+    /// Some three models share sets pairwise but never all three, which `groups` cannot express.
     pub(super) is_looser: bool,
 }
 
-/// Reads the sets of a matrix. `models`: their names. `None` where it is no matrix that can be read.
+/// Converts the sets of a matrix over the models with these names. `None` if the matrix cannot be read.
 pub(super) fn exclusions(matrix: &Value, models: &[&str]) -> Option<Exclusions> {
     if models.len() > MOST_MODELS {
         return None;
@@ -109,7 +109,7 @@ pub(super) fn exclusions(matrix: &Value, models: &[&str]) -> Option<Exclusions> 
     Some(Exclusions { groups, is_looser })
 }
 
-/// An expression that is being read: `a & (b | c)`, `+another-set & d`.
+/// Parser of expressions such as `a & (b | c)` or `+another-set & d`.
 struct Reader<'a> {
     sets: &'a Map<String, Value>,
     find: &'a dyn Fn(&str) -> Option<usize>,
@@ -158,7 +158,7 @@ impl<'a> Reader<'a> {
             let set = self.sets.get(self.word()?)?.as_str()?;
             Reader { sets: self.sets, find: self.find, rest: set, depth: self.depth }.whole()?
         } else {
-            // One that is not imported is loaded beside nothing.
+            // Skip a model that is not imported: it is never loaded with others.
             let model = (self.find)(self.word()?);
             Together { members: model.into_iter().collect(), ..Together::default() }
         };

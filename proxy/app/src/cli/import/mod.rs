@@ -1,7 +1,8 @@
-//! `llama-warden import`: a configuration of another program becomes a `warden.toml`.
+//! `llama-warden import`: converts the configuration of another program to a `warden.toml`.
 //!
-//! Each source has its file, which turns text into an [`Imported`]; `write` turns that into TOML. Only this file reads and writes
-//! files. What has no equal here is never dropped: it is listed at the end of the file, and on standard error.
+//! The module of each source turns text into an [`Imported`]; `write` turns that into TOML. Only this
+//! module reads and writes files. Settings without an equivalent are listed at the end of the file and on
+//! standard error.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -31,41 +32,39 @@ mod split;
 mod write;
 mod yaml;
 
-/// What `import` takes.
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {
-    /// The file to read, or with `--from ollama` the directory of its models.
+    /// File to read, or with `--from ollama` the directory of its models.
     file: Option<PathBuf>,
-    /// Writes to this file, which must not be there yet, instead of standard output.
+    /// Writes to this new file instead of standard output.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// What the file is; guessed when left out.
+    /// Format of the file. Default: guessed.
     #[arg(long, value_enum)]
     from: Option<Source>,
-    /// A command line: `llama-server FLAGS`, or `docker run ... IMAGE FLAGS`.
+    /// Command line: `llama-server FLAGS`, or `docker run ... IMAGE FLAGS`.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
-/// What is imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Source {
-    /// The configuration of llama-swap, in YAML.
+    /// Configuration of llama-swap, in YAML.
     LlamaSwap,
-    /// A file for `llama-server --models-preset`, in INI.
+    /// File for `llama-server --models-preset`, in INI.
     Preset,
-    /// The models that Ollama has on this machine.
+    /// Models that Ollama has on this machine.
     Ollama,
-    /// A command line of llama-server, or one of docker or podman that runs it.
+    /// Command line of llama-server, or of docker or podman that runs it.
     Command,
 }
 
-/// A model as it is written.
+/// A model to be written.
 #[derive(Debug, Default)]
 #[expect(clippy::struct_field_names, reason = "the fields are the keys of the file")]
 struct Model {
     name: String,
-    /// What a person should know of it.
+    /// Notes for the operator, written as comments.
     notes: Vec<String>,
     /// Words before the binary.
     wrapper: Vec<String>,
@@ -79,29 +78,29 @@ struct Model {
     preload: bool,
     max_in_flight: Option<u64>,
     upstream_model: Option<String>,
-    /// Seconds.
+    /// In seconds.
     start_timeout: Option<u64>,
-    /// Seconds.
+    /// In seconds.
     stop_grace: Option<u64>,
     strip: Vec<String>,
     set: Vec<(String, Value)>,
     default: Vec<(String, Value)>,
     system_prompt: Option<String>,
-    /// Unloaded after so many idle seconds.
+    /// Idle seconds after which the model is unloaded.
     ttl: Option<u64>,
-    /// Of the models of each at most one is loaded.
+    /// At most one model of each group is loaded.
     groups: Vec<String>,
-    /// Never unloaded for another one.
+    /// The model is never unloaded for another one.
     pin: bool,
-    /// Chats show how far its load is.
+    /// Chats show the progress of loading.
     shows_loading: bool,
-    /// Names under which requests for it get other parameters.
+    /// Names under which requests get other parameters.
     names: Vec<Variant>,
-    /// What lists of models say of it: keys of `listing`.
+    /// Keys of `listing`, shown in lists of models.
     listing: Vec<(&'static str, Value)>,
 }
 
-/// A name under which requests for a model get these parameters.
+/// A name of a model, with the parameters that its requests get.
 #[derive(Debug, Default)]
 struct Variant {
     name: String,
@@ -109,12 +108,12 @@ struct Variant {
 }
 
 impl Model {
-    /// Whether requests of this name are for it.
+    /// Returns whether requests for `name` are for this model.
     fn answers_to(&self, name: &str) -> bool {
         self.all_names().any(|own| own == name)
     }
 
-    /// A note where paths of another system are among its words.
+    /// Adds a note if the arguments contain paths of Windows.
     fn note_windows(&mut self) {
         let words = self.args.iter().chain(&self.model).chain(&self.binary).chain(&self.wrapper);
         if words.into_iter().any(|word| split::is_windows_path(word)) {
@@ -129,7 +128,8 @@ impl Model {
         std::iter::once(&self.name).chain(&self.aliases).chain(variants)
     }
 
-    /// Whether the model's file is mapped. The flag has another name in other builds; a mitigation is written as the build knows it.
+    /// Sets whether the model's file is mapped. Written as a mitigation, because the flag differs between
+    /// builds.
     fn set_mmap(&mut self, on: bool) {
         self.mitigations.retain(|item| item != NO_MMAP);
         if !on {
@@ -138,42 +138,42 @@ impl Model {
     }
 }
 
-/// The mitigation that reads a model's file in place of mapping it, which every build does unless told otherwise.
+/// The mitigation that reads a model's file instead of mapping it. Builds map by default.
 const NO_MMAP: &str = "no-mmap";
 
-/// A model that somebody else's endpoint serves, as it is written.
+/// A model served by another endpoint, to be written.
 #[derive(Debug)]
 struct Remote {
     name: String,
     url: String,
-    /// What it is called there, if not by its name.
+    /// Name of the model at the endpoint, if it differs.
     model: Option<String>,
     aliases: Vec<String>,
-    /// Where its key is to be put, if it has one.
+    /// File for its key, if it has one.
     key_file: Option<String>,
     strip: Vec<String>,
     set: Vec<(String, Value)>,
-    /// Names under which requests for it get other parameters.
+    /// Names under which requests get other parameters.
     names: Vec<Variant>,
 }
 
-/// A name that means the best of several models.
+/// A name for the best of several models.
 #[derive(Debug)]
 struct Selector {
     name: String,
     models: Vec<String>,
 }
 
-/// What has no equal, and the nearest thing.
+/// A setting without an equivalent, with the nearest alternative.
 #[derive(Debug)]
 struct Unmatched {
     what: String,
     nearest: String,
-    /// The models that have it; none where it is not a model's.
+    /// Models with this setting; empty for a global one.
     models: Vec<String>,
 }
 
-/// All that was read.
+/// All imported settings.
 #[derive(Debug, Default)]
 struct Imported {
     host: Option<String>,
@@ -182,17 +182,17 @@ struct Imported {
     tls_key: Option<String>,
     api_prefix: Option<String>,
     log_level: Option<String>,
-    /// Models that name no file are those of a folder.
+    /// The models without a file come from a folder.
     has_folder: bool,
     /// Folders of models.
     folders: Vec<String>,
-    /// What holds for models that say nothing else.
+    /// Defaults for all models.
     defaults: Option<Model>,
-    /// Models loaded at a time.
+    /// Maximum number of loaded models.
     max_loaded: Option<u32>,
-    /// Of all models, in seconds.
+    /// For all models, in seconds.
     start_timeout: Option<u64>,
-    /// Of all models, in seconds.
+    /// For all models, in seconds.
     stop_grace: Option<u64>,
     models: Vec<Model>,
     remotes: Vec<Remote>,
@@ -205,7 +205,8 @@ impl Imported {
         self.unmatched.push(Unmatched { what: what.into(), nearest: nearest.into(), models: Vec::new() });
     }
 
-    /// The same of a model. What several have in common is told once.
+    /// Records a setting of a model without an equivalent. Settings that models share are merged into one
+    /// entry.
     fn left_of(&mut self, model: &str, what: impl Into<String>, nearest: impl Into<String>) {
         let (what, nearest) = (what.into(), nearest.into());
         let is_same =
@@ -217,7 +218,7 @@ impl Imported {
         }
     }
 
-    /// Two models, or a model and an alias, of one name: clients could not tell them apart.
+    /// Refuses two models, or a model and an alias, of one name: clients could not distinguish them.
     fn check_names(&self, from: &str) -> Result<(), Failure> {
         let mut seen = std::collections::BTreeMap::<&str, &str>::new();
         for model in &self.models {
@@ -258,7 +259,7 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What was left, counted, for people.
+/// Prints a summary of the import on standard error.
 fn tell(imported: &Imported) {
     let models = out::counted(imported.models.len() + imported.remotes.len(), "model");
     out::error_line(&format!("{models} imported, {} left without an equal", imported.unmatched.len()));
@@ -267,11 +268,11 @@ fn tell(imported: &Imported) {
     }
 }
 
-/// Models that are named on standard error for one part that was left; the file names all.
+/// Maximum number of models named on standard error for one setting; the file names all.
 const SHOWN: usize = 3;
 
 impl Unmatched {
-    /// What was left, of which models, and the nearest thing. So many of the models are named, at most.
+    /// Describes the setting, its models (at most `most`), and the nearest alternative.
     fn line(&self, most: usize) -> String {
         let Self { what, nearest, models } = self;
         let shown: Vec<String> = models.iter().take(most).map(|model| format!("`{model}`")).collect();
@@ -286,7 +287,7 @@ impl Unmatched {
     }
 }
 
-/// A file that is there may be somebody's work.
+/// Creates the output. Never overwrites an existing file.
 fn create(path: &Path, text: &str) -> Result<(), Failure> {
     let failed = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => Failure::usage(
@@ -298,14 +299,14 @@ fn create(path: &Path, text: &str) -> Result<(), Failure> {
             "name a file that you may write to",
         ),
     };
-    // Arguments and variables may hold keys.
+    // Private mode: arguments and variables may contain keys.
     let mut options = std::fs::OpenOptions::new();
     std::os::unix::fs::OpenOptionsExt::mode(options.write(true).create_new(true), 0o600);
     let mut file = options.open(path).map_err(failed)?;
     file.write_all(text.as_bytes()).map_err(failed)
 }
 
-/// Bytes of a file that is imported: the largest that was seen has some hundred KiB.
+/// Maximum size of an imported file, in bytes. The largest known has some hundred KiB.
 const LARGEST_FILE: u64 = 16 << 20;
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -335,7 +336,7 @@ fn read(args: &ImportArgs, env: Env<'_>) -> Result<(String, Imported), Failure> 
     Ok((from, imported))
 }
 
-/// A pipe that the user names is read: `import <(docker inspect …)`.
+/// Reads a file, or a pipe that the user names: `import <(docker inspect …)`.
 fn read_file(path: &Path, hint: &str) -> Result<String, Failure> {
     let read = std::fs::File::open(path).and_then(|file| regular_file::bounded(file, LARGEST_FILE));
     let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
@@ -350,7 +351,7 @@ fn command_or_router(words: &[String], from: &str) -> Result<Imported, Failure> 
     }
 }
 
-/// By the name of the file, else by its first line that says something.
+/// Guesses the format by the extension of the file, else by its first meaningful line.
 fn guess(path: &Path, text: &str) -> Source {
     match path.extension().and_then(|end| end.to_str()) {
         Some("yaml" | "yml") => return Source::LlamaSwap,
@@ -372,7 +373,7 @@ fn guess(path: &Path, text: &str) -> Source {
     }
 }
 
-/// A text as each kind of file that it could be, and what would be written: for whoever tries any text.
+/// Imports a text in each format and renders the result, for fuzzing.
 #[cfg(fuzzing)]
 pub(crate) fn each_way(text: &str) -> [Result<String, Failure>; 3] {
     let written = |imported: Result<Imported, Failure>| {

@@ -1,4 +1,4 @@
-//! Whatever a file of another program holds: it is refused with its name, or what is written is TOML that says no more than was read.
+//! Mutated input files: each is refused with its name, or converted to valid TOML without injected content.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::tests::{DOCKER, PRESET, SWAP, env};
 use super::*;
 use crate::mutated::mutated_text;
 
-/// Wrappers, shells, Windows, a matrix and selectors.
+/// Sample with wrappers, shells, Windows paths, a matrix and selectors.
 const MORE: &str = r#"
 models:
   a:
@@ -22,14 +22,14 @@ selectors: {s: {strategy: warm, targets: [a, b]}}
 peers: {p: {proxy: "http://h", models: [a, e]}}
 "#;
 
-/// What was read, as it would be written; or why not, in words.
+/// Converts a text to TOML; on failure returns the message.
 fn sound(imported: Result<Imported, Failure>) -> Result<(), TestCaseError> {
     match imported {
         Ok(imported) => {
             let text = write::text(&imported, "x");
             let table = text.parse::<toml::Table>();
             let table = table.map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
-            // Nothing of a name or a note got out of its place.
+            // Names and notes stay within their keys and comments.
             let models = table.get("models").and_then(toml::Value::as_table).map_or(0, toml::Table::len);
             prop_assert!(models <= imported.models.len(), "{}", text);
             for key in table.keys() {
@@ -64,7 +64,7 @@ proptest! {
 
 #[test]
 fn what_refers_to_itself_again_and_again_ends_soon() {
-    // Each line is nine times the one above.
+    // Each line expands to nine times the line above.
     let mut yaml = String::from("a0: &a0 [x]\n");
     for n in 1..30 {
         let of = format!("*a{}, ", n - 1).repeat(9);
@@ -75,7 +75,7 @@ fn what_refers_to_itself_again_and_again_ends_soon() {
     let deep = format!("a: {}{}", "[".repeat(100_000), "]".repeat(100_000));
     let told = llama_swap::import(&deep, "x.yaml", &env).unwrap_err().lines().join("\n");
     assert!(told.contains("more than 1000 brackets"), "{told}");
-    // What the parser itself is left with takes no time.
+    // Nesting below the limit reaches the parser, and takes no time.
     let less = format!("a: {}{}", "[".repeat(900), "]".repeat(900));
     assert!(llama_swap::import(&less, "x.yaml", &env).is_err());
 }

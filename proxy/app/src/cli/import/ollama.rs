@@ -1,4 +1,4 @@
-//! The models that Ollama keeps on this machine: manifests that name blobs by their hashes.
+//! Imports the models that Ollama keeps on this machine: manifests that reference blobs by their hashes.
 
 use std::path::{Path, PathBuf};
 
@@ -8,14 +8,15 @@ use warden_supervisor::regular_file;
 use super::{Env, Imported, Model};
 use crate::exit::Failure;
 
-/// Bytes of a manifest, a system prompt or a list of parameters. Ollama itself makes none of a hundredth of this.
+/// Maximum bytes of a manifest, a system prompt or a list of parameters. Those of Ollama itself are below a
+/// hundredth.
 const LARGEST_TEXT: u64 = 4 << 20;
-/// Folders within each other: manifests lie in HOST/OWNER/MODEL/TAG.
+/// Maximum nesting of folders: manifests are in HOST/OWNER/MODEL/TAG.
 const DEEPEST: usize = 8;
-/// Files of all folders together.
+/// Maximum number of files in all folders.
 const MOST_FILES: usize = 10_000;
 
-/// Parameters of Ollama, and the flag of llama-server that says the same when a process starts.
+/// Parameters of Ollama with the equivalent flag of llama-server.
 const FLAGS: [(&str, &str); 6] = [
     ("num_ctx", "-c"),
     ("num_gpu", "-ngl"),
@@ -24,7 +25,7 @@ const FLAGS: [(&str, &str); 6] = [
     ("main_gpu", "-mg"),
     ("num_keep", "--keep"),
 ];
-/// Those that are of a request, under the name that llama-server has for them.
+/// Parameters of Ollama with the equivalent request parameter of llama-server.
 const OF_A_REQUEST: [(&str, &str); 15] = [
     ("temperature", "temperature"),
     ("top_k", "top_k"),
@@ -43,7 +44,7 @@ const OF_A_REQUEST: [(&str, &str); 15] = [
     ("mirostat_tau", "mirostat_tau"),
 ];
 
-/// The folder with Ollama's models: the one that the user names, else the one in `OLLAMA_MODELS`, else Ollama's own.
+/// Finds the folder of Ollama's models: the given one, else that of `OLLAMA_MODELS`, else Ollama's default.
 pub(super) fn place(given: Option<&Path>, env: Env<'_>) -> Result<PathBuf, Failure> {
     let home = env("HOME").map(|home| PathBuf::from(home).join(".ollama/models"));
     let usual =
@@ -111,7 +112,7 @@ fn below(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), Failu
     Ok(())
 }
 
-/// The name that Ollama lists, and without `:latest` what people write.
+/// The name that Ollama lists; for `:latest` also the name without it.
 fn name_of(parts: &[&str]) -> Option<(String, Option<String>)> {
     let [host, owner, model, tag] = parts else { return None };
     let short = match (host.starts_with("registry."), *owner) {

@@ -1,4 +1,4 @@
-//! llama-swap's `peers`: models that somebody else's endpoint serves.
+//! Imports llama-swap's `peers`: models served by other endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +9,10 @@ use super::macros::unset;
 use super::yaml::plain;
 use super::{Imported, Model, Remote, Selector};
 
-/// Keys of a peer that are read.
+/// Imported keys of a peer.
 const READ: [&str; 4] = ["proxy", "apiKey", "models", "filters"];
 
-/// Those that have no equal, and the nearest thing.
+/// Keys of a peer without an equivalent, with the nearest alternative.
 const OF_A_PEER: [(&str, &str); 3] = [
     ("timeouts", "`timeout` of a model in `[remotes]` is for a whole answer"),
     (
@@ -25,10 +25,10 @@ const OF_A_PEER: [(&str, &str); 3] = [
     ),
 ];
 
-/// Where a key goes that stood in the file.
+/// Advice for a key that was written in the file.
 const KEY: &str = "write it into a file of its own that nobody else can read, and name that in `key_file`";
 
-/// One model for each that a peer has, by its own name where only one has it, and by `PEER/MODEL`.
+/// Imports each model of each peer. The model is named `PEER/MODEL`, or by its own name if no other has it.
 pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported) {
     let mut taken: BTreeSet<String> = BTreeSet::new();
     for model in &imported.models {
@@ -98,7 +98,7 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported) {
     selectors(top, imported);
 }
 
-/// Names that mean the first of several models that is loaded, or always the first.
+/// Imports names for the first loaded of several models, or always for the first.
 fn selectors(top: &Map<String, Value>, imported: &mut Imported) {
     for (name, selector) in top.get("selectors").and_then(Value::as_object).into_iter().flatten() {
         let targets = texts(selector.get("targets"));

@@ -1,4 +1,5 @@
-//! The INI of llama-server's router (`--models-preset`): sections are models, keys are flags without dashes, `[*]` is for all.
+//! Imports the INI of llama-server's router (`--models-preset`). Sections are models, keys are flags
+//! without dashes, and `[*]` applies to all models.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,7 @@ use super::{Imported, Model};
 use crate::config::arguments;
 use crate::exit::Failure;
 
-/// Flags without a value that are switched off by another flag.
+/// Flags without a value, with the flag that switches them off.
 const SWITCHES: [(&str, &str); 42] = [
     ("agent", "no-agent"),
     ("ag", "no-agent"),
@@ -45,14 +46,14 @@ const SWITCHES: [(&str, &str); 42] = [
     ("webui", "no-webui"),
     ("webui-mcp-proxy", "no-webui-mcp-proxy"),
     ("log-jsonl", "no-log-jsonl"),
-    // Other names of what is above.
+    // Other names of the flags above.
     ("agent", "no-ag"),
     ("cont-batching", "nocb"),
     ("kv-offload", "nkvo"),
     ("kv-unified", "no-kvu"),
     ("repack", "nr"),
 ];
-/// Flags without a value that can only be given or left out.
+/// Flags without a value and without an opposite.
 const PLAIN: [&str; 30] = [
     "backend-sampling",
     "bs",
@@ -85,7 +86,7 @@ const PLAIN: [&str; 30] = [
     "v",
     "verbose",
 ];
-/// Flags that are written with one dash, beside those of one letter.
+/// Flags of several letters with a single dash.
 const SHORT: [&str; 72] = [
     "Cb", "Cbd", "Cd", "Cr", "Crb", "Crd", "ag", "bf", "bs", "cb", "cl", "cmoe", "cmoed", "cms", "cram",
     "ctk", "ctkd", "ctv", "ctvd", "ctxcp", "dev", "devd", "dio", "dr", "dt", "fa", "fit", "fitc", "fitt",
@@ -93,7 +94,7 @@ const SHORT: [&str; 72] = [
     "mg", "mm", "mmdev", "mmu", "mu", "ncffn", "ncmoe", "ncmoed", "ngl", "ngld", "nkvo", "no-ag", "no-kvu",
     "nocb", "np", "nr", "ot", "otd", "rea", "sm", "sp", "sps", "tb", "tbd", "td", "to", "ts", "ub",
 ];
-/// Variables of llama-server whose names are not those of their flags.
+/// Variables of llama-server whose names differ from their flags.
 const VARIABLES: [(&str, &str); 16] = [
     ("BATCH", "batch-size"),
     ("UBATCH", "ubatch-size"),
@@ -112,7 +113,7 @@ const VARIABLES: [(&str, &str); 16] = [
     ("SPEC_DRAFT_CACHE_TYPE_V", "spec-draft-type-v"),
     ("MODELS_DIR", "models-dir"),
 ];
-/// Keys that are the router's own. It takes them from its command line alone, so in a file they have no effect.
+/// Keys of the router itself. It reads them only from its command line, so they have no effect in a file.
 const OF_THE_ROUTER: [(&str, &str); 7] = [
     (
         "api-key",
@@ -137,13 +138,13 @@ const OF_THE_ROUTER: [(&str, &str); 7] = [
         "a router takes it from its command line alone; a model is loaded by its first request",
     ),
 ];
-/// What a key before the first section comes to.
+/// Note on a key before the first section.
 const BEFORE: &str = "before the first section it is of a model `default`, which names no file: \
                       put it under `[*]` if it is for all";
 /// Keys that name a model.
 const MODELS: [&str; 10] =
     ["model", "m", "hf-repo", "hf", "hfr", "model-url", "mu", "docker-repo", "dr", "hf-file"];
-/// How a switch is written.
+/// Values that switch a flag on.
 const ON: [&str; 4] = ["on", "enabled", "true", "1"];
 const OFF: [&str; 4] = ["off", "disabled", "false", "0"];
 
@@ -156,7 +157,7 @@ pub(super) fn import(text: &str, from: &str) -> Result<Imported, Failure> {
     if let Some((_, line)) = all.remove("dedup-cache-models") {
         imported.left(format!("`dedup-cache-models` (line {line})"), "models are those of this file alone");
     }
-    // Keys before the first section are a model's, too.
+    // Keys before the first section form a model, too.
     let before = sections.remove("").unwrap_or_default();
     if MODELS.iter().any(|key| before.contains_key(*key)) && !order.iter().any(|name| name == DEFAULT) {
         order.insert(0, DEFAULT.to_owned());
@@ -176,7 +177,7 @@ pub(super) fn import(text: &str, from: &str) -> Result<Imported, Failure> {
         keys.sort_by_key(line);
         let mut own: Vec<_> = own.into_iter().collect();
         own.sort_by_key(line);
-        // A model's own come last: of two spellings of one flag, llama-server takes the last.
+        // The model's own keys come last: llama-server uses the last of two spellings of a flag.
         keys.extend(own);
         let mut model = model(name, keys, from, &mut imported)?;
         model.aliases.extend(canonical(name).filter(|other| !order.contains(other)));
@@ -191,7 +192,7 @@ pub(super) fn import(text: &str, from: &str) -> Result<Imported, Failure> {
     Ok(imported)
 }
 
-/// Keys whose value is cut short by what looks like a part of it: `samplers = top_k;top_p`.
+/// Keys whose value contains a comment sign and is cut there: `samplers = top_k;top_p`.
 fn cut(text: &str) -> impl Iterator<Item = (&str, usize)> {
     (1..).zip(text.lines()).filter_map(|(at, line)| {
         let (key, _) = line.split_once('=')?;
@@ -202,14 +203,14 @@ fn cut(text: &str) -> impl Iterator<Item = (&str, usize)> {
     })
 }
 
-/// What a section without a file lacks.
+/// Note on a section that names no file.
 pub(super) const NO_FILE: &str = "its file";
 
-/// The model of the keys before the first section.
+/// Name of the model formed by keys before the first section.
 const DEFAULT: &str = "default";
 
-/// The name under which a router lists a section whose name ends in a quantisation: that in capitals, without what is
-/// before it.
+/// The name that a router lists for a section whose name ends in a quantisation: the quantisation in
+/// capitals, without the rest of the tag.
 fn canonical(name: &str) -> Option<String> {
     let (repository, tag) = name.rsplit_once(':')?;
     let last = tag.rsplit(['-', '.']).next().filter(|last| !last.is_empty()).unwrap_or(tag);
@@ -218,7 +219,7 @@ fn canonical(name: &str) -> Option<String> {
     Some(format!("{repository}:{}", whole.to_ascii_uppercase())).filter(|other| other != name)
 }
 
-/// The flag of a key, which may be spelled as a variable of llama-server.
+/// The flag of a key, which may be written as a variable of llama-server.
 fn flag_name(key: &str) -> String {
     let Some(variable) = key.strip_prefix("LLAMA_ARG_") else {
         return if key == "LLAMA_API_KEY" { "api-key".to_owned() } else { key.to_owned() };
@@ -227,7 +228,7 @@ fn flag_name(key: &str) -> String {
     other.unwrap_or_else(|| variable.to_ascii_lowercase().replace('_', "-"))
 }
 
-/// The sections in their order, and what is in each.
+/// Parses the sections, in order, with the keys of each.
 fn parse(text: &str, from: &str) -> Result<(Vec<String>, BTreeMap<String, Section>), Failure> {
     let mut order = vec![String::new()];
     let mut sections = BTreeMap::<String, Section>::from([(String::new(), Section::new())]);
@@ -261,7 +262,7 @@ fn parse(text: &str, from: &str) -> Result<(Vec<String>, BTreeMap<String, Sectio
     Ok((order, sections))
 }
 
-/// A comment begins at `;` or `#`, also behind a value.
+/// Strips a comment, which begins at `;` or `#`, also behind a value.
 fn uncommented(line: &str) -> &str {
     line.find([';', '#']).map_or(line, |at| &line[..at]).trim()
 }
@@ -314,7 +315,7 @@ fn model(
     model.note_windows();
     let given = arguments::model(&model.args).or_else(|| arguments::remote_model(&model.args)).is_some();
     if model.model.is_none() && !given && name.contains('/') {
-        // The router looks for a model of this name among those that were downloaded.
+        // The router looks up a model of this name among the downloaded ones.
         model.args.splice(0..0, ["-hf".to_owned(), name.to_owned()]);
         model.notes.push(
             "its section names no file; a router takes the model that was downloaded under this name"
@@ -354,7 +355,7 @@ fn flag(key: &str, value: String, from: &str, line: usize, model: &mut Model) ->
         let off = switch(key, &value, from, line)?;
         model.args.push(if off { dashed(no) } else { dashed(yes) });
     } else if is_plain(key) {
-        // Off is left out, also where it is on for all.
+        // Remove the flag, also if `[*]` switched it on.
         model.args.retain(|word| *word != dashed(key));
         if switch(key, &value, from, line)? {
             model.args.push(dashed(key));
@@ -365,9 +366,9 @@ fn flag(key: &str, value: String, from: &str, line: usize, model: &mut Model) ->
     Ok(())
 }
 
-/// Whether a flag takes no value and has no opposite.
+/// Returns whether a flag takes no value and has no opposite.
 fn is_plain(key: &str) -> bool {
-    // Models that llama-server knows by such flags.
+    // Such flags select a model that llama-server knows.
     PLAIN.contains(&key) || key.ends_with("-default") || key.starts_with("fim-")
 }
 

@@ -1,5 +1,5 @@
-//! A command that starts llama-server's router: the models of its presets, those of its folder, and the flags that it
-//! gives to all.
+//! Imports a command that starts llama-server's router: the models of its presets and of its folder, with
+//! the flags that it passes to all.
 
 use crate::config::arguments;
 use crate::exit::Failure;
@@ -10,12 +10,12 @@ use super::{Imported, Model, preset};
 /// Reads a file that the command names.
 pub(super) type ReadFile<'a> = &'a dyn Fn(&str) -> Result<String, Failure>;
 
-/// Flags of the router itself with a value.
+/// Flags of the router itself that take a value.
 const OWN: [&str; 3] = ["--models-preset", "--models-dir", "--models-max"];
-/// The same without one.
+/// Flags of the router itself without a value.
 const OWN_ALONE: [&str; 2] = ["--models-autoload", "--no-models-autoload"];
 
-/// The router that this command starts; `None` where it starts something else.
+/// Imports the router that this command starts; `None` if it starts something else.
 pub(super) fn import(words: &[String], from: &str, read: ReadFile<'_>) -> Result<Option<Imported>, Failure> {
     let Ok(taken) = take(words) else { return Ok(None) };
     let value = |flag: &str| {
@@ -46,7 +46,7 @@ pub(super) fn import(words: &[String], from: &str, read: ReadFile<'_>) -> Result
     }
     let for_all = Model { wrapper, binary, env, directory, notes, args: rest, ..Model::default() };
     for model in &mut imported.models {
-        // What a router is given on its command line comes before what a section says.
+        // Flags on the router's command line override those of a section.
         model.args.extend(for_all.args.iter().cloned());
         model.wrapper.clone_from(&for_all.wrapper);
         model.binary.clone_from(&for_all.binary);
@@ -61,7 +61,7 @@ pub(super) fn import(words: &[String], from: &str, read: ReadFile<'_>) -> Result
     Ok(Some(imported))
 }
 
-/// The router's own flags, and those that it gives to each model.
+/// Separates the router's own flags from those that it passes to each model.
 fn apart(args: &[String]) -> (Vec<String>, Vec<String>) {
     let (mut own, mut rest) = (Vec::new(), Vec::new());
     let mut words = args.iter();

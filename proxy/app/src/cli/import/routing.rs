@@ -1,4 +1,5 @@
-//! Who is loaded beside whom in llama-swap: groups, sets of a matrix, and what is loaded at the start.
+//! Imports llama-swap's rules about models loaded together: groups, sets of a matrix, and models loaded at
+//! the start.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +10,12 @@ use super::llama_swap::{UNKNOWN, texts};
 use super::matrix::{Exclusions, exclusions};
 use crate::exit::Failure;
 
-/// The group of the models that are in none.
+/// Group of the models that are in no other.
 const DEFAULT: &str = "(default)";
-/// Groups of two models that stand for two groups, at most.
+/// Maximum number of pairwise groups that replace two groups.
 const MOST_PAIRS: usize = 64;
 
-/// The nearest thing to a rule that is none here.
+/// Nearest alternative to an unsupported rule.
 const NEAREST: &str = "`groups` of a model name those of which at most one is loaded, `with` those that come and stay along with it; without either, memory decides";
 
 pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported, from: &str) -> Result<(), Failure> {
@@ -47,7 +48,7 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported, from: &s
         .iter()
         .map(|(name, group)| Group::read(name, group, imported, &mut owners, from))
         .collect::<Result<Vec<_>, _>>()?;
-    // Those in no group are one of their own.
+    // Models without a group form a group of their own.
     let in_none = imported.models.iter().map(|model| &model.name).filter(|name| !owners.contains_key(*name));
     let in_none: Vec<String> = in_none.cloned().collect();
     groups.push(Group {
@@ -66,7 +67,7 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported, from: &s
     Ok(())
 }
 
-/// Models that no set of the matrix has together exclude each other.
+/// Makes models exclude each other if no set of the matrix has both.
 fn by_sets(matrix: &Value, imported: &mut Imported) {
     let names: Vec<&str> = imported.models.iter().map(|model| model.name.as_str()).collect();
     let Some(Exclusions { groups, is_looser }) = exclusions(matrix, &names) else {
@@ -89,15 +90,14 @@ fn by_sets(matrix: &Value, imported: &mut Imported) {
     }
 }
 
-/// One group.
 struct Group {
     name: String,
     members: Vec<String>,
-    /// One of them at a time.
+    /// At most one member is loaded at a time.
     swap: bool,
-    /// Those of other groups leave for one of them ...
+    /// Loading a member evicts members of other groups ...
     exclusive: bool,
-    /// ... but not these.
+    /// ... but not those of persistent groups.
     persistent: bool,
 }
 
@@ -152,8 +152,8 @@ impl Group {
         }
     }
 
-    /// Two groups that drive each other out: no model of one is loaded beside one of the other. Where only one drives
-    /// the other out, both may be loaded, as they are there when that one came first.
+    /// Converts two groups that evict each other: no model of one is loaded together with one of the other.
+    /// If only one evicts the other, both may be loaded, as in llama-swap when that one came first.
     fn exclude(&self, other: &Self, imported: &mut Imported) {
         let drives = |one: &Self, other: &Self| one.exclusive && !other.persistent;
         let (there, back) = (drives(self, other), drives(other, self));

@@ -1,18 +1,18 @@
-//! `bash -c "source FILE && exec llama-server FLAGS"`: what stands before the server stays a shell's, as a wrapper
-//! that ends in it.
+//! Imports `bash -c "source FILE && exec llama-server FLAGS"`: the commands before the server become a
+//! wrapper script that runs the server at its end.
 
 use super::command::{Taken, take as take_command};
 
-/// Separates commands of a script that follow each other.
+/// Separators of consecutive commands in a script.
 const SEPARATORS: [&str; 3] = ["&&", ";", "\n"];
 
-/// Whether a word of a command line means something to a shell alone.
+/// Returns whether only a shell can interpret this word.
 pub(super) fn is_operator(word: &str) -> bool {
     let redirects = word.trim_start_matches(|c: char| c.is_ascii_digit() || c == '&');
     matches!(word, "|" | "||" | "&&" | ";" | "&") || redirects.starts_with('>') && !word.contains('=')
 }
 
-/// Takes the command of a shell apart. `shell`: the program and its flag; `before`: what stood before it.
+/// Parses the command of a shell. `shell` is the program and its flag, `before` the words before it.
 pub(super) fn take(shell: &[&String; 2], script: &str, before: Taken) -> Result<Taken, String> {
     let (preamble, command) = last_command(script).ok_or("a quote in the shell's command is never closed")?;
     let words = shlex::split(command).ok_or("a quote in the shell's command is never closed")?;
@@ -31,7 +31,8 @@ pub(super) fn take(shell: &[&String; 2], script: &str, before: Taken) -> Result<
     match (preamble, folder(preamble)) {
         ("", _) => {}
         (_, Some(folder)) => taken.model.directory = Some(folder),
-        // As a function, it does not see the server's words in the place of its own.
+        // Wrap the preamble in a function, so that it does not see the server's words as its positional
+        // parameters.
         (preamble, None) => {
             let (lines, then) = match preamble.strip_suffix("&&") {
                 Some(lines) => (lines, " &&"),
@@ -47,7 +48,7 @@ pub(super) fn take(shell: &[&String; 2], script: &str, before: Taken) -> Result<
     Ok(taken)
 }
 
-/// A command without what sends its output elsewhere at its end (`>> FILE 2>&1`), and that.
+/// Splits redirections of output (`>> FILE 2>&1`) off the end of a command.
 fn without_output(mut words: Vec<String>) -> (Vec<String>, Option<String>) {
     let sign = |word: &str| {
         let word = word.trim_start_matches(|c: char| c.is_ascii_digit() || c == '&');
@@ -56,7 +57,7 @@ fn without_output(mut words: Vec<String>) -> (Vec<String>, Option<String>) {
     let mut end = words.len();
     while end > 1 {
         match (sign(&words[end - 1]), sign(&words[end - 2])) {
-            // With its file, as one word or as two.
+            // Drop the redirection with its file, written as one word or as two.
             (Some(file), _) if !file.is_empty() => end -= 1,
             (None, Some(file)) if file.is_empty() => end -= 2,
             _ => break,
@@ -66,7 +67,7 @@ fn without_output(mut words: Vec<String>) -> (Vec<String>, Option<String>) {
     (words, (!rest.is_empty()).then(|| rest.join(" ")))
 }
 
-/// The folder of a preamble that only changes it.
+/// The folder of a preamble that only changes directory.
 fn folder(preamble: &str) -> Option<String> {
     let words = shlex::split(preamble.trim_end_matches(['&', ';', '\n', ' ']))?;
     match words.as_slice() {
@@ -77,8 +78,8 @@ fn folder(preamble: &str) -> Option<String> {
     }
 }
 
-/// A script as what stands before its last command, with the separator, and that command. `None`: a quote is never
-/// closed.
+/// Splits a script into the part before its last command, with the separator, and that command. `None` if a
+/// quote is never closed.
 fn last_command(script: &str) -> Option<(&str, &str)> {
     let script = script.trim().trim_end_matches(';').trim_end();
     let (mut quote, mut at, mut end) = (None, 0, 0);
@@ -105,7 +106,7 @@ fn last_command(script: &str) -> Option<(&str, &str)> {
     quote.is_none().then(|| (script[..end].trim(), script[end..].trim()))
 }
 
-/// The first word in which a shell would put something in the place of a variable or a command.
+/// The first word that a shell would expand (a variable or a command).
 fn substituted(command: &str) -> Option<&str> {
     let (mut quote, mut escaped) = (None, false);
     for (at, letter) in command.char_indices() {

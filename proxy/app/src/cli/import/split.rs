@@ -1,8 +1,9 @@
-//! A command line's words, as a shell would split them.
+//! Splits a command line into words, like a shell.
 
 use crate::exit::Failure;
 
-/// Words of a text that may go over several lines, with `\` at their ends or without, and lines of comments between them.
+/// Splits a text into words. It may span several lines, with or without `\` at their ends, and with comment
+/// lines.
 pub(super) fn words(text: &str, from: &str) -> Result<Vec<String>, Failure> {
     let told = text.lines().filter(|line| !line.trim_start().starts_with('#'));
     let joined: Vec<&str> = told.map(|line| line.trim_end().strip_suffix('\\').unwrap_or(line)).collect();
@@ -20,7 +21,7 @@ pub(super) fn words(text: &str, from: &str) -> Result<Vec<String>, Failure> {
     })
 }
 
-/// Whether a word is or has a path of Windows: there, a `\` is a letter of words.
+/// Returns whether a word is or contains a path of Windows, in which `\` is an ordinary character.
 pub(super) fn is_windows_path(word: &str) -> bool {
     let bytes = word.as_bytes();
     let drive = |at: usize| {
@@ -31,7 +32,7 @@ pub(super) fn is_windows_path(word: &str) -> bool {
     (0..bytes.len()).any(drive) || (word.contains(".exe") && word.contains('\\'))
 }
 
-/// Words as Windows splits them: only `"` quotes, and `\` stands for itself, but before a `"`.
+/// Splits like Windows: only `"` quotes, and `\` is an ordinary character, except before a `"`.
 fn windows_words(text: &str) -> Option<Vec<String>> {
     let (mut words, mut word, mut quoted) = (Vec::new(), None::<String>, false);
     let mut letters = text.chars().peekable();

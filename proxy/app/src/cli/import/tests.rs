@@ -1,4 +1,4 @@
-//! What is written for a sample of each source, what is wrong input, and that the result is a configuration of ours.
+//! Imports a sample of each source and faulty inputs, and checks that the results are valid configurations.
 
 use std::fs;
 use std::path::Path;
@@ -25,14 +25,14 @@ fn docker() -> Imported {
     command::import(&split::words(DOCKER, "run.sh").unwrap(), "run.sh").unwrap()
 }
 
-/// The message and the hint of a failure of usage.
+/// Message and hint of a usage failure.
 fn told<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
     let failure = result.unwrap_err();
     assert_eq!(failure.code(), 2, "{failure}");
     failure.lines().join("\n")
 }
 
-/// Reads what was written as `serve` would.
+/// Loads the written configuration like `serve`.
 fn read_back(imported: &Imported) -> crate::config::source::layers::Loaded {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("warden.toml");
@@ -40,7 +40,7 @@ fn read_back(imported: &Imported) -> crate::config::source::layers::Loaded {
     load(Sources { file: Some(file), ..Sources::default() }).unwrap()
 }
 
-/// A directory as Ollama has it, with a model of everything.
+/// A directory of Ollama, with a model that uses every feature.
 fn ollama_dir(dir: &Path) {
     let manifests = dir.join("manifests/registry.example/library/gemma");
     fs::create_dir_all(&manifests).unwrap();
@@ -171,7 +171,7 @@ fn a_missing_blob_and_a_folder_without_models_are_told() {
 fn models_that_drive_each_other_out_do_so_here() {
     let four = "models:\n  a: {cmd: llama-server -m a}\n  b: {cmd: llama-server -m b, ttl: 0}\n  \
                 c: {cmd: llama-server -m c}\n  d: {cmd: llama-server -m d}\nglobalTTL: 90\n";
-    // Each model with its groups, who is pinned, and what has no equal.
+    // Each model with its groups and its pin, and the unsupported settings.
     let of = |groups: &str| {
         let imported = swap(&format!("{four}{groups}")).unwrap();
         assert_eq!((imported.models[0].ttl, imported.models[1].ttl), (Some(90), None));
@@ -199,7 +199,7 @@ fn models_that_drive_each_other_out_do_so_here() {
     insta::assert_snapshot!(all.map(|groups| format!("{groups}{}", of(groups))).join("\n---\n"));
 }
 
-/// What stands before a server is kept before it, with a reason where it cannot be.
+/// Words before a server are kept, or refused with a reason.
 #[test]
 fn what_is_put_before_a_server_stays_before_it() {
     let taken = |line: &str| {
@@ -252,7 +252,7 @@ fn what_is_put_before_a_server_stays_before_it() {
 fn what_stands_before_a_server_is_a_wrapper_that_runs_it() {
     let line = "sh -c 'X=$((40 + 2)) && export X && exec /bin/llama-server -m /a.gguf'";
     let words = command::take(&split::words(line, "x").unwrap()).unwrap().model.wrapper;
-    // A shell takes the place of the server, and shows what came of the lines before it, and of what follows.
+    // Run a shell in place of the server, to show the effects of the preamble and the arguments behind it.
     let ran = std::process::Command::new(&words[0])
         .args(&words[1..])
         .args(["/bin/sh", "-c", "echo $X $#:$@", "x", "y z"])
@@ -283,7 +283,7 @@ fn parameters_of_its_own_name_are_nobody_elses() {
     let names = &read_back(&imported).settings.names;
     assert!(names["q"].request.set.keys().eq(["temperature"]) && !names.contains_key("other"), "{names:?}");
     assert_eq!(names["q:low"].request.set["top_k"].as_i64(), Some(2));
-    // Nothing else is called otherwise.
+    // The model has no other names, so the variant becomes part of the model.
     let only = "models:\n  q:\n    cmd: llama-server -m /a.gguf\n    filters: {setParams: {a: 1}, setParamsByID: {q: {a: 2}}}\n";
     let model = swap(only).unwrap().models.remove(0);
     assert!(model.names.is_empty() && model.set == [("a".to_owned(), 2.into())], "{model:?}");
@@ -338,12 +338,12 @@ fn keys_before_the_first_section_are_a_model_of_their_own() {
     let models: Vec<_> =
         imported.models.iter().map(|model| (model.name.as_str(), model.args.len())).collect();
     assert_eq!(models, [("default", 2), ("b", 0)]);
-    // What looks like more of a value is a comment.
+    // The rest of the value is a comment.
     let text = "[a]\nmodel = /a.gguf\nsamplers = top_k;top_p\nc = 1 ; more\n; x = a;b\nalias =;none\n";
     let imported = preset::import(text, "x").unwrap();
     let left: Vec<_> = imported.unmatched.iter().map(|left| left.what.as_str()).collect();
     assert_eq!(left, ["`samplers` (line 3)"]);
-    // A variable of one model comes before the flag of all.
+    // A model's variable overrides the flag for all models.
     let text =
         "[*]\nctx-size = 8192\ncpu-moe = 1\n[b]\nmodel = /b.gguf\nLLAMA_ARG_CTX_SIZE = 1024\ncpu-moe = 0\n";
     let imported = preset::import(text, "x").unwrap();

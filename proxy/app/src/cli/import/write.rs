@@ -1,4 +1,5 @@
-//! The `warden.toml` of what was imported: a section for each model, and at the end what has no equal.
+//! Writes the imported configuration as a `warden.toml`: a section per model, and unsupported settings at
+//! the end.
 
 use serde_json::Value;
 use toml_edit::{Array, InlineTable, Key, Value as Toml};
@@ -6,7 +7,7 @@ use toml_edit::{Array, InlineTable, Key, Value as Toml};
 use super::{Imported, Model, Variant};
 use crate::out;
 
-/// The whole file.
+/// Renders the whole file.
 pub(super) fn text(imported: &Imported, from: &str) -> String {
     let mut page = Page::default();
     page.comment(&format!("Made by `llama-warden import` from {from}."));
@@ -73,7 +74,7 @@ pub(super) fn text(imported: &Imported, from: &str) -> String {
     page.text
 }
 
-/// Names under which requests for a model get other parameters.
+/// Writes the names under which requests for a model get other parameters.
 fn names(page: &mut Page, model: &String, names: &[Variant]) {
     for variant in names {
         page.section(&format!("names.{}", Key::new(&variant.name)), |page| {
@@ -83,7 +84,7 @@ fn names(page: &mut Page, model: &String, names: &[Variant]) {
     }
 }
 
-/// What is written of a model alone: for whoever looks for something in it.
+/// Renders one model alone.
 pub(super) fn model_text(model: &Model) -> String {
     let mut page = Page::default();
     page.section(&format!("models.{}", Key::new(&model.name)), |page| one(page, model));
@@ -125,7 +126,7 @@ fn times(page: &mut Page, under: &str, start: Option<u64>, stop: Option<u64>) {
     page.pair(&format!("{under}stop_grace"), stop.map(seconds));
 }
 
-/// The last value of each variable counts.
+/// Keeps the last value of each variable.
 fn unique(env: &[(String, String)]) -> impl Iterator<Item = &(String, String)> {
     env.iter()
         .enumerate()
@@ -141,7 +142,7 @@ fn whole(count: u64) -> Option<i64> {
     i64::try_from(count).ok()
 }
 
-/// `None` where there is a null in it.
+/// Converts a value to TOML; `None` if it contains a null.
 fn toml(value: &Value) -> Option<Toml> {
     Some(match value {
         Value::Null => return None,
@@ -159,14 +160,14 @@ fn toml(value: &Value) -> Option<Toml> {
     })
 }
 
-/// What is written so far.
+/// Text written so far.
 #[derive(Default)]
 struct Page {
     text: String,
 }
 
 impl Page {
-    /// A section with what is put into it; one of a model is there even if it is empty.
+    /// Writes a section. Omits an empty one, unless it is a model's.
     fn section(&mut self, name: &str, fill: impl FnOnce(&mut Self)) {
         let mut inside = Self::default();
         fill(&mut inside);
@@ -175,7 +176,7 @@ impl Page {
         }
     }
 
-    /// Parameters of requests, and other values.
+    /// Writes parameters of requests and similar values.
     fn parameters(&mut self, table: &str, pairs: &[(impl AsRef<str>, Value)]) {
         for (name, value) in pairs {
             let key = format!("{table}{}", Key::new(name.as_ref()));
@@ -192,7 +193,7 @@ impl Page {
         }
     }
 
-    /// A list, over several lines if it is long: a flag and its value on one.
+    /// Writes a list; a long one over several lines, with a flag and its value on one.
     fn list(&mut self, key: &str, words: &[String]) {
         let quoted: Vec<String> = words.iter().map(|word| Toml::from(word.as_str()).to_string()).collect();
         match quoted.join(", ") {
@@ -216,7 +217,7 @@ impl Page {
     }
 
     fn comment(&mut self, text: &str) {
-        // A control character is none of a comment: it would be no TOML any more.
+        // Replace control characters, which TOML forbids in comments.
         let is_odd = |letter: char| letter.is_control() && letter != '\t';
         for line in text.lines() {
             self.text.extend(["# ", &line.trim_end().replace(is_odd, "?"), "\n"]);

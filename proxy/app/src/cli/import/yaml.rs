@@ -1,14 +1,15 @@
-//! YAML as a value of JSON: merge keys resolved, keys as text, the order kept.
+//! Reads YAML as a JSON value: resolves merge keys, converts keys to text, keeps the order.
 
 use serde_json::{Map, Value};
 use serde_norway::Value as Yaml;
 
 use crate::exit::Failure;
 
-/// Lists and tables within each other. The parser takes time with the square of that, and no configuration has ten.
+/// Maximum nesting of lists and tables. The parser's time grows with its square; real files nest less than
+/// ten levels.
 const DEPTH: usize = 1000;
 
-/// Whether brackets are open within each other beyond any sense, quoted ones among them.
+/// Returns whether brackets nest too deeply. Counts quoted brackets, too.
 fn is_too_deep(text: &str) -> bool {
     let mut open = 0_usize;
     text.bytes().any(|byte| {
@@ -21,7 +22,7 @@ fn is_too_deep(text: &str) -> bool {
     })
 }
 
-/// A whole file, which has to be a table.
+/// Reads a whole file, which must be a table.
 pub(super) fn read(text: &str, from: &str) -> Result<Map<String, Value>, Failure> {
     let hint = "give a configuration of llama-swap, or say what it is with `--from`";
     let failed = |error: serde_norway::Error| {
@@ -58,17 +59,17 @@ fn json(yaml: Yaml) -> Value {
     }
 }
 
-/// A value as a command line has it.
+/// Formats a value for a command line.
 pub(super) fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// The line on which a text stands first, for a message: `:12`.
+/// The first line that contains a text, for a message: `:12`.
 pub(super) fn line_of(text: &str, what: &str) -> String {
     line_after(text, "", what)
 }
 
-/// The same behind the first line that has another text, if it stands there.
+/// The first line with `what` behind the first line with `first`, for a message.
 pub(super) fn line_after(text: &str, first: &str, what: &str) -> String {
     let has = |line: &str, what: &str| !line.trim_start().starts_with('#') && line.contains(what);
     let from = text.lines().position(|line| has(line, first)).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `patches apply`: sets into a folder, all or nothing, and out again.
+//! `patches apply`: applies patch sets to a folder, all or none, and reverses them.
 
 use std::path::PathBuf;
 
@@ -16,25 +16,24 @@ use crate::config::resolve::proofs;
 use crate::exit::Failure;
 use crate::out;
 
-/// What `patches apply` takes.
 #[expect(clippy::struct_excessive_bools, reason = "a command line has flags")]
 #[derive(Debug, Args)]
 pub(crate) struct ApplyArgs {
-    /// Folder with llama.cpp somewhere in it.
+    /// Folder that contains llama.cpp.
     #[arg(long, value_name = "DIR")]
     source: PathBuf,
-    /// Takes out again what was applied, byte for byte.
+    /// Reverses applied sets, byte for byte.
     #[arg(long, conflicts_with_all = ["plan", "allow_unverified", "patch_set", "backend"])]
     reverse: bool,
-    /// Shows what would change, and changes nothing.
+    /// Shows the changes, and makes none.
     #[arg(long, visible_alias = "dry-run")]
     plan: bool,
     #[command(flatten)]
     sets: SetArgs,
-    /// Applies sets also where the code that they lean on is a version that nobody has looked at.
+    /// Applies sets also where nobody has reviewed them against this version of the code.
     #[arg(long)]
     allow_unverified: bool,
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -126,7 +125,7 @@ fn text(root: &str, outcome: &str, series: &Series) -> String {
     let mut lines = Vec::new();
     for judgement in &series.judgements {
         lines.push(format!("{}: {}", judgement.set, super::check::told(judgement.status)));
-        // Those of a refusal are told with the error.
+        // Skip the reasons of a refusal: the error contains them.
         if matches!(judgement.status, Status::NotApplicable | Status::Superseded) || outcome != "refused" {
             lines.extend(judgement.reasons.iter().map(|reason| format!("  {reason}")));
         }
@@ -146,7 +145,7 @@ fn text(root: &str, outcome: &str, series: &Series) -> String {
     lines.join("\n")
 }
 
-/// Each change as `file:line: text`.
+/// Formats each change as `file:line: text`.
 fn changes(series: &Series) -> Vec<String> {
     let mut lines = Vec::new();
     for edit in &series.edits.0 {

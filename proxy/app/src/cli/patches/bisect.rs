@@ -1,5 +1,5 @@
-//! `patches bisect`: since which commit a patch is not verified any more. Every commit is judged, because a patch can
-//! come back.
+//! `patches bisect`: finds the commit since which a patch is no longer verified. Judges every commit,
+//! because a patch can become verified again.
 
 use clap::Args;
 use warden_patches::history::{self, Grain, Row, Stop};
@@ -13,10 +13,9 @@ use crate::config::machine::Machine;
 use crate::exit::Failure;
 use crate::out;
 
-/// What `patches bisect` takes.
 #[derive(Debug, Args)]
 pub(crate) struct BisectArgs {
-    /// A set, a fix, or both as SET/FIX. Default: every fix of every set.
+    /// Set, fix, or both as SET/FIX. Default: every fix of every set.
     #[arg(value_name = "PATCH")]
     patch: Option<String>,
     #[command(flatten)]
@@ -25,7 +24,7 @@ pub(crate) struct BisectArgs {
     range: RangeArgs,
     #[command(flatten)]
     sets: SetArgs,
-    /// JSON, for programs: an array of `{patch, last_verified, first, again}`.
+    /// Prints JSON, for programs: an array of `{patch, last_verified, first, again}`.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -70,7 +69,7 @@ pub(super) fn run(args: &BisectArgs) -> Result<(), Failure> {
     })
 }
 
-/// The sets to judge, how finely, and the one patch that is asked about.
+/// Selects the sets to judge, per set or per fix, and the requested patch.
 fn wanted(
     sets: Vec<PatchSet>,
     patch: Option<&str>,

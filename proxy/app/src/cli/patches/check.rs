@@ -1,4 +1,4 @@
-//! `patches check`: which patches hold in a source, or at each commit of a range.
+//! `patches check`: judges patches in a source, or at each commit of a range.
 
 use clap::Args;
 use warden_builder::{Event, Phase, git};
@@ -14,7 +14,6 @@ use crate::config::resolve::proofs;
 use crate::exit::Failure;
 use crate::out;
 
-/// What `patches check` takes.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
@@ -23,13 +22,13 @@ pub(crate) struct CheckArgs {
     pub(super) range: RangeArgs,
     #[command(flatten)]
     pub(super) sets: SetArgs,
-    /// One row for a whole set instead of one for each of its fixes.
+    /// Prints one row per set instead of one per fix.
     #[arg(long = "sets")]
     by_set: bool,
-    /// Takes what is not verified for good, as far as the exit code goes.
+    /// Counts unverified patches as good for the exit code.
     #[arg(long)]
     allow_unverified: bool,
-    /// JSON, for programs: an array of `{revision, patch, status, reason}`.
+    /// Prints JSON, for programs: an array of `{revision, patch, status, reason}`.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -50,7 +49,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<(), Failure> {
     judged(&rows, args.allow_unverified)
 }
 
-/// Judges whatever is asked for.
+/// Judges the selected patches in the source or range.
 pub(super) async fn rows(
     source: &SourceArgs,
     range: &RangeArgs,
@@ -101,7 +100,7 @@ pub(super) async fn rows(
     .await
 }
 
-/// The rows for people; equal ones of a range as one.
+/// Formats the rows; equal consecutive rows of a range are merged.
 fn table(rows: &[Row], is_range: bool) -> String {
     let mut lines = vec![["REVISION", "PATCH", "STATUS", "WHY"].map(str::to_owned).to_vec()];
     if is_range {
@@ -117,12 +116,12 @@ fn table(rows: &[Row], is_range: bool) -> String {
     out::table(&lines)
 }
 
-/// A status as people say it.
+/// Display name of a status.
 pub(super) fn told(status: Status) -> String {
     status.to_string().replace('-', " ")
 }
 
-/// Fine, or how many rows are not.
+/// Returns an error with the number of bad rows, if any.
 pub(super) fn judged(rows: &[Row], allow_unverified: bool) -> Result<(), Failure> {
     let count = |status| rows.iter().filter(|row| row.status == status).count();
     let (refused, unverified) = (count(Status::Refused), count(Status::Unverified));

@@ -1,4 +1,4 @@
-//! `patches export`: an ordinary series of patches for one revision.
+//! `patches export`: writes an ordinary series of patches for one revision.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,23 +17,22 @@ use crate::config::resolve::proofs;
 use crate::exit::Failure;
 use crate::out;
 
-/// What `patches export` takes.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
-    /// Only this set, or this one fix as SET/FIX: what one would send upstream.
+    /// Exports only this set, or one fix as SET/FIX, for instance to send it upstream.
     #[arg(value_name = "SET[/FIX]", conflicts_with_all = ["patch_set", "backend"])]
     patch: Option<String>,
     #[command(flatten)]
     source: SourceArgs,
     #[command(flatten)]
     sets: SetArgs,
-    /// Exports sets also where the code that they lean on is a version that nobody has looked at.
+    /// Exports sets also where nobody has reviewed them against this version of the code.
     #[arg(long)]
     allow_unverified: bool,
-    /// The folder to write them into; made where it is missing.
+    /// Output folder, created if missing.
     #[arg(long, short, visible_alias = "out", value_name = "DIR")]
     output: PathBuf,
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -93,7 +92,7 @@ async fn exported(args: &ExportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The set that is meant, and the fix of it, if one is.
+/// Finds the selected set, and the selected fix of it.
 fn wanted(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>), Failure> {
     let (id, fix) = match patch.split_once('/') {
         Some((set, fix)) => (Some(set), Some(fix)),
@@ -111,7 +110,7 @@ fn wanted(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>)
     Ok((found, fix.map(str::to_owned)))
 }
 
-/// Writes the files whole, each patch with its page. One that is there with other content is somebody's, and nothing is written then.
+/// Writes all files, each patch with its page. Writes nothing if an existing file has other content.
 fn write_all(folder: &Path, files: &[PatchFile]) -> Result<Vec<PathBuf>, Failure> {
     let trouble = |path: &Path, error: &dyn std::fmt::Display| {
         Failure::hinted(format!("cannot write {}: {error}", path.display()), "choose another folder with -o")
@@ -139,7 +138,7 @@ fn write_all(folder: &Path, files: &[PatchFile]) -> Result<Vec<PathBuf>, Failure
     Ok(paths)
 }
 
-/// A temporary file is its owner's alone; a patch is to be passed on.
+/// Makes a temporary file readable for all, because a patch is shared.
 fn readable(file: &tempfile::NamedTempFile) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))

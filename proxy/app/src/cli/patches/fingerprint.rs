@@ -1,4 +1,4 @@
-//! `patches fingerprint`: what a maintainer writes down after reading a new version of the code that a set leans on.
+//! `patches fingerprint`: records a reviewed version of the code that a set depends on. For maintainers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,10 +15,9 @@ use crate::config::machine::Machine;
 use crate::exit::Failure;
 use crate::out;
 
-/// What `patches fingerprint` takes.
 #[derive(Debug, Args)]
 pub(crate) struct FingerprintArgs {
-    /// The set, by its id.
+    /// Id of the set.
     #[arg(value_name = "SET")]
     patch: String,
     #[command(flatten)]
@@ -27,20 +26,20 @@ pub(crate) struct FingerprintArgs {
     range: RangeArgs,
     #[command(flatten)]
     catalogue: CatalogueArgs,
-    /// What the version is called; of a range each commit has its own name. Default: the source's name.
+    /// Name of the version; in a range each commit has its own. Default: name of the source.
     #[arg(long, value_name = "TEXT", conflicts_with = "range")]
     label: Option<String>,
-    /// The named source that it is of, such as llama.cpp.
+    /// Named source of the version, such as llama.cpp.
     #[arg(long, value_name = "NAME", default_value = "llama.cpp")]
     of: String,
-    /// Adds to this file, the set's fingerprints.json, instead of printing the result.
+    /// Adds the result to this file, the set's fingerprints.json, instead of printing it.
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
     #[command(flatten)]
     config: ConfigArgs,
 }
 
-/// What is seen at one revision.
+/// Seams at one revision.
 struct Seen {
     seams: Vec<SeamSeen>,
     label: String,
@@ -116,7 +115,7 @@ async fn seen(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<Seen>, Failur
                 let files = set.seams.iter().flat_map(|seam| &seam.files);
                 let ids =
                     files.map(|file| tree.content_id(file)).collect::<warden_patches::Result<Vec<_>>>()?;
-                // Most commits touch none of these files.
+                // Skip commits that touch none of these files, as most do.
                 if last.as_ref() == Some(&ids) {
                     continue;
                 }

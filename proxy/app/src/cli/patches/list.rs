@@ -1,4 +1,4 @@
-//! `patches list`.
+//! `patches list`: lists the patch sets and their fixes.
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -11,12 +11,11 @@ use crate::config::machine::Machine;
 use crate::exit::Failure;
 use crate::out;
 
-/// What `patches list` takes.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
     #[command(flatten)]
     catalogue: CatalogueArgs,
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -54,7 +53,7 @@ fn rows(catalogue: &Catalogue) -> Vec<Vec<String>> {
     rows
 }
 
-/// What has a defect, in a few words.
+/// Summarises the versions and backends that have the defect.
 pub(super) fn affects(affects: &Affects) -> String {
     let builds = match (affects.first.as_str(), affects.last.as_str()) {
         ("", "") => String::new(),
@@ -65,7 +64,7 @@ pub(super) fn affects(affects: &Affects) -> String {
     if told.is_empty() { "all".to_owned() } else { told.join(" ") }
 }
 
-/// What upstream did about it, in a few words.
+/// Summarises upstream's state of the fix.
 pub(super) fn upstream(fix: &Fix) -> String {
     match (fix.upstream.status, fix.upstream.since.as_str()) {
         (UpstreamStatus::Open, _) => "open".to_owned(),

@@ -1,9 +1,9 @@
-//! `llama-warden patches …`: which patch sets there are, whether they fit a source, and getting them in and out of it.
+//! `llama-warden patches …`: lists patch sets, judges whether they fit a source, applies and reverses them.
 //!
 //! | exit code | meaning |
 //! |---|---|
-//! | 0 | everything asked about is verified, or is not needed there |
-//! | 3 | something is refused, or not verified and that was not allowed |
+//! | 0 | everything requested is verified, or is not needed there |
+//! | 3 | a patch is refused, or unverified without permission |
 //! | 2 | wrong use, or a broken patch set |
 //! | 1 | anything else |
 
@@ -28,7 +28,6 @@ use crate::config::machine::Machine;
 use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 
-/// What can be done with patch sets.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PatchesCommand {
     /// Lists the patch sets and their fixes.
@@ -37,15 +36,16 @@ pub(crate) enum PatchesCommand {
     Show(show::ShowArgs),
     /// Judges sets in a source, or in every commit of a range.
     Check(check::CheckArgs),
-    /// Writes sets into a source folder, all or nothing; or takes them out again.
+    /// Applies sets to a source folder, all or none; or reverses them.
     Apply(apply::ApplyArgs),
-    /// Writes sets as ordinary patches for one revision, for git and patch; paths begin at llama.cpp's own folder.
+    /// Writes sets as ordinary patches for one revision, for git and patch; paths begin at llama.cpp's own
+    /// folder.
     Export(export::ExportArgs),
-    /// Shows sets to be good in a tree that nobody has looked at, and records it beside the configuration.
+    /// Proves sets in a tree that nobody has reviewed, and records the proof next to the configuration.
     Prove(prove::ProveArgs),
-    /// Finds the first commit of a range at which a patch stops being verified.
+    /// Finds the first commit of a range at which a patch is no longer verified.
     Bisect(bisect::BisectArgs),
-    /// Adds the versions of upstream's code in a source to what is known. For maintainers who have read them.
+    /// Adds reviewed versions of upstream's code to the known ones. For maintainers.
     #[command(hide = true)]
     Fingerprint(fingerprint::FingerprintArgs),
 }
@@ -63,16 +63,15 @@ pub(crate) fn run(command: PatchesCommand) -> Result<(), Failure> {
     }
 }
 
-/// The sets that there are.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct CatalogueArgs {
-    /// More patch sets: a folder that is one, or a folder of them. May be repeated.
+    /// Adds patch sets: the folder of one set, or a folder of several. May be repeated.
     #[arg(long, value_name = "DIR")]
     patches: Vec<PathBuf>,
 }
 
 impl CatalogueArgs {
-    /// The curated ones, those of the configuration, and those of the flags.
+    /// Loads the curated sets, those of the configuration, and those of the flags.
     fn load(&self, loaded: &Loaded, machine: &Machine) -> Result<Catalogue, Failure> {
         let mut catalogue = sets(loaded, machine)?;
         for folder in &self.patches {
@@ -82,21 +81,20 @@ impl CatalogueArgs {
     }
 }
 
-/// The sets that are meant.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct SetArgs {
     #[command(flatten)]
     catalogue: CatalogueArgs,
-    /// Only this set, by its id. May be repeated. Without it: every set.
+    /// Uses only this set, by its id. May be repeated. Default: every set.
     #[arg(long, value_name = "ID")]
     patch_set: Vec<String>,
-    /// Only sets for this backend, such as cuda.
+    /// Uses only sets for this backend, such as cuda.
     #[arg(long, value_name = "NAME", conflicts_with = "patch_set")]
     backend: Option<String>,
 }
 
 impl SetArgs {
-    /// The sets, in the catalogue's order.
+    /// Loads the selected sets, in the catalogue's order.
     fn load(&self, loaded: &Loaded, machine: &Machine) -> Result<Vec<PatchSet>, Failure> {
         let catalogue = self.catalogue.load(loaded, machine)?;
         for id in &self.patch_set {
@@ -127,7 +125,7 @@ fn known_backend(backend: &str, catalogue: &Catalogue) -> Result<(), Failure> {
     ))
 }
 
-/// The sets of a row that forbid it, as an error; fine when there is none.
+/// Returns an error that names the blocking sets, if any.
 fn admitted(series: &Series, allow_unverified: bool, what: &str) -> Result<(), Failure> {
     let blocking: Vec<&Judgement> = series.blocking(allow_unverified).collect();
     if blocking.is_empty() {

@@ -1,5 +1,6 @@
-//! `patches prove`: shows sets to be good in a tree that nobody has looked at, as far as this machine can, and records it beside
-//! the configuration. The record counts for just this code; nothing is recorded by itself.
+//! `patches prove`: proves sets in a tree that nobody has reviewed, as far as this machine can, and records
+//! the proof next to the configuration. A record is valid only for exactly this code. Only this command
+//! creates records.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +21,6 @@ use crate::config::resolve::proofs;
 use crate::exit::Failure;
 use crate::out;
 
-/// What `patches prove` takes.
 #[expect(clippy::struct_excessive_bools, reason = "a command line has flags")]
 #[derive(Debug, Args)]
 pub(crate) struct ProveArgs {
@@ -29,28 +29,28 @@ pub(crate) struct ProveArgs {
     sets: Vec<String>,
     #[command(flatten)]
     source: SourceArgs,
-    /// The pinned source archive of llama-cpp-python, through pip.
+    /// Uses the pinned source archive of llama-cpp-python, downloaded through pip.
     #[arg(long, conflicts_with_all = ["source", "git", "reference", "offline"])]
     sdist: bool,
     #[command(flatten)]
     catalogue: CatalogueArgs,
-    /// Says what is new and what would be done, and does nothing.
+    /// Shows the unknown code and the planned steps, and does nothing.
     #[arg(long)]
     plan: bool,
-    /// Builds no llama-server: only the set's own program is compiled and played.
+    /// Builds no llama-server: only compiles and runs the set's own program.
     #[arg(long)]
     no_servers: bool,
-    /// Also shows sets that are verified there already.
+    /// Proves sets again that are already verified there.
     #[arg(long)]
     again: bool,
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     config: ConfigArgs,
 }
 
-/// A set with what was found of it.
+/// A set with its judgement.
 struct Subject {
     set: PatchSet,
     judgement: Judgement,
@@ -68,7 +68,7 @@ async fn proved(args: &ProveArgs) -> Result<(), Failure> {
         catalogue.require(id)?;
     }
     let file = proofs::file(&loaded, &machine)?;
-    // Read first: a file that cannot be understood is an error before anything is done, and stays as it is.
+    // Read the file first: an unreadable one is an error before any work, and stays unchanged.
     let mut known = proofs::read(&file)?;
     let numbers = &loaded.settings.build;
     let (found, source, subjects) = with_builder(&loaded, &machine, async |builder| {
@@ -158,7 +158,7 @@ async fn proved(args: &ProveArgs) -> Result<(), Failure> {
     }
 }
 
-/// The sets that are meant, if they can be shown at all.
+/// Selects the requested sets. Refuses those that cannot be proved.
 fn chosen(args: &ProveArgs, all: Vec<Subject>, label: &str) -> Result<Vec<Subject>, Failure> {
     let named = |subject: &Subject| args.sets.contains(&subject.set.id);
     let mut chosen = Vec::new();
@@ -206,7 +206,7 @@ fn chosen(args: &ProveArgs, all: Vec<Subject>, label: &str) -> Result<Vec<Subjec
     Ok(chosen)
 }
 
-/// What is new, and what the program has to be shown on.
+/// Describes the unknown code of a set, and the code on which its program runs.
 fn news(subject: &Subject, label: &str) -> String {
     let Subject { set, judgement } = subject;
     let unknown: Vec<&str> =
@@ -228,7 +228,7 @@ fn news(subject: &Subject, label: &str) -> String {
     text
 }
 
-/// Shows one set.
+/// Proves one set.
 async fn show(
     args: &ProveArgs,
     subject: &Subject,
@@ -262,7 +262,7 @@ async fn show(
         proof.steps.push(not_shown(servers, "--no-servers"));
         return Ok(proof);
     }
-    // What the machine has: a GPU with its toolkit, else the CPU.
+    // Build for the machine's GPU if it has a toolkit, else for the CPU.
     let selection = |sets| Selection {
         catalogue: catalogue.clone(),
         sets,
@@ -338,7 +338,7 @@ async fn show(
     Ok(proof)
 }
 
-/// Why a server cannot be had; that somebody broke it off is no reason, and ends it all.
+/// The reason why a server cannot be built. A cancelled build is an error that ends the command.
 fn untold(error: warden_builder::Error) -> Result<String, Failure> {
     match error {
         warden_builder::Error::Cancelled => Err(error.into()),
@@ -346,7 +346,7 @@ fn untold(error: warden_builder::Error) -> Result<String, Failure> {
     }
 }
 
-/// The first line, and the next one where that is what the first one announces.
+/// The first line of a text, with the next one if the first announces it.
 fn briefly(text: &str) -> String {
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let first = lines.next().unwrap_or_default();
@@ -354,7 +354,7 @@ fn briefly(text: &str) -> String {
     next.map_or_else(|| first.to_owned(), |next| format!("{first} {next}"))
 }
 
-/// The tool that watches a GPU's memory: in PATH, or in the toolkit.
+/// Finds the memory checker for GPUs in PATH or in the toolkit.
 fn sanitizer(builder: &Builder, toolkit: Option<&Path>) -> Option<PathBuf> {
     let name = "compute-sanitizer";
     let inside = || {

@@ -1,4 +1,4 @@
-//! `patches show`: a set or a fix with everything that is known about it.
+//! `patches show`: prints all that is known about a set or a fix.
 
 use std::fmt::Write as _;
 
@@ -15,14 +15,13 @@ use crate::config::machine::Machine;
 use crate::exit::Failure;
 use crate::out;
 
-/// What `patches show` takes.
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
-    /// A set, a fix, or both as SET/FIX.
+    /// Set, fix, or both as SET/FIX.
     id: String,
     #[command(flatten)]
     catalogue: CatalogueArgs,
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -167,7 +166,7 @@ fn variable_text(variable: &Variable) -> String {
     text
 }
 
-/// A line with its name in front; nothing to tell is not told.
+/// Appends a line with its name; skips empty values.
 fn pair(text: &mut String, name: &str, value: &str) {
     if !value.is_empty() {
         let _infallible = writeln!(text, "{name:<13} {value}");

@@ -1,4 +1,4 @@
-//! The llama.cpp that a command looks at: a folder, an archive, or commits of a repository.
+//! The source of llama.cpp that a command reads: a folder, an archive, or commits of a repository.
 
 use std::path::PathBuf;
 
@@ -11,53 +11,51 @@ use warden_policies::defaults::Build;
 use crate::cli::build::GitArgs;
 use crate::exit::Failure;
 
-/// One llama.cpp.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct SourceArgs {
-    /// Folder or archive (.tar.gz, .tar.xz, .zip) with llama.cpp somewhere in it.
+    /// Folder or archive (.tar.gz, .tar.xz, .zip) that contains llama.cpp.
     #[arg(long, visible_alias = "tree", value_name = "PATH", conflicts_with_all = ["git", "reference", "offline"])]
     source: Option<PathBuf>,
     #[command(flatten)]
     git: GitArgs,
 }
 
-/// Commits of a repository.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RangeArgs {
-    /// Commits after A up to B, oldest first: tags, branches, commits, or builds such as b4881.
+    /// Range of commits after A up to B, oldest first: tags, branches, commits, or builds such as b4881.
     #[arg(long, value_name = "A..B")]
     pub(super) range: Option<String>,
-    /// Of a range only every N-th commit, and the last.
+    /// Uses only every N-th commit of the range, and the last one.
     #[arg(long, value_name = "N", requires = "range", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) every: u32,
 }
 
-/// A tree, and what it is called.
+/// A source tree with its label.
 pub(super) struct Found {
     pub(super) tree: Box<dyn Tree>,
     /// Such as `b8827`, `a0c91e8f9` or the name of a folder.
     pub(super) label: String,
-    /// What it came from, as it was given.
+    /// Source as the user gave it.
     pub(super) shown: String,
 }
 
 impl SourceArgs {
-    /// Whether a folder or an archive is meant.
+    /// Returns whether a folder or an archive is given.
     pub(super) fn is_path(&self) -> bool {
         self.source.is_some()
     }
 
-    /// Whether a commit is named, which a range does otherwise.
+    /// Returns whether `--ref` names a commit, which excludes a range.
     pub(super) fn names_commit(&self) -> bool {
         self.git.names_commit()
     }
 
-    /// Opens it; a commit is fetched where that is needed.
+    /// Opens the source, and fetches the commit if needed.
     pub(super) async fn open(&self, builder: &Builder, numbers: &Build) -> Result<Found, Failure> {
         Ok(self.open_with(None, builder, numbers).await?.0)
     }
 
-    /// The same with the source itself, for builds of it. `other`: another one that is meant.
+    /// Opens the source, or `other` in its place, and returns it with the tree, for builds of it.
     pub(super) async fn open_with(
         &self,
         other: Option<Source>,
@@ -92,7 +90,7 @@ impl SourceArgs {
         Ok((Found { tree, label, shown }, whole))
     }
 
-    /// The commits of a range with their repository, oldest first.
+    /// Fetches the commits of a range with their repository, oldest first.
     pub(super) async fn range(
         &self,
         range: &str,
@@ -102,7 +100,8 @@ impl SourceArgs {
     ) -> Result<(std::sync::Arc<Repository>, Vec<RevisionInfo>), Failure> {
         let (from, to) = ends(range)?;
         let mut request = self.git.request(numbers, true)?;
-        // On a server a build without a tag has no name: then everything is taken, and looked for in it.
+        // A remote has no name for a build without a tag: fetch everything and look the build up by its
+        // count.
         let by_count = to.strip_prefix('b').is_some_and(|digits| digits.parse::<u32>().is_ok());
         let on_server = matches!(request.location, Location::Url(_));
         request.reference = (!(on_server && by_count)).then(|| to.to_owned());
@@ -117,7 +116,7 @@ impl SourceArgs {
     }
 }
 
-/// The two ends of `A..B`.
+/// Splits `A..B`.
 fn ends(range: &str) -> Result<(&str, &str), Failure> {
     match range.split_once("..") {
         Some((from, to)) if !from.is_empty() && !to.is_empty() && !to.starts_with('.') => Ok((from, to)),
@@ -128,7 +127,7 @@ fn ends(range: &str) -> Result<(&str, &str), Failure> {
     }
 }
 
-/// Work that takes its time, beside the one thread that shows progress and hears signals.
+/// Runs blocking work off the thread that shows progress and handles signals.
 #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> warden_builder::Result<T> + Send + 'static,

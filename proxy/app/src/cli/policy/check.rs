@@ -1,5 +1,5 @@
-//! `llama-warden policy check`: a configuration's policies in words, model by model: what happens at which level, what is
-//! off, and why. It starts nothing; it asks the drivers which GPUs there are.
+//! `llama-warden policy check`: explains a configuration's policies, model by model: the action at each
+//! level, disabled parts, and reasons. Starts no process; asks the drivers for GPUs.
 
 use std::collections::BTreeMap;
 
@@ -21,12 +21,11 @@ use crate::config::resolve::resolve;
 use crate::exit::Failure;
 use crate::out;
 
-/// What `policy check` takes.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// The file, as an alternative to --config.
+    /// Configuration file, as an alternative to --config.
     file: Option<std::path::PathBuf>,
-    /// Only this model.
+    /// Explains only this model.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
     #[command(flatten)]
@@ -74,7 +73,7 @@ pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The machine.
+/// Memory and GPUs of this machine.
 struct Here<'a> {
     memory: ByteSize,
     gpus: &'a [Device],
@@ -82,7 +81,7 @@ struct Here<'a> {
 }
 
 impl Here<'_> {
-    /// Why no budget on VRAM can hold here, if none can.
+    /// Says why no VRAM budget can apply on this machine, if none can.
     fn no_vram(&self) -> Option<String> {
         let own = self.gpus.iter().any(|gpu| !gpu.unified);
         (!own).then(|| match self.gpus.first() {
@@ -94,7 +93,7 @@ impl Here<'_> {
         })
     }
 
-    /// What a budget on VRAM comes to on each GPU.
+    /// Formats a VRAM budget with its size on each GPU.
     fn on_gpus(&self, limit: MemoryLimit) -> String {
         let MemoryLimit::Percent(_) = limit else { return limit.to_string() };
         let each = self.gpus.iter().filter(|gpu| !gpu.unified).filter_map(|gpu| {
@@ -106,7 +105,7 @@ impl Here<'_> {
     }
 }
 
-/// Whether the next process is warm.
+/// Says whether the next process starts warm.
 fn warm(spec: &ModelSpec) -> String {
     if spec.run.warm == Warm::Off {
         return "off: the next process begins cold, and nothing of a request is kept".to_owned();
@@ -208,7 +207,7 @@ fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) -> Sheet 
     sheet
 }
 
-/// The sheets of several models, where what is the same for all of them stands once, in front.
+/// Formats the sheets of several models. Lines that are equal in all of them come once, at the top.
 fn together(sheets: &[Sheet]) -> String {
     let (Some(first), true) = (sheets.first(), sheets.len() > 1) else {
         return paragraphs(sheets.iter());
@@ -228,7 +227,7 @@ fn together(sheets: &[Sheet]) -> String {
     paragraphs(all.iter())
 }
 
-/// Each sheet with an empty line behind it.
+/// Formats each sheet, followed by an empty line.
 fn paragraphs<'s>(sheets: impl Iterator<Item = &'s Sheet>) -> String {
     sheets.flat_map(|sheet| [sheet.text(), "\n".to_owned()]).collect()
 }
@@ -288,7 +287,7 @@ fn host(sheet: &mut Sheet, spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here
     }
 }
 
-/// What happens when draining does not do.
+/// Describes the escalation when a drain takes too long.
 fn over(spec: &ModelSpec) -> String {
     let levels = &spec.recycle.levels;
     format!(
@@ -352,7 +351,7 @@ fn growth(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
     }
 }
 
-/// What is done before a replacement for memory, and when that is left out.
+/// Describes reclaims before a replacement for memory, and the cases that skip them.
 fn reclaim(sheet: &mut Sheet, spec: &ModelSpec) {
     let own = &spec.recycle.common;
     sheet.say(
@@ -424,7 +423,7 @@ fn time(time: std::time::Duration) -> String {
     phrases::time(time.as_secs_f64())
 }
 
-/// Lines `  name  text` under a head.
+/// A heading with lines `  name  text`.
 struct Sheet {
     head: String,
     lines: Vec<String>,
@@ -469,7 +468,7 @@ mod tests {
         insta::assert_snapshot!(alone + &together(&[a, b]));
     }
 
-    /// A text as a configuration, with a model file `m.gguf` next to it, on a machine with 24 GiB.
+    /// Resolves a text as a configuration, with a file `m.gguf` next to it, on a machine with 24 GiB.
     fn resolved(text: &str) -> crate::config::resolve::Resolved {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("m.gguf"), "").unwrap();

@@ -1,4 +1,4 @@
-//! `llama-warden policy replay|check|simulate`: what policies would do, before they do it to a live backend.
+//! `llama-warden policy replay|check|simulate`: shows the effects of policies without a live backend.
 
 use clap::Subcommand;
 
@@ -11,16 +11,15 @@ mod simulate;
 
 pub(crate) use replay::{find, readings};
 
-/// What can be asked.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PolicyCommand {
-    /// Runs the detector and a policy over recorded readings: verdicts, blame, forecasts and actions, each with the request
-    /// at which it came.
+    /// Runs the detector and a policy over recorded readings, and prints verdicts, blame, forecasts and
+    /// actions, each with its request.
     Replay(Box<replay::ReplayArgs>),
-    /// Explains the policies of a configuration in words: what happens at which level, what is off and why.
+    /// Explains the policies of a configuration: the action at each level, disabled parts, and reasons.
     Check(check::CheckArgs),
-    /// Runs a made-up backend that leaks under a policy, under none, and under a restart every N requests; or plays
-    /// recorded requests for several models.
+    /// Simulates a leaking backend under a policy, without one, and with a restart every N requests; or
+    /// plays recorded requests for several models.
     Simulate(Box<simulate::SimulateArgs>),
 }
 

@@ -1,5 +1,5 @@
-//! `llama-warden policy simulate --trace`: recorded requests for several models, played under our decisions. The
-//! numbers come from [`warden_policies::loading::simulate`].
+//! `llama-warden policy simulate --trace`: plays recorded requests for several models under the loading
+//! policy. The numbers come from [`warden_policies::loading::simulate`].
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 use crate::out;
 
-/// A line of the access log, as far as it is needed.
+/// The required fields of a line of the access log.
 #[derive(Deserialize)]
 struct Line {
     timestamp: String,
@@ -37,7 +37,7 @@ pub(super) fn play_trace(args: &SimulateArgs, path: &Path) -> Result<(), Failure
     if args.json { out::json(&as_json(&trace, &score)) } else { out::write(&text(&trace, &score)) }
 }
 
-/// A trace from an access log, with the models of the configuration.
+/// Reads a trace from an access log, with the models of the configuration.
 fn read_trace(
     args: &SimulateArgs,
     path: &Path,
@@ -67,14 +67,15 @@ fn read_trace(
         let ms = |ms: f64| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or_default();
         let ended: jiff::Timestamp =
             line.timestamp.parse().map_err(|error| wrong(format!("line {}: {error}", number + 1)))?;
-        // In milliseconds since the first line: what is left of them is small.
+        // Use milliseconds since the first line: these numbers are small enough for f64.
         let since = ended.duration_since(*first.get_or_insert(ended)).as_millis_f64();
         requests.push((since - line.total_ms, model, ms(line.total_ms - line.queue_ms)));
     }
     if requests.is_empty() {
         return Err(wrong("there is no request for a model in it".to_owned()));
     }
-    // Lines are written at the end of a request.
+    // The log has a line at the end of each request, so a request may start before the time of the first
+    // line.
     let earliest = requests.iter().map(|(at, ..)| *at).fold(0.0, f64::min);
     let mut requests: Vec<Request> = requests
         .into_iter()

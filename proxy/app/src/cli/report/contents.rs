@@ -1,27 +1,26 @@
-//! What is in a report: names, texts, and what could not be had. Values only.
+//! Contents of a report: names, texts, and notes about missing parts. Values only.
 
 use warden_policies::ByteSize;
 
 use super::clean::Cleaner;
 use crate::out;
 
-/// Bytes of all of it together, at most: what a tracker of bugs takes, after it is packed, with room.
+/// Maximum bytes of all contents: below the limit of a bug tracker after packing, with reserve.
 const MOST: usize = 64 << 20;
 
-/// Names that are alike, at most.
+/// Maximum number of entries with the same name.
 const MOST_ALIKE: usize = 100;
 
-/// A file of the archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Its name: plain letters, and a slash for a folder.
+    /// Plain letters, with slashes for folders.
     pub(super) name: String,
-    /// What it is, for whoever decides whether to send it.
+    /// Description for the operator who decides whether to send it.
     pub(super) what: String,
     pub(super) text: String,
 }
 
-/// All of it.
+/// All contents.
 #[derive(Debug)]
 pub(super) struct Contents {
     cleaner: Cleaner,
@@ -30,7 +29,7 @@ pub(super) struct Contents {
     size: usize,
 }
 
-/// What the list of contents is called in the archive.
+/// Name of the list of contents in the archive.
 const LIST: &str = "contents.txt";
 
 impl Contents {
@@ -38,19 +37,19 @@ impl Contents {
         Self { cleaner, entries: Vec::new(), notes: Vec::new(), size: 0 }
     }
 
-    /// Takes in text.
+    /// Adds a text.
     pub(super) fn text(&mut self, name: &str, what: &str, text: &str) {
         let text = self.cleaner.text(text);
         self.add(name, what, text);
     }
 
-    /// Takes in a value for programs.
+    /// Adds a value for programs.
     pub(super) fn json(&mut self, name: &str, what: &str, value: serde_json::Value) {
         let text = self.cleaner.json(value);
         self.add(name, what, text);
     }
 
-    /// Takes in lines, each of which may be JSON.
+    /// Adds lines, each of which may be JSON.
     pub(super) fn lines<'a>(&mut self, name: &str, what: &str, lines: impl Iterator<Item = &'a str>) {
         let text: String = lines.map(|line| self.cleaner.line(line) + "\n").collect();
         self.add(name, what, text);
@@ -61,7 +60,7 @@ impl Contents {
             return;
         }
         let tamed = tame(name);
-        // Names that differed may not differ any more.
+        // Distinct names may have become equal by the substitution of characters.
         let is_free = |name: &String| !self.entries.iter().any(|entry| entry.name == *name);
         let names = std::iter::once(tamed.clone()).chain((2..).map(|number| format!("{tamed}-{number}")));
         let Some(name) = names.take(MOST_ALIKE).find(is_free) else { return };
@@ -76,14 +75,14 @@ impl Contents {
         self.entries.push(Entry { name, what: what.to_owned(), text });
     }
 
-    /// Something that could not be had, and why.
+    /// Notes a missing part and the reason.
     pub(super) fn note(&mut self, text: &str) {
-        // It is shown on a terminal: one line, and nothing that moves the cursor.
+        // The note is shown on a terminal: keep it on one line, without control characters.
         let text = self.cleaner.text(text).replace(char::is_control, " ");
         self.notes.push(text.trim().to_owned());
     }
 
-    /// No more comes: what is not there is said, and all of it is listed.
+    /// Completes the contents with the notes and the list of entries.
     pub(super) fn close(&mut self) {
         if !self.notes.is_empty() {
             let text = self.notes.join("\n") + "\n";
@@ -98,12 +97,12 @@ impl Contents {
         self.entries.insert(0, Entry { name: LIST.to_owned(), what: "this list".to_owned(), text });
     }
 
-    /// In the order of their names, after the list of them.
+    /// Entries ordered by name, after the list.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// For whoever decides: a line for each file, and what could not be had.
+    /// Formats the table for the operator: a line per file, and the missing parts.
     pub(super) fn table(&self) -> String {
         let notes = self.notes.iter().map(|note| format!("  {note}\n"));
         let notes: String = if self.notes.is_empty() {
@@ -123,7 +122,7 @@ fn rows(entries: &[Entry]) -> String {
     out::table(&std::iter::once(head).chain(entries.iter().map(row)).collect::<Vec<_>>())
 }
 
-/// A name that is one on every machine, and never a way out of the folder that it is unpacked in.
+/// Makes a name valid on every machine. It cannot lead out of the folder in which the archive is unpacked.
 pub(super) fn tame(name: &str) -> String {
     let letter = |c: char| if c.is_ascii_alphanumeric() || "._-/".contains(c) { c } else { '-' };
     let parts = name.split('/').map(|part| part.trim_start_matches('.')).filter(|part| !part.is_empty());

@@ -1,5 +1,5 @@
-//! What the state directory has: replacements, events, what is remembered, recordings. It reads the ends of regular files and nothing
-//! else, so that neither their size nor what somebody put in their place can do harm.
+//! Reads the state directory: ledger, events, learnt values, recordings. Reads only the ends of regular
+//! files, so that neither large files nor pipes and links in their place do harm.
 
 use std::fs;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -10,9 +10,9 @@ use warden_supervisor::regular_file;
 use super::contents::Contents;
 use crate::events_file;
 
-/// Bytes of the end of a file: some thousand replacements or events.
+/// Bytes read from the end of a file: some thousand replacements or events.
 const TAIL: u64 = 2 << 20;
-/// The latest recordings.
+/// Maximum number of recordings, the latest ones.
 const RECORDINGS: usize = 4;
 
 pub(super) fn gather(contents: &mut Contents, state: &Path) {
@@ -34,7 +34,7 @@ pub(super) fn gather(contents: &mut Contents, state: &Path) {
     recordings(contents, &state.join("traces"));
 }
 
-/// The end of a file, if it is there. `growth.json` is one value, the others are lines.
+/// Adds the end of a file, if it exists. `growth.json` is one value, the others consist of lines.
 fn add(contents: &mut Contents, path: &Path, name: &str, what: &str) {
     match tail(path, TAIL) {
         Ok(Some(text)) => match serde_json::from_str(&text) {
@@ -46,7 +46,7 @@ fn add(contents: &mut Contents, path: &Path, name: &str, what: &str) {
     }
 }
 
-/// The recordings of memory that were written last.
+/// Adds the latest recordings of memory.
 fn recordings(contents: &mut Contents, folder: &Path) {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries
@@ -72,9 +72,9 @@ fn recordings(contents: &mut Contents, folder: &Path) {
     }
 }
 
-/// The whole lines at the end of a regular file; `None` without a file.
+/// The whole lines at the end of a regular file; `None` if it does not exist.
 fn tail(path: &Path, most: u64) -> io::Result<Option<String>> {
-    // Root reports about services of other users, who may put a link or a pipe there at any time.
+    // Root reports on services of other users, who may replace the file by a link or a pipe at any time.
     let mut file = match regular_file::open_unlinked(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?,
@@ -87,7 +87,7 @@ fn tail(path: &Path, most: u64) -> io::Result<Option<String>> {
     Ok(Some(if length > most { whole(&text).to_owned() } else { text }))
 }
 
-/// The last so many bytes of a text, from the beginning of a line on.
+/// The last `most` bytes of a text, from the beginning of a line.
 fn last(text: &str, most: u64) -> &str {
     let from = text.len().saturating_sub(usize::try_from(most).unwrap_or(usize::MAX));
     if from == 0 {
@@ -97,7 +97,7 @@ fn last(text: &str, most: u64) -> &str {
     whole(&text[from..])
 }
 
-/// A text without the line that it begins in the middle of.
+/// Drops the incomplete first line.
 fn whole(text: &str) -> &str {
     text.split_once('\n').map_or("", |(_, rest)| rest)
 }

@@ -1,4 +1,5 @@
-//! What is known of this machine: the program, the configuration as it is in force, kernel, memory, GPUs, and the papers of builds.
+//! Facts about this machine: program version, effective configuration, kernel, memory, GPUs, and provenance
+//! of builds.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -62,12 +63,13 @@ fn facts(machine: &Machine) -> String {
     text
 }
 
-/// On a line, with the names of what is in it.
+/// Formats a value in one line, with the names of its fields.
 fn told(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// The papers of the builds that the instance uses and of the one that is chosen; without an instance of that one and the newest.
+/// Adds the provenance of the builds in use and of the chosen one; without an instance, of the chosen and
+/// the newest one.
 pub(super) fn builds(contents: &mut Contents, data: &Path, status: Option<&Status>) {
     let store = Store::new(data);
     let used = status.and_then(|status| status.binaries.as_ref());

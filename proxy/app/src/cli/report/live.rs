@@ -1,5 +1,5 @@
-//! What a running instance says: its status, its metrics, what its processes wrote last, and what their memory did. One that does not answer in time is said
-//! not to, because that is what the report may be about.
+//! Data of a running instance: status, metrics, last output of its processes, and their memory. An instance
+//! that does not answer in time is noted, because the report may be about that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,26 +16,26 @@ use crate::cli::control::InstanceArgs;
 use crate::cli::status::table;
 use crate::exit::Failure;
 
-/// How long an answer may take: a healthy instance needs milliseconds.
+/// Time limit of an answer: a healthy instance needs milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How it begins what an instance did not say in time.
+/// Beginning of the note about a late answer.
 const NO_ANSWER: &str = "no answer";
-/// Bytes of the end of one model's output.
+/// Bytes from the end of one model's output.
 const LOG: usize = 256 << 10;
-/// Models whose output is asked for, and whose memory: first those that are ill.
+/// Maximum number of models with output and memory, failing ones first.
 const LOGS: usize = 40;
-/// Of which stretch of time memory is asked for, and in how many points at most: five minutes each.
+/// Query for memory series: time range, and number of points, five minutes each.
 const SERIES: [(&str, &str); 2] = [("range", "1d"), ("points", "288")];
 
-/// Asks the instance that is meant, if one runs.
+/// Queries the selected instance, if one runs.
 ///
 /// # Errors
 ///
-/// Several run, and none is named.
+/// Several run, and none is selected.
 pub(super) fn gather(contents: &mut Contents, which: &InstanceArgs) -> Result<Option<Status>, Failure> {
     let client = match which.client() {
         Ok(client) => client,
-        // Several: only whoever asks knows which one.
+        // Several run: the user must choose one.
         Err(several @ Failure::Usage { .. }) => return Err(several),
         Err(none) => {
             contents.note(&format!("status, logs: {none}"));
@@ -87,8 +87,8 @@ async fn in_time<T>(asking: impl Future<Output = Result<T, Failure>>) -> Result<
     }
 }
 
-/// The models that a report is likely to be about: those that fail, then those that crashed or were replaced most, then those
-/// that run.
+/// Orders the models by relevance: failing ones, then those with most crashes or replacements, then running
+/// ones.
 fn chosen(models: &[Arc<ModelView>]) -> Vec<&ModelView> {
     let mut all: Vec<&ModelView> = models.iter().map(|model| &**model).collect();
     all.sort_by_key(|model| {
@@ -101,7 +101,7 @@ fn chosen(models: &[Arc<ModelView>]) -> Vec<&ModelView> {
     all
 }
 
-/// What the memory of each model did within a day.
+/// Adds a day of each model's memory.
 async fn series(contents: &mut Contents, client: &Client, models: &[&ModelView]) {
     for (number, model) in (1..).zip(models) {
         let name = model.name.as_str();
@@ -113,19 +113,19 @@ async fn series(contents: &mut Contents, client: &Client, models: &[&ModelView])
             Ok(data) => {
                 contents.json(&file("series", number, name, "json"), "what a model's memory did", data);
             }
-            // Nothing is kept of it, or the version knows no series.
+            // Skip the model: it has no series, or the instance's version has none.
             Err(why) if !why.starts_with(NO_ANSWER) => {}
             Err(why) => return contents.note(&format!("series of {name}, and what comes after it: {why}")),
         }
     }
 }
 
-/// A name as a file's. By number, too: two names may look alike as files.
+/// File name for a model. Contains a number, because two names may map to the same file name.
 fn file(folder: &str, number: usize, name: &str, end: &str) -> String {
     format!("{folder}/{number:02}-{}.{end}", name.replace('/', "-"))
 }
 
-/// What was written by each model's processes, the end of it.
+/// Adds the end of the output of each model's processes.
 async fn logs(contents: &mut Contents, client: &Client, models: &[&ModelView]) {
     for (number, model) in (1..).zip(models) {
         let name = model.name.as_str();
@@ -137,7 +137,7 @@ async fn logs(contents: &mut Contents, client: &Client, models: &[&ModelView]) {
             Ok(())
         };
         let asked = in_time(client.lines(&["models", name, "logs"], &[], each)).await;
-        // Of its beginning only what leaves enough room for its end.
+        // Drop lines from the beginning until the rest fits.
         let mut skip = 0;
         while size > LOG && skip < lines.len() {
             size -= lines[skip].len();
@@ -150,16 +150,16 @@ async fn logs(contents: &mut Contents, client: &Client, models: &[&ModelView]) {
             lines[skip..].iter().map(String::as_str),
         );
         if let Err(why) = asked {
-            // The others would be waited for as long.
+            // Stop here: the other models would time out, too.
             contents.note(&format!("{file}, and what comes after it: {why}"));
             return;
         }
     }
 }
 
-/// How the instance was started, as far as this user may see it.
+/// Adds the command line of the instance, if this user may read it.
 fn command_line(contents: &mut Contents, pid: u32) {
-    // In another namespace the number is that of somebody else's process.
+    // In another namespace, the PID may be that of another process.
     let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
     let is_ours = program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("llama-warden"));
     let Some(bytes) = is_ours.then(|| std::fs::read(format!("/proc/{pid}/cmdline")).ok()).flatten() else {
@@ -171,7 +171,7 @@ fn command_line(contents: &mut Contents, pid: u32) {
     contents.text("command.txt", "how the running instance was started", &(line + "\n"));
 }
 
-/// Words of ours, without what `--set` sets: that may be anything.
+/// Hides the values of `--set`, which may be secret.
 fn set(words: &[String]) -> Vec<String> {
     let mut after = false;
     let word = |word: &String| {

@@ -1,4 +1,4 @@
-//! `llama-warden report`: one archive for a report of a bug, with what somebody needs who was not there.
+//! `llama-warden report`: packs all data for a bug report into one archive.
 //!
 //! ```text
 //!  instance ─┐
@@ -6,9 +6,9 @@
 //!  machine ──┘
 //! ```
 //!
-//! It works with a running instance and without one, with a configuration that cannot be read, and beside an instance that does not
-//! answer: those are the moments at which one is needed. What cannot be had is said in it, and nothing of that is an error. All of
-//! it goes through the one redactor before anybody sees its size. It changes nothing and never writes over a file.
+//! Works with or without a running or responding instance, and with an unreadable configuration, because
+//! reports are needed then. Missing parts are noted in the archive and are no error. All data passes the
+//! redactor before the size is shown. Changes nothing else and never overwrites a file.
 
 mod archive;
 mod clean;
@@ -30,16 +30,16 @@ use crate::config::machine::Machine;
 use crate::exit::Failure;
 use crate::{clock, out};
 
-/// What `report` takes.
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
-    /// The file to write, or a folder for it. Default: a new file in the current folder, with the time in its name.
+    /// File to write, or a folder for it. Default: a new file in the current folder, with the time in its
+    /// name.
     #[arg(long, value_name = "PATH")]
     out: Option<PathBuf>,
-    /// Writes without asking: where nobody can be asked, it is needed.
+    /// Writes without asking; required without a terminal.
     #[arg(long, short)]
     yes: bool,
-    /// Only shows what would be in it.
+    /// Only lists the contents.
     #[arg(long, conflicts_with = "yes")]
     list: bool,
     #[command(flatten)]
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     }
     let machine = Machine::read();
     let path = place(args.out.as_deref(), &machine.cwd);
-    // Before anything is gathered: that takes a moment.
+    // Check the path first, because gathering takes a moment.
     if !args.list {
         archive::is_free(&path)?;
     }
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     )
 }
 
-/// Everything, cleaned.
+/// Gathers all data, cleaned.
 fn gather(args: &ReportArgs, machine: &Machine) -> Result<Contents, Failure> {
     let loaded = args.instance.load(machine);
     let mut contents = Contents::new(Cleaner::of(loaded.as_ref().ok(), machine));
@@ -87,7 +87,7 @@ fn gather(args: &ReportArgs, machine: &Machine) -> Result<Contents, Failure> {
     here::gather(&mut contents, loaded.as_ref(), machine);
     let status = live::gather(&mut contents, &args.instance)?;
     let ledger = status.as_ref().map(|status| PathBuf::from(&status.instance.ledger));
-    // The instance may have another state directory than the configuration that this command line names.
+    // The instance may use another state directory than the configuration of this command line.
     let state = ledger.as_deref().and_then(Path::parent).map(Path::to_owned).or(state);
     match state {
         Some(state) => files::gather(&mut contents, &state),
@@ -102,7 +102,7 @@ fn gather(args: &ReportArgs, machine: &Machine) -> Result<Contents, Failure> {
     Ok(contents)
 }
 
-/// Where it is written.
+/// Path of the archive.
 fn place(out: Option<&Path>, cwd: &Path) -> PathBuf {
     let stamp: String = clock::now_text().chars().filter(char::is_ascii_alphanumeric).take(15).collect();
     let name = format!("llama-warden-report-{stamp}.tar.gz");

@@ -1,4 +1,4 @@
-//! What is in a report, what is not, and where it goes.
+//! Checks the contents of a report, the redaction, and the output file.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -25,7 +25,7 @@ fn unpacked(archive: &[u8]) -> BTreeMap<String, String> {
     all
 }
 
-/// Contents with a secret in each place in which one may be.
+/// Contents with a secret in each possible place.
 fn planted() -> Contents {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("w.toml");
@@ -98,7 +98,7 @@ fn no_secret_of_any_place_is_in_the_archive_or_in_the_list_of_it() {
     for (name, text) in &all {
         assert!(!text.contains("alice") && !text.contains("bob,"), "the name of a key in {name}:\n{text}");
     }
-    // What is left is of use.
+    // The useful rest remains.
     let of = |name: &str| &all[&format!("llama-warden-report/{name}")];
     assert!(of("config.toml").contains("args = [\"--api-key\", \"***\", \"-mu\", \"https://h/m?***\"]"));
     assert!(
@@ -122,7 +122,7 @@ fn the_same_contents_are_the_same_archive_and_no_file_is_written_over() {
         assert!(refused.unwrap_err().to_string().contains("is there already"));
     }
     assert_eq!(std::fs::read(&path).unwrap(), archive);
-    // Not through a link either, wherever that leads.
+    // A link is refused, too, whatever its target.
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(dir.path().join("elsewhere"), &link).unwrap();
     assert!(archive::is_free(&link).is_err() && archive::write(&link, b"x").is_err());

@@ -1,4 +1,5 @@
-//! Writes and removes the files of units. What somebody wrote or changed is not touched unasked, and kept even then.
+//! Writes and removes unit files. Files written or changed by an operator are touched only with `--force`,
+//! which keeps a copy.
 
 use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,25 +8,25 @@ use std::path::{Path, PathBuf};
 use super::unit::{Found, judge};
 use crate::exit::Failure;
 
-/// Copies that are kept of one file; more than anybody makes.
+/// Maximum number of kept copies of one file.
 const COPIES: u32 = 1000;
 
-/// What became of a file.
+/// Result of writing or removing a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Done {
     Written,
-    /// There was an older one of ours.
+    /// Replaced an older unit written by llama-warden.
     Renewed,
-    /// It was there already.
+    /// The file was already as wanted.
     Nothing,
-    /// What somebody had written is there now.
+    /// Replaced an operator's file, which is kept at this path.
     Kept(PathBuf),
 }
 
-/// Writes a unit; `force`: also in the place of somebody's.
+/// Writes a unit. `force` also replaces an operator's file.
 ///
 /// # Errors
-/// It is somebody's, or cannot be written.
+/// The file is an operator's, or cannot be written.
 pub(super) fn write(path: &Path, text: &str, force: bool) -> Result<Done, Failure> {
     let done = match found(path, text)? {
         Found::Nothing => Done::Written,
@@ -38,10 +39,10 @@ pub(super) fn write(path: &Path, text: &str, force: bool) -> Result<Done, Failur
     Ok(done)
 }
 
-/// Removes a unit of ours; `force`: somebody's, too. `None`: there was none.
+/// Removes a unit written by llama-warden; `force` also an operator's. `None` if there was none.
 ///
 /// # Errors
-/// It is somebody's, or cannot be removed.
+/// The file is an operator's, or cannot be removed.
 pub(super) fn remove(path: &Path, force: bool) -> Result<Option<Done>, Failure> {
     match found(path, "")? {
         Found::Nothing => return Ok(None),
@@ -66,7 +67,7 @@ fn cannot(what: &str, path: &Path, error: &io::Error) -> Failure {
 }
 
 fn found(path: &Path, wanted: &str) -> Result<Found, Failure> {
-    // A link is somebody's, wherever it leads: so a unit is masked.
+    // A symbolic link is an operator's, whatever its target: linking to /dev/null masks a unit.
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
         Err(error) => Err(cannot("look at", path, &error)),
@@ -78,7 +79,7 @@ fn found(path: &Path, wanted: &str) -> Result<Found, Failure> {
     }
 }
 
-/// Gives it another name, which is no unit's.
+/// Renames the file to a name that is not a unit's.
 fn keep(path: &Path) -> Result<PathBuf, Failure> {
     let named = |number: u32| {
         let mut name = path.as_os_str().to_owned();
@@ -92,7 +93,7 @@ fn keep(path: &Path) -> Result<PathBuf, Failure> {
     Ok(copy)
 }
 
-/// In one step: nobody reads half of it.
+/// Writes the file atomically.
 fn put(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().unwrap_or_else(|| Path::new("/"));
     std::fs::create_dir_all(folder)?;

@@ -1,5 +1,5 @@
-//! `llama-warden service install|uninstall|show`: the unit by which systemd runs us. Writes files and says what to do next; it calls
-//! nobody and starts nothing.
+//! `llama-warden service install|uninstall|show`: the systemd unit of llama-warden. Writes files and prints
+//! the next commands; runs no such command itself.
 
 mod file;
 mod reach;
@@ -22,13 +22,12 @@ use crate::config::source::tree::{Kind, Node};
 use crate::exit::Failure;
 use crate::out;
 
-/// Where packages put units.
+/// Folder for units of packages.
 const OF_PACKAGES: &str = "/usr/lib/systemd/system";
 
-/// What can be done with the unit.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ServiceCommand {
-    /// Writes the unit, with times that add up with the configuration, and says what to do next.
+    /// Writes the unit, with timeouts that match the configuration, and prints the next commands.
     Install(InstallArgs),
     /// Removes the unit that `install` wrote.
     Uninstall(UninstallArgs),
@@ -36,58 +35,55 @@ pub(crate) enum ServiceCommand {
     Show(UnitArgs),
 }
 
-/// Whose service it is.
 #[derive(Debug, Args)]
 pub(crate) struct ScopeArgs {
-    /// For the user who calls this: runs while they are logged in. Default, but for root.
+    /// Service of the calling user, which runs while they are logged in. Default, except for root.
     #[arg(long, conflicts_with = "system")]
     user: bool,
-    /// For the machine. Default for root.
+    /// Service of the machine. Default for root.
     #[arg(long)]
     system: bool,
-    /// Another root directory than `/`, as of `systemctl --root`.
+    /// Root directory in place of `/`, as in `systemctl --root`.
     #[arg(long, value_name = "DIR", conflicts_with = "user")]
     root: Option<PathBuf>,
 }
 
-/// What a unit is made of.
 #[derive(Debug, Args)]
 pub(crate) struct UnitArgs {
     #[command(flatten)]
     scope: ScopeArgs,
-    /// The configuration that it serves. Default: /etc/llama-warden/warden.toml, of a user ~/.config/llama-warden/warden.toml.
+    /// Configuration of the service. Default: /etc/llama-warden/warden.toml, for a user
+    /// ~/.config/llama-warden/warden.toml.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The program to run. Default: this one.
+    /// Program to run. Default: this one.
     #[arg(long, value_name = "PATH")]
     program: Option<PathBuf>,
-    /// The user that the machine's service runs as.
+    /// User of the machine's service.
     #[arg(long, value_name = "NAME", default_value = NAME)]
     run_as: String,
-    /// The unit of a socket, too: systemd listens, and starts us when somebody connects.
+    /// Adds a socket unit: systemd listens, and starts llama-warden at the first connection.
     #[arg(long)]
     socket: bool,
-    /// For this version of systemd. Default: that of this machine.
+    /// Version of systemd. Default: that of this machine.
     #[arg(long, value_name = "NUMBER")]
     systemd: Option<u32>,
 }
 
-/// What `service install` takes.
 #[derive(Debug, Args)]
 pub(crate) struct InstallArgs {
     #[command(flatten)]
     unit: UnitArgs,
-    /// Writes it also where somebody has written or changed it, and keeps a copy of that.
+    /// Replaces a unit that somebody else wrote or changed, and keeps a copy of it.
     #[arg(long)]
     force: bool,
 }
 
-/// What `service uninstall` takes.
 #[derive(Debug, Args)]
 pub(crate) struct UninstallArgs {
     #[command(flatten)]
     scope: ScopeArgs,
-    /// Also what somebody has changed, of which it keeps a copy, and also while it is enabled.
+    /// Removes the unit even if it is changed (keeping a copy) or enabled.
     #[arg(long)]
     force: bool,
 }
@@ -105,14 +101,14 @@ pub(crate) fn run(command: &ServiceCommand) -> Result<(), Failure> {
     }
 }
 
-/// What is to be written.
+/// Units to write.
 struct Units {
     scope: Scope,
     config: PathBuf,
     folder: PathBuf,
-    /// By their names.
+    /// Names and texts.
     files: Vec<(String, String)>,
-    /// What the service has to be able to use.
+    /// Files that the service must be able to use.
     needed: Vec<Needed>,
 }
 
@@ -160,10 +156,10 @@ impl Units {
     }
 }
 
-/// What the user of the machine's service could not use, and what mends it.
+/// Files that the service's user cannot use, each with the command that fixes it.
 fn obstacles(user: &User, scope: &ScopeArgs, needed: &[Needed]) -> Vec<(String, String)> {
     let all = needed.iter().filter_map(|one| reach::obstacle(user, one, |path| scope.within(path)));
-    // One closed folder is in the way of many files.
+    // List each command once: one closed folder may hide many files.
     let mut mends = BTreeSet::new();
     all.filter(|(_, command)| mends.insert(command.clone())).collect()
 }
@@ -174,7 +170,7 @@ impl ScopeArgs {
         if is_system { Scope::System } else { Scope::User }
     }
 
-    /// Where a path of the service is now.
+    /// Maps a path of the service to its present path, below `--root`.
     fn within(&self, path: &Path) -> PathBuf {
         match &self.root {
             Some(root) => root.join(path.strip_prefix("/").unwrap_or(path)),
@@ -182,13 +178,13 @@ impl ScopeArgs {
         }
     }
 
-    /// A user of the system that the unit is for.
+    /// Reads a user of the target system.
     fn user(&self, name: &str) -> User {
         let read = |path: &str| std::fs::read_to_string(self.within(Path::new(path))).unwrap_or_default();
         User::read(name, &read("/etc/passwd"), &read("/etc/group"))
     }
 
-    /// Where units of an administrator or a user are.
+    /// Folder for units of an administrator or a user.
     fn folder(&self, machine: &Machine) -> Result<PathBuf, Failure> {
         match self.scope(machine) {
             Scope::System => {
@@ -207,16 +203,16 @@ fn homeless() -> Failure {
     Failure::hinted("it is not known where your home is", "set HOME")
 }
 
-/// The configuration as the service will have it: without the variables of this shell. One that is not there yet is that of the
-/// defaults.
+/// Loads the configuration as the service will, without the variables of this shell. A missing file means
+/// the defaults.
 fn load(config: &Path, machine: &Machine) -> Result<Loaded, Failure> {
     let is_ours = |name: &std::ffi::OsString| name.to_string_lossy().starts_with(ENV_PREFIX);
     let mut machine = machine.clone();
     machine.env.retain(|(name, _)| !is_ours(name) && name != "CREDENTIALS_DIRECTORY");
-    // Nothing is read there now.
+    // Set the credentials directory as systemd will; nothing reads it now.
     machine.env.push(("CREDENTIALS_DIRECTORY".into(), "/run/credentials/llama-warden.service".into()));
     let config = config.exists().then(|| config.to_owned());
-    // Nor are models looked for: their folders may not be there yet.
+    // Do not search models: their folders may not exist yet.
     let no_folders = FlagSetting {
         flag: "service".to_owned(),
         path: ["paths", "models"].map(str::to_owned).to_vec(),
@@ -225,14 +221,14 @@ fn load(config: &Path, machine: &Machine) -> Result<Loaded, Failure> {
     ConfigArgs { config, set: Vec::new() }.load(&machine, vec![no_folders])
 }
 
-/// How long requests and processes may take to end.
+/// Time limits for requests and for processes to end.
 fn times(loaded: &Loaded) -> (Duration, Duration) {
     let own = loaded.models.iter().map(|(_, model)| model.lifecycle.stop_grace);
     let grace = own.chain([loaded.defaults.lifecycle.stop_grace]).max().unwrap_or_default();
     (loaded.settings.server.shutdown_deadline, grace)
 }
 
-/// The version of systemd, where it is installed.
+/// Version of the installed systemd.
 fn version() -> Option<u32> {
     let told = Command::new("systemctl").arg("--version").output().ok()?;
     String::from_utf8_lossy(&told.stdout).split_whitespace().nth(1)?.parse().ok()
@@ -270,7 +266,7 @@ fn install(args: &InstallArgs, machine: &Machine) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is left to do. `user`: of the machine's service.
+/// Commands to run next. `user` is that of the machine's service.
 fn next(units: &Units, args: &UnitArgs, user: Option<&User>, obstacles: &[(String, String)]) -> Vec<String> {
     let mut lines = Vec::new();
     let control = if units.scope == Scope::System { "systemctl" } else { "systemctl --user" };
@@ -325,6 +321,7 @@ fn uninstall(args: &UninstallArgs, machine: &Machine) -> Result<(), Failure> {
     if gone.is_empty() {
         return out::line(&format!("there is no unit of ours in {}", folder.display()));
     }
-    // Where it still runs, and without its unit, systemd would end it by rules of its own: llama-servers in the middle of requests.
+    // Advise to stop it: without its unit, systemd would end a running service by default rules, in the
+    // middle of requests.
     out::line(&format!("next:\n  {control} stop {}\n  {control} daemon-reload", gone.join(" ")))
 }

@@ -1,6 +1,8 @@
-//! Whether the user of a service can reach what the service is told to run and to read, and what mends it where not.
+//! Checks that a service's user can run and read the files that the service needs, and proposes commands
+//! that fix it.
 //!
-//! By owner, group and mode of each folder on the way. A folder with an access list beside its mode is taken for open: only a start tells.
+//! Checks owner, group and mode of each folder on the path. Assumes that a folder with an access list is
+//! accessible; only a start can tell.
 
 use std::collections::BTreeSet;
 use std::fs::Metadata;
@@ -13,23 +15,23 @@ use crate::access_list::access_list;
 use crate::config::settings::Model;
 use crate::config::source::layers::Loaded;
 
-/// What a service with `PrivateTmp=yes` sees as empty folders of its own.
+/// Folders that a service with `PrivateTmp=yes` sees empty.
 const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
-/// Who an unknown user is taken for: one that owns nothing and is in no group.
+/// UID for an unknown user, who owns nothing and is in no group.
 const NOBODY: u32 = 65_534;
 
-/// A user, as far as permissions go.
+/// Identity of a user for permission checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct User {
     name: String,
     uid: u32,
     groups: BTreeSet<u32>,
-    /// It is in the list of users.
+    /// The user exists in `/etc/passwd`.
     pub(super) is_there: bool,
 }
 
 impl User {
-    /// By the texts of `/etc/passwd` and `/etc/group`. One who is not there yet is in no group and owns nothing.
+    /// Parses `/etc/passwd` and `/etc/group`. A missing user is in no group and owns nothing.
     pub(super) fn read(name: &str, passwd: &str, group: &str) -> Self {
         let mut own = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
         let own = own.find(|fields| fields.first() == Some(&name));
@@ -43,7 +45,7 @@ impl User {
         Self { name: name.to_owned(), uid: number(2), groups, is_there }
     }
 
-    /// Whether the mode gives this user all of these bits (4 read, 1 run or enter).
+    /// Returns whether the mode grants this user all bits (4 read, 1 execute or enter).
     fn may(&self, facts: &Metadata, bits: u32) -> bool {
         let is_in_group = self.groups.contains(&facts.gid());
         let shift = if facts.uid() == self.uid { 6 } else { 3 * u32::from(is_in_group) };
@@ -51,17 +53,17 @@ impl User {
     }
 }
 
-/// Something that a service needs.
+/// A file that a service needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Needed {
-    /// The key, or the program.
+    /// Configuration key, or the program.
     what: String,
     path: PathBuf,
     runs: bool,
 }
 
-/// What the service `program` needs that the configuration names. Files that llama-server is told of in `args` are among them where they
-/// stand as words of their own.
+/// Files of the configuration that the service `program` needs. Includes files in llama-server's `args`, if
+/// they are words of their own.
 pub(super) fn needed(program: &Path, config: &Path, loaded: &Loaded) -> Vec<Needed> {
     let beside = config.parent().unwrap_or_else(|| Path::new("/"));
     let one = |what: String, path: &Path, runs: bool| Needed { what, path: beside.join(path), runs };
@@ -90,8 +92,8 @@ pub(super) fn needed(program: &Path, config: &Path, loaded: &Loaded) -> Vec<Need
     all
 }
 
-/// Why the service cannot use something, in a sentence, and the command that mends it; `None` if it can, or if it is not there yet.
-/// `within` says where a path of the service is now.
+/// Says why the service cannot use a file, with the command that fixes it. `None` if it can, or if the file
+/// does not exist yet. `within` maps a path of the service to its present path.
 pub(super) fn obstacle(
     user: &User,
     needed: &Needed,
@@ -133,7 +135,7 @@ pub(super) fn obstacle(
     Some((format!("user `{name}` cannot {verb} {what}, {path}"), open))
 }
 
-/// How it is brought where the service sees it.
+/// Command that moves the file to a place visible to the service.
 fn mended(needed: &Needed, to: &str) -> String {
     let from = quoted(&needed.path);
     if needed.what == "the program" {

@@ -1,47 +1,47 @@
-//! The text of units: from one template for each kind, with what differs between machines filled in. Pure.
+//! Renders units from one template per kind. Pure.
 
 use std::path::Path;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
-/// Its name, without what says of which kind it is.
+/// Name of the units, without the suffix of their kind.
 pub(super) const NAME: &str = "llama-warden";
-/// The first systemd that knows `Type=notify-reload`.
+/// First systemd version with `Type=notify-reload`.
 const RELOADS: u32 = 253;
-/// The first one that waits longer from one failed start to the next.
+/// First systemd version with growing delays between failed starts.
 const WAITS_LONGER: u32 = 254;
-/// For what comes after requests and processes have ended: the last lines of logs.
+/// Extra stop time after requests and processes have ended, for the last log lines.
 const REST: Duration = Duration::from_secs(15);
-/// How the first line begins; the checksum of what follows it is its last word.
+/// Beginning of the first line. Its last word is the checksum of the following text.
 const MARK: &str = "# Written by `llama-warden service install`. To change it: `systemctl edit llama-warden`, which outlives it. sha256:";
 
-/// Whose service it is.
+/// Owner of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// The machine's.
+    /// The machine.
     System,
-    /// That of the user who is logged in.
+    /// The logged-in user.
     User,
 }
 
-/// What differs.
+/// Values for the templates.
 #[derive(Clone, Debug)]
 pub(super) struct Facts<'a> {
     pub(super) scope: Scope,
     pub(super) program: &'a Path,
     pub(super) config: &'a Path,
-    /// The user that the machine's service runs as.
+    /// User of the machine's service.
     pub(super) user: &'a str,
-    /// Version of systemd, where it is known.
+    /// Version of systemd, if known.
     pub(super) systemd: Option<u32>,
-    /// How long requests may take to end.
+    /// Time limit for requests to end.
     pub(super) drain: Duration,
-    /// How long processes may take to end.
+    /// Time limit for processes to end.
     pub(super) grace: Duration,
 }
 
-/// The unit of the service.
+/// Renders the service unit.
 pub(super) fn service(facts: &Facts<'_>) -> String {
     let (kind, reload) = if facts.systemd.is_some_and(|version| version >= RELOADS) {
         ("Type=notify-reload", "# HUP goes to us alone: llama-server processes have nothing to reload.")
@@ -81,7 +81,8 @@ pub(super) fn service(facts: &Facts<'_>) -> String {
     ))
 }
 
-/// The unit of its socket, for these hosts with commas between them. `None`: one of them is a name, which systemd does not look up.
+/// Renders the socket unit for comma-separated hosts. `None` if a host is a name, which systemd does not
+/// resolve.
 pub(super) fn socket(hosts: &str, port: u16) -> Option<String> {
     let line = |host: &str| {
         let host = host.trim().trim_start_matches('[').trim_end_matches(']');
@@ -92,20 +93,20 @@ pub(super) fn socket(hosts: &str, port: u16) -> Option<String> {
     Some(marked(&fill(include_str!("service.socket"), &[("@LISTEN@", &lines?.join("\n"))])))
 }
 
-/// What stands where a unit is to be.
+/// Owner of the file at a unit's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// Nothing.
+    /// No file.
     Nothing,
-    /// Just this.
+    /// The wanted text.
     Same,
-    /// What we wrote, of another version or configuration.
+    /// Written by llama-warden, for another version or configuration.
     Ours,
-    /// What somebody wrote or changed.
+    /// Written or changed by an operator.
     Theirs,
 }
 
-/// Whose the text of a unit is.
+/// Classifies the text of a unit by its checksum.
 pub(super) fn judge(there: Option<&str>, wanted: &str) -> Found {
     let Some(there) = there else { return Found::Nothing };
     if there == wanted {
@@ -129,7 +130,7 @@ fn fill(template: &str, values: &[(&str, &str)]) -> String {
     values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value))
 }
 
-/// A word of a command line in a unit: in it `%` and `$` mean something, and spaces separate.
+/// Formats a word of a unit's command line: escapes `%` and `$`, and quotes spaces.
 fn word(path: &Path) -> String {
     let text = path.to_string_lossy().replace('%', "%%").replace('$', "$$");
     let is_plain = |char: char| char.is_ascii_alphanumeric() || "/._-+,:%$@".contains(char);
@@ -169,7 +170,7 @@ mod tests {
                     "{text}"
                 );
                 assert!(text.contains("TimeoutStopSec=55\n"), "{text}");
-                // The manager sends HUP by itself then; a second one would reload twice.
+                // With `notify-reload` systemd sends HUP itself; a second one would reload twice.
                 assert_ne!(text.contains("notify-reload"), text.contains("ExecReload"), "{text}");
             }
         }

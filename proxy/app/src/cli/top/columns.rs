@@ -1,4 +1,5 @@
-//! The table of models: its columns, the order of its rows, and what is left out where there is no room.
+//! The table of models: its columns, the order of its rows, and the columns that are dropped on a narrow
+//! screen.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -19,7 +20,7 @@ use super::text::{self, bytes, gained, rate};
 
 const WIDEST_NAME: u16 = 40;
 const WIDEST_PLAN: u16 = 90;
-/// GPUs that have a column of their own, at most.
+/// Maximum number of GPUs with a column of their own.
 const GPUS: usize = 16;
 /// The column that is repeated for each GPU.
 const PER_GPU: &str = "GPU";
@@ -36,8 +37,8 @@ struct TableColumn {
     is_number: bool,
 }
 
-/// All columns from left to right: the head, the width, and in which order it is left out where there is no room: the
-/// highest number first, 0 never.
+/// All columns from left to right: head, width, and rank for dropping on a narrow screen. The highest rank
+/// is dropped first, 0 never.
 const COLUMNS: [(&str, u16, u8); 15] = [
     ("MODEL", 12, 0),
     ("STATE", 9, 0),
@@ -56,14 +57,14 @@ const COLUMNS: [(&str, u16, u8); 15] = [
     ("NEXT", 16, 11),
 ];
 
-/// Columns whose texts begin at the left.
+/// Left-aligned columns.
 const WORDS: [&str; 4] = ["MODEL", "STATE", "VERDICT", "NEXT"];
 
-/// The columns by which rows can be sorted; the first one means the order of the configuration.
+/// Columns by which rows can be sorted; the first means the order of the configuration.
 pub(super) const ORDERS: [&str; 12] =
     ["", "MODEL", "STATE", "QUEUE", "REQ/S", "TOK/S", "HOST", "USED", PER_GPU, "VERDICT", "+/REQ", "LEFT"];
 
-/// Compares rows for one of [`ORDERS`]: names from the smallest on, numbers from the largest on.
+/// Compares rows for one of [`ORDERS`]: names ascending, numbers descending.
 pub(super) fn compare_rows(order: &str, a: &ModelRow, b: &ModelRow) -> Ordering {
     let falling =
         |of: fn(&ModelRow) -> Option<f64>| of(b).unwrap_or(f64::MIN).total_cmp(&of(a).unwrap_or(f64::MIN));
@@ -129,7 +130,7 @@ fn verdict(row: &ModelRow) -> ShownCell {
     (row.verdict.as_str().to_owned(), tone)
 }
 
-/// The time until a limit is reached, roughly: it says whether there is a hurry.
+/// Formats the time until a limit, in one unit: the operator only needs its magnitude.
 fn left(seconds: f64) -> ShownCell {
     let seconds = whole(seconds.max(0.0));
     let text = match seconds {
@@ -142,7 +143,7 @@ fn left(seconds: f64) -> ShownCell {
     (text, if seconds < 3600 { WARN } else { PLAIN })
 }
 
-/// The columns that there is room for, as wide as they can be.
+/// Selects the columns that fit, and widens them to the available space.
 fn fit_columns(gpus: &BTreeSet<u32>, longest_name: u16, width: u16) -> Vec<TableColumn> {
     let mut columns = Vec::new();
     for (head, width, expendable) in COLUMNS {
@@ -176,7 +177,8 @@ fn fit_columns(gpus: &BTreeSet<u32>, longest_name: u16, width: u16) -> Vec<Table
 pub(super) fn draw_table(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
     let rows = state.rows();
     let devices = state.picture.gauges.iter().filter_map(|gauge| gauge.gpu);
-    // A driver that knows no device may know the memory of processes.
+    // Add GPUs from processes' readings: a driver that lists no device may still report the memory of
+    // processes.
     let gpus = devices.chain(rows.iter().flat_map(|row| row.vram.keys().copied())).collect();
     let longest = rows.iter().map(|row| text::width(&row.shown)).max().unwrap_or_default();
     let columns = fit_columns(&gpus, u16::try_from(longest).unwrap_or(u16::MAX), area.width);

@@ -24,13 +24,13 @@ use super::state::{ACTIONS, ScreenOverlay, ScreenState, ScreenView};
 use super::text::{bytes, cut, gained, rate, tame, width, wrapped};
 use crate::cli::status::age;
 
-/// Columns and rows without which nothing can be read.
+/// Minimum columns and rows of a readable screen.
 pub(super) const LEAST: (u16, u16) = (60, 10);
-/// From this height on there is room for events under the models.
+/// Minimum height for events below the models.
 const ROOM_FOR_EVENTS: u16 = 20;
-/// Columns of a memory of the machine, at least.
+/// Minimum columns of a gauge for one memory of the machine.
 const GAUGE: u16 = 44;
-/// Rows of a plot, at least and at most.
+/// Minimum and maximum rows of a plot.
 const PLOT: (u16, u16) = (6, 20);
 
 const OVERVIEW_KEYS: &str = "F1 help  F4 filter  F6 sort  Enter memory  l log  F9 actions  r restart  q quit";
@@ -38,7 +38,7 @@ const MODEL_KEYS: &str = "Esc back  Tab next  t time  l log  r restart  d drain 
 const LOG_KEYS: &str = "Esc back  PgUp older  End newest  q quit";
 const RECORDING_KEYS: &str = "F1 help  Space pause  + - speed  <- -> seek  Tab next memory  Esc back  q quit";
 
-/// All keys, and what the words of the screen mean.
+/// All keys, and the terms of the screen.
 const HELP: &str = "\
 arrows, j k, PgUp PgDn  choose a model, or scroll
 Enter                   the memory of the model; Esc goes back
@@ -60,7 +60,7 @@ VERDICT                 warming, steady, bounded, suspected, leaking
 R X c u                 marks: replaced, failed, reclaimed, unloaded
 v                       mark: it began to look like a leak";
 
-/// Draws all of it. Notes in the state how much of the view was on the screen, and scrolls no farther than it goes.
+/// Draws the screen. Stores in the state how much of the view fits, and limits its scroll position.
 pub(super) fn draw_screen(state: &mut ScreenState, look: TerminalLook, buffer: &mut Buffer) {
     buffer.reset();
     let area = buffer.area;
@@ -106,7 +106,7 @@ fn put_line(line: &Line<'_>, area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// The first line. A silent instance is reported before all else: the screen is old then.
+/// The first line. Reports a silent instance before all else, because the screen is then outdated.
 fn head_line(state: &ScreenState) -> Line<'static> {
     if let Some((since, why)) = &state.silent {
         let text = format!("NO ANSWER for {}: {why}", age(state.at.saturating_sub(*since)));
@@ -156,7 +156,7 @@ fn model_head(state: &ScreenState, model: &str) -> Line<'static> {
     Line::from_iter([name, Span::raw("  "), state, Span::raw(format!(" · {}", facts.join(" · ")))])
 }
 
-/// The last line: the filter that is typed, a message, or keys.
+/// The last line: the filter being typed, a message, or keys.
 fn foot_line(state: &ScreenState, keys: &'static str) -> Line<'static> {
     if state.overlay == ScreenOverlay::Filter {
         let filter = Span::styled(state.filter.clone(), REVERSED);
@@ -195,7 +195,7 @@ fn draw_overview(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
         };
         Line::styled(why, QUIET).render(Rect { y: table.y + 1, height: 1, ..table }, buffer);
     }
-    // In the table there is seldom room for the plan.
+    // Show the plan of the selected model here: the table seldom has room for it.
     if let Some(row) = state.selected.as_ref().and_then(|model| state.row(model)).filter(|_| !state.once) {
         let plan = if row.next.0.is_empty() { "nothing is planned" } else { &row.next.0 };
         let name = Span::styled(cut(&row.shown, 40), BOLD);
@@ -208,7 +208,7 @@ fn draw_overview(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
     block.render(events, buffer);
 }
 
-/// The memory of the machine, `across` in a line.
+/// Draws the memory of the machine, `across` gauges per line.
 fn draw_gauges(all: &[MemoryGauge], across: u16, area: Rect, buffer: &mut Buffer) {
     let lines = Layout::horizontal(vec![Constraint::Fill(1); usize::from(across)]).spacing(2);
     let places: Vec<Rect> = area.rows().flat_map(|row| lines.split(row).to_vec()).collect();
@@ -238,7 +238,7 @@ fn draw_gauges(all: &[MemoryGauge], across: u16, area: Rect, buffer: &mut Buffer
     }
 }
 
-/// Models by state, slots, queue and rates of all models.
+/// Models by state, and slots, queue and rates of all models.
 fn sums_line(state: &ScreenState) -> Line<'static> {
     let rows = &state.picture.rows;
     let models = match rows.len() {
@@ -281,7 +281,7 @@ fn event_line(event: &EventLine) -> Line<'static> {
     ])
 }
 
-/// The memory of a model, all that is known of it in words, and its events.
+/// Draws the memory of a model, the facts about it, and its events.
 fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buffer) {
     let mut history = state.history_of(model);
     let began = state.events_of(model).filter(|event| event.leaks);
@@ -300,7 +300,7 @@ fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buf
             MemoryKind::Vram(gpu) => format!("VRAM on GPU {}", gpu.0),
         };
         let mut facts = vec![name, format!("replica {}", memory.replica)];
-        // The time that was shown before stays until the next one has come.
+        // Keep the previous time range until the requested one arrives.
         let requested =
             if history.span == Some(SPANS[state.span]) { "" } else { " (another time is requested)" };
         facts.extend(history.span.map(|span| format!("{}{requested}", span.words)));
@@ -318,7 +318,7 @@ fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buf
     Text::from_iter(lines.into_iter().skip(state.scroll)).render(rest, buffer);
 }
 
-/// The facts about a model in lines of so many columns: its plan, the words of `status`, its events.
+/// The facts about a model, wrapped at `columns`: its plan, the lines of `status`, its events.
 pub(super) fn model_words(state: &ScreenState, model: &str, columns: usize) -> Vec<Line<'static>> {
     let mut lines = Vec::new();
     let mut add = |text: &str, tone: Color| {
@@ -334,7 +334,7 @@ pub(super) fn model_words(state: &ScreenState, model: &str, columns: usize) -> V
         if !row.next.0.is_empty() && row.next.1 != QUIET {
             add(&plan, row.next.1);
         }
-        // The plan of a process is that of the model in most cases.
+        // Skip a process's plan that equals the model's, as most do.
         row.words.iter().filter(|line| line.trim_start() != plan).for_each(|line| add(line, PLAIN));
     }
     let mut events = state.events_of(model).peekable();
@@ -386,7 +386,7 @@ fn draw_overlay(state: &ScreenState, area: Rect, buffer: &mut Buffer) {
     let down = Constraint::Length(u16::try_from(lines.len() + 2).unwrap_or(area.height));
     let place = area.centered(across, down).intersection(area);
     for y in place.y..place.bottom() {
-        // A wide letter that the box would halve is removed as a whole.
+        // Remove a wide letter as a whole if the box would cut it in half.
         let left = place.x.checked_sub(1).and_then(|x| buffer.cell_mut((x, y)));
         if let Some(cell) = left.filter(|cell| width(cell.symbol()) > 1) {
             cell.set_symbol(" ");

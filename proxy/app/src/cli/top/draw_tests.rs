@@ -1,4 +1,4 @@
-//! Whole screens, as people see them.
+//! Snapshots of whole screens.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn budgets() -> Vec<BudgetView> {
     vec![BudgetView { series: MemoryKind::Host, budget }]
 }
 
-/// A model with one process that is well.
+/// A model with one healthy process.
 fn model(name: &str, bytes: u64) -> ModelView {
     let mut backend = leaking();
     backend.memory.growth[0].verdict = Verdict::Steady;
@@ -57,7 +57,7 @@ fn with(name: &str, state: ModelState, backends: Vec<BackendView>) -> ModelView 
     model
 }
 
-/// One that leaks, and is replaced when it is quiet.
+/// A model that leaks, and is replaced when quiet.
 fn leaky() -> ModelView {
     let mut model = model("qwen2.5-vl-7b", 3 * GIB);
     let mut backend = leaking();
@@ -100,7 +100,7 @@ fn failed() -> ModelView {
     model
 }
 
-/// What a stranger calls a model to have the terminal obey.
+/// A malicious model name with control sequences for the terminal.
 fn evil() -> ModelView {
     let name = "e\u{301}vil\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m模型名字很长很长很长很长很长很长很长很长\u{202e}drawkcab";
     let mut model = model(name, 2 * GIB);
@@ -148,12 +148,12 @@ fn status(models: Vec<ModelView>) -> Status {
     }
 }
 
-/// When the pictures begin.
+/// Time of the first picture.
 fn began() -> Duration {
     Duration::from_secs(1_767_233_100)
 }
 
-/// The same instance in so many pictures, one each second, with work done in between.
+/// A series of pictures of one instance, one per second, with work done in between.
 fn looked(models: Vec<ModelView>, looks: u64) -> ScreenState {
     let mut state = ScreenState::default();
     let mut status = status(models);
@@ -230,7 +230,7 @@ fn some() -> Vec<ModelView> {
     vec![model("gemma-3-4b", GIB), leaky(), failed(), with("embed", ModelState::Unloaded, Vec::new())]
 }
 
-/// A screen with events, after some keys.
+/// A screen with events, after these keys.
 fn eventful(models: Vec<ModelView>, keys: &[KeyCode]) -> ScreenState {
     let mut state = looked(models, 90);
     happened(&mut state, 20, "g2 host leaks: each image pays 4.42 MiB", WARN);
@@ -415,7 +415,7 @@ fn a_screen_without_changes_is_the_same_cell_by_cell() {
 
 #[test]
 fn what_is_written_is_what_a_terminal_shows() {
-    // The same cells through a backend, from one screen to the next.
+    // Pass the same cells through a backend, from one screen to the next.
     let first = screen(&mut eventful(some(), &[]), (100, 30), UNICODE);
     let second = screen(&mut eventful(some(), &[KeyCode::Down, KeyCode::Enter]), (100, 30), UNICODE);
     let mut backend = TestBackend::new(100, 30);

@@ -1,6 +1,6 @@
-//! Asks the instance while the screen runs: pictures at an interval, events as they come, the memory or the log that
-//! is viewed, and actions. An instance that is frozen, gone or replaced by another one blocks nothing: it is asked
-//! and searched for again.
+//! Queries the instance while the screen runs: pictures at an interval, events as they come, the viewed
+//! memory or log, and actions. An instance that is frozen, gone or replaced blocks nothing: the feed
+//! searches and queries it again.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -27,12 +27,12 @@ use crate::exit::Failure;
 use crate::series::answer::MemoryData;
 use crate::sync::lock;
 
-/// Inputs that wait for the screen, at most.
+/// Maximum number of inputs waiting for the screen.
 const WAITING: usize = 4096;
-/// Time for an answer: that of a thousand models takes a fraction of it, and a frozen instance gives none.
+/// Time limit of an answer. Even for a thousand models, a healthy instance needs a fraction of it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// From a failure to the next try.
+/// Pause between a failure and the next try.
 const AGAIN: Duration = Duration::from_secs(2);
 
 /// Time since 1970 that never jumps.
@@ -52,8 +52,8 @@ impl ScreenClock {
     }
 }
 
-/// Inputs on their way to the screen. If they come faster than they are drawn, the oldest
-/// lines of a log are dropped and counted.
+/// Inputs for the screen. If they arrive faster than they are drawn, the oldest log lines are dropped and
+/// counted.
 #[derive(Default)]
 pub(super) struct InputQueue {
     waiting: Mutex<(VecDeque<ScreenInput>, u64)>,
@@ -64,7 +64,7 @@ impl InputQueue {
     pub(super) fn push(&self, input: ScreenInput) {
         let mut waiting = lock(&self.waiting);
         if waiting.0.len() >= WAITING {
-            // A key or a result is not lost for lines of a log.
+            // Drop a log line rather than a key or a result.
             let line = waiting.0.iter().position(|one| matches!(one, ScreenInput::Log(_)));
             waiting.0.remove(line.unwrap_or(0));
             waiting.1 += 1;
@@ -73,7 +73,7 @@ impl InputQueue {
         self.filled.notify_one();
     }
 
-    /// Has the screen drawn without an input.
+    /// Makes the screen redraw without an input.
     pub(super) fn wake(&self) {
         self.filled.notify_one();
     }
@@ -89,7 +89,7 @@ impl InputQueue {
     }
 }
 
-/// The tasks that ask.
+/// The tasks that query the instance.
 pub(super) struct InstanceFeed {
     asker: InstanceAsker,
     tasks: TaskTracker,
@@ -98,7 +98,7 @@ pub(super) struct InstanceFeed {
 }
 
 impl InstanceFeed {
-    /// Begins to ask for pictures and events.
+    /// Starts to query pictures and events.
     pub(super) fn start(asker: InstanceAsker, args: InstanceArgs, every: Duration) -> Self {
         let tasks = TaskTracker::new();
         tasks.spawn(asker.clone().ask_pictures(args, every));
@@ -106,12 +106,12 @@ impl InstanceFeed {
         Self { asker, tasks, watched: WatchedDetail::Nothing, watching: None }
     }
 
-    /// Begins an action; its result becomes a message.
+    /// Starts an action; its result becomes a message.
     pub(super) fn act(&self, action: &'static ModelAction, model: String) {
         self.tasks.spawn(self.asker.clone().act(action, model));
     }
 
-    /// Asks for this in the place of what was asked for before.
+    /// Replaces the watched detail.
     pub(super) fn watch(&mut self, wanted: WatchedDetail) {
         if wanted == self.watched {
             return;
@@ -129,7 +129,7 @@ impl InstanceFeed {
     }
 }
 
-/// Asks the instance that runs now.
+/// Queries the instance that runs now.
 #[derive(Clone)]
 pub(super) struct InstanceAsker {
     client: Arc<Mutex<Arc<Client>>>,
@@ -167,7 +167,7 @@ impl InstanceAsker {
         loop {
             ticks.tick().await;
             let input = self.picture().await.unwrap_or_else(|failure| {
-                // The next instance may listen elsewhere.
+                // The next instance may have another socket.
                 let why = match args.client() {
                     Ok(other) => {
                         *lock(&self.client) = Arc::new(other);
@@ -183,7 +183,7 @@ impl InstanceAsker {
 
     async fn follow_events(self, every: Duration) {
         let zone = TimeZone::system();
-        // After a broken connection the instance sends again all that it keeps.
+        // Skip known events: after a reconnect the instance sends all kept events again.
         let mut last = (f64::MIN, 0);
         loop {
             let take = |_line: &str, event: Option<Event>| {
@@ -204,7 +204,7 @@ impl InstanceAsker {
     async fn follow_log(self, model: String) {
         let mut said = String::new();
         loop {
-            // Each connection sends again what the instance keeps.
+            // After a reconnect the instance sends all kept lines again.
             let mut begins = true;
             let take = |line: &str, log: Option<LogLine>| {
                 if std::mem::take(&mut begins) {

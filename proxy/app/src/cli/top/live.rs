@@ -1,4 +1,5 @@
-//! The screen while it runs: keys, answers and signals in, cells out. One loop owns the state and the terminal.
+//! The running screen: takes keys, answers and signals, and writes cells. One loop owns the state and the
+//! terminal.
 
 use std::io;
 use std::sync::Arc;
@@ -20,18 +21,18 @@ use super::state::{ScreenEffect, ScreenInput, ScreenState};
 use super::step::step;
 use crate::exit::{self, Failure};
 
-/// Between two drawings: a slow line to the terminal is not filled.
+/// Minimum time between two drawings, so that a slow connection is not saturated.
 const FRAME: Duration = Duration::from_millis(50);
-/// Between two ticks, for what changes with time alone.
+/// Interval of ticks, for parts that change with time alone.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Columns and rows that are drawn, at most: a size is what somebody has set, and cells take memory.
+/// Maximum columns and rows: the size may be set arbitrarily, and cells take memory.
 const MOST: (u16, u16) = (1000, 500);
 
-/// A process that was stopped for less than this was not stopped at all.
+/// A shorter stop means that the kernel ignored it.
 const STOPPED: Duration = Duration::from_millis(50);
 
-/// Shows the state until a key or a signal ends it.
+/// Runs the screen until a key or a signal ends it.
 pub(super) async fn run(
     state: ScreenState,
     look: TerminalLook,
@@ -83,8 +84,8 @@ fn listen(wanted: Signal) -> Result<Signals, Failure> {
         .map_err(|problem| Failure::failed(format!("cannot listen for signals: {problem}")))
 }
 
-/// Columns and rows of the terminal; (0, 0) if it is gone. One that does not know its size, as a serial console, has
-/// 80 columns and 24 rows.
+/// Columns and rows of the terminal; (0, 0) if it is gone. A terminal of unknown size, such as a serial
+/// console, counts as 80 columns and 24 rows.
 pub(super) fn size() -> (u16, u16) {
     match tcgetwinsize(io::stdout()) {
         Ok(size) if size.ws_col == 0 || size.ws_row == 0 => (80, 24),
@@ -93,14 +94,14 @@ pub(super) fn size() -> (u16, u16) {
     }
 }
 
-/// Reads keys on a thread that ends with the process: reading a terminal cannot be cancelled. A terminal that is
-/// gone is noticed when it is drawn on.
+/// Reads keys on a thread that ends with the process, because reading a terminal cannot be cancelled. The
+/// drawing code detects a terminal that is gone.
 fn read_keys(queue: Arc<InputQueue>) -> io::Result<()> {
     std::thread::Builder::new().name("keys".to_owned()).spawn(move || {
         while let Ok(event) = crossterm::event::read() {
             match event {
                 Event::Key(key) => queue.push(ScreenInput::Key(key)),
-                // The size may have changed.
+                // Redraw: the size may have changed.
                 _ => queue.wake(),
             }
         }
@@ -109,13 +110,12 @@ fn read_keys(queue: Arc<InputQueue>) -> io::Result<()> {
     Ok(())
 }
 
-/// The state and the terminal.
 struct LiveScreen {
     screen: TerminalScreen<io::Stdout>,
     look: TerminalLook,
     state: ScreenState,
     feed: Option<InstanceFeed>,
-    /// The terminal belongs to another program for now.
+    /// Another program has the terminal for now.
     away: bool,
     end: Option<Result<(), Failure>>,
 }
@@ -129,7 +129,7 @@ impl LiveScreen {
                 self.end = Some(Err(Failure::failed("the terminal gives no keys any more")));
             }
             Some(ScreenEffect::Redraw) => self.screen.forget(),
-            // To all of the job, as the terminal itself would do it; our own comes back as a signal.
+            // Stop the whole job, as the terminal would. This process receives the signal, too.
             Some(ScreenEffect::Suspend) => drop(kill_current_process_group(Signal::TSTP)),
             Some(ScreenEffect::Act(action, model)) => {
                 if let Some(feed) = &self.feed {
@@ -144,7 +144,7 @@ impl LiveScreen {
 
     fn draw(&mut self) -> Result<(), Failure> {
         if !screen::is_ours() {
-            // A panic has given the terminal back, and said why.
+            // A panic has given the terminal back and reported itself.
             return Err(Failure::Told { code: exit::FAILURE });
         }
         let size = size();
@@ -156,8 +156,9 @@ impl LiveScreen {
         self.screen.show(&buffer).map_err(|_gone| Failure::Pipe)
     }
 
-    /// Gives the terminal back and stops, as a job of a shell. The kernel ignores SIGTTOU where no process would
-    /// continue us, as behind `ssh -t HOST llama-warden top`: then the terminal is taken again at once.
+    /// Gives the terminal back and stops, like a job of a shell. The kernel ignores SIGTTOU if no process
+    /// could continue this one, as behind `ssh -t HOST llama-warden top`; the terminal is then taken again
+    /// at once.
     fn stop(&mut self) {
         drop(self.screen.give_back());
         self.away = true;
@@ -169,7 +170,7 @@ impl LiveScreen {
         }
     }
 
-    /// Takes the terminal again, whatever it was set to meanwhile.
+    /// Takes the terminal again, whatever its settings are now.
     fn retake(&mut self) -> Result<(), Failure> {
         drop(self.screen.give_back());
         self.screen.retake().map_err(cannot_use)?;

@@ -1,18 +1,18 @@
-//! Colours and letters that the terminal can show. A colour never says anything that a word next to it does not.
+//! Colours and letters that the terminal can show. Each colour only repeats what a word next to it says.
 
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::{Color, Modifier, Style};
 
-/// Meanings of a text for an operator, each a colour of the terminal's own theme.
+/// Meanings of a text for an operator, each mapped to a colour of the terminal's theme.
 pub(super) const PLAIN: Color = Color::Reset;
-/// Nothing to do, and nothing to see; drawn dim.
+/// Inactive and unimportant; drawn dim.
 pub(super) const QUIET: Color = Color::DarkGray;
 pub(super) const GOOD: Color = Color::Green;
-/// Something happens.
+/// Activity.
 pub(super) const BUSY: Color = Color::Cyan;
-/// Worth a look.
+/// Warning.
 pub(super) const WARN: Color = Color::Yellow;
-/// Something is down, or will be.
+/// Failure, now or soon.
 pub(super) const BAD: Color = Color::Red;
 
 pub(super) const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -22,12 +22,13 @@ pub(super) const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TerminalLook {
     pub(super) colour: bool,
-    /// Letters beyond ASCII.
+    /// Supports letters beyond ASCII.
     pub(super) unicode: bool,
 }
 
 impl TerminalLook {
-    /// Reads the environment: `NO_COLOR` forbids colours, a locale that is not UTF-8 forbids letters beyond ASCII.
+    /// Reads the environment: `NO_COLOR` forbids colours, a locale that is not UTF-8 forbids letters beyond
+    /// ASCII.
     pub(super) fn from_env(variable: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
@@ -38,7 +39,7 @@ impl TerminalLook {
         }
     }
 
-    /// Takes from a drawn screen what the terminal cannot show.
+    /// Replaces colours and letters that the terminal cannot show.
     pub(super) fn adapt_screen(self, buffer: &mut Buffer) {
         for cell in &mut buffer.content {
             match cell.fg {

@@ -1,4 +1,4 @@
-//! The memory of one model over time: what the instance keeps of it (`GET /series`), or a recording
+//! The memory of one model over time, from the instance (`GET /series`) or from a recording
 //! ([`super::recording`]). Pure.
 
 use warden_policies::MemoryKind;
@@ -9,10 +9,10 @@ use crate::series::answer::{MemoryData, SeriesData};
 use crate::series::marks::MarkKind;
 use ratatui_core::style::Color;
 
-/// Points that a wide terminal has columns for.
+/// Number of points: the columns of a wide terminal.
 const POINTS: u64 = 300;
 
-/// A time that the view of a model shows.
+/// A time range of the model's view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TimeSpan {
     seconds: u64,
@@ -26,7 +26,7 @@ pub(super) static SPANS: [TimeSpan; 3] = [
 ];
 
 impl TimeSpan {
-    /// Seconds after which a column of the plot has something new.
+    /// Seconds until a column of the plot gets a new value.
     pub(super) const fn refresh(self) -> u64 {
         self.seconds / POINTS
     }
@@ -42,7 +42,7 @@ impl TimeSpan {
     }
 }
 
-/// The memories of one model. Times are seconds since 1970, or since the process of a recording was started.
+/// All memories of one model. Times are seconds since 1970, or since the start of a recording's process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct MemoryHistory {
     pub(super) model: String,
@@ -68,7 +68,7 @@ pub(super) struct MemoryLine {
     pub(super) hard: Option<u64>,
 }
 
-/// An action at a moment.
+/// An action at a point in time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct HistoryMark {
     pub(super) at: f64,
@@ -91,7 +91,7 @@ impl MemoryHistory {
 }
 
 fn line(series: &SeriesData, now: f64) -> MemoryLine {
-    // A point is the mean of some seconds: it is drawn in their middle, and not after now.
+    // A point is a mean over some seconds: draw it in their middle, but not after now.
     let half = exact(series.seconds) / 2.0;
     let points = series.points.iter().map(|point| ((exact(point.at) + half).min(now), exact(point.mean)));
     let present = series.present.as_ref();

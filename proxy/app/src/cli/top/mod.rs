@@ -1,4 +1,4 @@
-//! `llama-warden top`: the models and their memory on a terminal, as `top` and `htop` show processes.
+//! `llama-warden top`: shows models and their memory on a terminal, like `top` and `htop` show processes.
 //!
 //! ```text
 //!  GET /status, /events, /series ─ feed ┐
@@ -6,7 +6,7 @@
 //!  time ────────────────────────────────┘                    └──> ScreenEffect ──> POST /models/NAME/restart …
 //! ```
 //!
-//! [`step`] and [`draw`] are pure: they read no clock and write nothing. A recording that is played is a part of the
+//! [`step`] and [`draw`] are pure: they read no clock and write nothing. A played recording is part of the
 //! state.
 
 use std::io;
@@ -45,25 +45,25 @@ mod state;
 mod step;
 mod text;
 
-/// Columns of `--once` where neither a terminal nor `COLUMNS` gives their number.
+/// Columns of `--once` without a terminal and `COLUMNS`.
 const COLUMNS: u16 = 120;
 
 /// Arguments of `top`.
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
-    /// Begins with this model and its memory.
+    /// Starts with the memory of this model.
     #[arg(value_name = "MODEL", conflicts_with = "file")]
     model: Option<String>,
-    /// Between two looks: 100ms to 1h.
+    /// Time between two updates: 100ms to 1h.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = every)]
     interval: Duration,
-    /// Only shows: no key restarts, drains or reclaims.
+    /// Disables the keys that restart, drain or reclaim.
     #[arg(long)]
     read_only: bool,
-    /// Writes one screen as text and ends: for scripts.
+    /// Prints one screen as text and ends, for scripts.
     #[arg(long)]
     once: bool,
-    /// Plays a recording, as `record = true` writes them, instead of looking at an instance.
+    /// Plays a recording, as `record = true` writes it, instead of showing an instance.
     #[arg(long, value_name = "FILE", conflicts_with = "read_only")]
     file: Option<PathBuf>,
     #[command(flatten)]
@@ -100,7 +100,7 @@ pub(crate) fn run(args: TopArgs) -> Result<(), Failure> {
     }
     let asker = InstanceAsker::new(args.instance.client()?, clock, Arc::clone(&queue));
     super::block_on(async {
-        // An instance that does not run, or a model that it does not have, is reported before the screen is taken.
+        // Report a missing instance or model before the screen is taken.
         step::step(&mut state, asker.picture().await?);
         if let Some(model) = args.model {
             check_model(&state, &model)?;
@@ -110,11 +110,11 @@ pub(crate) fn run(args: TopArgs) -> Result<(), Failure> {
             let feed = InstanceFeed::start(asker, args.instance, args.interval);
             return live::run(state, look, clock, queue, Some(feed)).await;
         }
-        // Rates need two pictures.
+        // Wait for a second picture, which rates need.
         tokio::time::sleep(args.interval).await;
         step::step(&mut state, asker.picture().await?);
         if let ScreenView::Model(model) = state.view.clone() {
-            // Without its memory the rest is worth showing.
+            // Ignore a failure: the rest is worth showing without the memory.
             if let Ok(memory) = asker.memory(&model, SPANS[state.span]).await {
                 step::step(&mut state, memory);
             }
@@ -123,7 +123,7 @@ pub(crate) fn run(args: TopArgs) -> Result<(), Failure> {
     })?
 }
 
-/// Refuses to start where no screen can be drawn.
+/// Refuses to start without a usable terminal.
 fn check_terminal(term: Option<&str>, terminal: bool) -> Result<(), Failure> {
     let hint = "`llama-warden status` writes lines, and so does `llama-warden top --once`";
     if !terminal {
@@ -156,7 +156,7 @@ fn open_recording(path: &Path, state: &mut ScreenState) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the screen as text, as long as it has to be to show everything.
+/// Prints the screen as text, as long as needed to show everything.
 fn write_once(state: &mut ScreenState, look: TerminalLook) -> Result<(), Failure> {
     let columns = match live::size().0 {
         0 => std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(COLUMNS),
@@ -179,7 +179,7 @@ fn page(state: &mut ScreenState, look: TerminalLook, columns: u16) -> String {
     lines(&buffer).join("\n").trim_end().to_owned() + "\n"
 }
 
-/// The letters of a screen, without blanks at the ends of lines.
+/// Lines of a screen, without trailing blanks.
 fn lines(buffer: &Buffer) -> Vec<String> {
     let line = |cells: &[Cell]| {
         let (mut letters, mut next) = (String::new(), 0);

@@ -1,5 +1,5 @@
-//! The picture of an instance at one moment: made of the answer to `GET /status`, or of a recording
-//! ([`super::recording`]). Pure. Every text in it is [`tame`], except the names that routes need.
+//! A snapshot of an instance for the screen, from `GET /status` or a recording ([`super::recording`]).
+//! Pure. Every text is [`tame`], except names for routes.
 
 use std::collections::BTreeMap;
 
@@ -19,19 +19,19 @@ use crate::cli::{growth, status};
 use crate::serve::describe;
 use ratatui_core::style::Color;
 
-/// An instance at one moment.
+/// Snapshot of an instance.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct InstancePicture {
     /// PID and start of the instance; `None` for a recording.
     pub(super) instance: Option<(u32, Timestamp)>,
-    /// Facts about it for the first line.
+    /// Facts for the first line.
     pub(super) facts: Vec<String>,
-    /// The memory of the machine.
+    /// Memory of the machine.
     pub(super) gauges: Vec<MemoryGauge>,
     pub(super) rows: Vec<ModelRow>,
 }
 
-/// Bytes in use, of so many.
+/// Bytes in use and in total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MemoryShare {
     pub(super) used: u64,
@@ -39,7 +39,7 @@ pub(super) struct MemoryShare {
 }
 
 impl MemoryShare {
-    /// 0 is empty, 1 full.
+    /// Fraction in use: 0 is empty, 1 full.
     pub(super) fn fraction(self) -> f64 {
         exact(self.used) / exact(self.total.max(1))
     }
@@ -59,7 +59,7 @@ pub(super) struct MemoryGauge {
     /// `None` for host memory.
     pub(super) gpu: Option<u32>,
     pub(super) share: Option<MemoryShare>,
-    /// Its temperature, a fault.
+    /// Temperature, or a fault.
     pub(super) note: String,
     pub(super) faulty: bool,
 }
@@ -67,44 +67,43 @@ pub(super) struct MemoryGauge {
 /// Replica and generation of a process, and its work since its start.
 pub(super) type ProcessWork = ((u32, Option<u64>), Work);
 
-/// One model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ModelRow {
-    /// The name in routes, which may contain anything; `shown` is drawn.
+    /// Name for routes, which may contain any character; `shown` is drawn.
     pub(super) name: String,
     pub(super) shown: String,
     pub(super) state: (&'static str, Color),
-    /// Processes that take requests, and all of them.
+    /// Number of processes that take requests, and of all processes.
     pub(super) processes: (usize, usize),
-    /// Requests that run, and slots if their number is known.
+    /// Number of running requests, and of slots if known.
     pub(super) busy: (u32, Option<u32>),
     pub(super) waiting: usize,
     /// Bytes of host memory of all processes.
     pub(super) host: Option<u64>,
-    /// The process that is nearest to its budget of host memory.
+    /// Memory of the process that is nearest to its host memory budget.
     pub(super) fill: Option<MemoryShare>,
     /// VRAM of all processes by GPU.
     pub(super) vram: BTreeMap<u32, u64>,
-    /// Known from the second picture on.
+    /// Available from the second picture on.
     pub(super) rate: Option<WorkRate>,
-    /// The worst of all memories.
+    /// The worst verdict of all memories.
     pub(super) verdict: Verdict,
-    /// Bytes per request that this memory grows by.
+    /// Growth of that memory in bytes per request.
     pub(super) slope: Option<f64>,
-    /// The same per hour, at the rate of requests that the forecast assumes.
+    /// Growth in bytes per hour, at the request rate of the forecast.
     pub(super) hourly: Option<f64>,
     /// Seconds until the first limit is reached.
     pub(super) left: Option<f64>,
-    /// The next action of the policy, and what holds it back.
+    /// Next action of the policy, and what delays it.
     pub(super) next: (String, Color),
-    /// All that `llama-warden status` says of it.
+    /// Lines of `llama-warden status` about the model.
     pub(super) words: Vec<String>,
     pub(super) work: Vec<ProcessWork>,
 }
 
 impl ModelRow {
-    /// Fills in the growth of the worst memory, each given with a rate of requests. Of several equally bad ones the
-    /// first counts.
+    /// Sets the growth from the worst memory; of equally bad ones from the first. Each comes with a request
+    /// rate.
     pub(super) fn set_growth<'a>(
         &mut self,
         all: impl Iterator<Item = (&'a Growth, Option<f64>)>,
@@ -159,7 +158,7 @@ fn gauge(device: &DeviceView) -> MemoryGauge {
 }
 
 fn row(status: &Status, model: &ModelView) -> ModelRow {
-    // A process of ours has a PID; an endpoint of others has none.
+    // A process of this instance has a PID; a remote endpoint has none.
     let is_there = |one: &&BackendView| one.pid.is_some() || model.remote.is_some();
     let processes: Vec<&BackendView> = model.backends.iter().filter(is_there).collect();
     let slots = processes.iter().map(|one| one.slots).try_fold(0_u32, |sum, slots| Some(sum + slots?));
@@ -218,7 +217,7 @@ fn state(model: &ModelView, processes: &[&BackendView]) -> (&'static str, Color)
     (model.state.as_str(), tone)
 }
 
-/// The most important fact for an operator.
+/// The most important message for an operator.
 fn next(model: &ModelView) -> (String, Color) {
     let note = status::note(model);
     let tone = match model.state {
@@ -228,21 +227,21 @@ fn next(model: &ModelView) -> (String, Color) {
     };
     let concise = model.last_failure.is_some() || note.starts_with("degraded");
     match model.policy.as_ref().and_then(growth::next).filter(|_| !concise) {
-        // A reason to do nothing is no warning.
+        // A reason to do nothing is not a warning.
         Some(planned) if note.is_empty() => (tame(&planned), PLAIN),
         Some(planned) => (tame(&planned), tone),
         None => (tame(&note), tone),
     }
 }
 
-/// An event as it is shown.
+/// An event to draw.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct EventLine {
-    /// When, in the viewer's zone.
+    /// Time in the viewer's zone.
     pub(super) time: String,
-    /// When, in seconds since 1970, or since the process of a recording was started.
+    /// Time in seconds since 1970, or since the start of a recording's process.
     pub(super) at: f64,
-    /// The name of the model in routes.
+    /// Name of the model for routes.
     pub(super) model: Option<String>,
     pub(super) text: String,
     pub(super) tone: Color,

@@ -16,11 +16,12 @@ use super::memory::{HistoryMark, MemoryHistory, MemoryLine};
 use super::text;
 use crate::cli::status::age;
 
-/// Letters of a number at the left.
+/// Columns for a number at the left.
 const NUMBERS: u16 = 7;
-/// A budget so many times above all readings is not drawn: it would press the line to the ground.
+/// A budget this many times above all readings is not drawn, because it would flatten the line.
 const FAR: f64 = 3.0;
-/// The axis has at least this part of the highest reading, and a MiB: else each page that comes and goes were a hill.
+/// Minimum height of the axis, as a part of the highest reading and at least 1 MiB, so that single pages
+/// make no hills.
 const FLAT: f64 = 0.005;
 const MIB: f64 = 1_048_576.0;
 
@@ -29,7 +30,7 @@ pub(super) fn draw_plot(history: &MemoryHistory, memory: &MemoryLine, area: Rect
     let [numbers, plot] = Layout::horizontal([Constraint::Length(NUMBERS), Constraint::Min(1)]).areas(plot);
     let scale = ByteScale::from_memory(memory, plot.height);
     let (from, to) = (history.from, history.to.max(history.from + 1.0));
-    // Labels are put into the cell at or above their place, lines into the nearest one.
+    // Labels use the cell at or above their position, lines the nearest one.
     let column = (to - from) / f64::from(plot.width.max(2) - 1);
     let half_row = (scale.ceiling - scale.floor) / f64::from(plot.height.max(2) - 1) / 2.0;
     let paint = |context: &mut Context<'_>| {
@@ -80,7 +81,7 @@ impl ByteScale {
         let ends = |(low, high): (f64, f64), bytes: f64| (low.min(bytes), high.max(bytes));
         let (low, high) = memory.points.iter().map(|(_, bytes)| *bytes).fold((f64::MAX, 0.0), ends);
         let near = budgets(memory).map(|(limit, ..)| exact(limit)).filter(|limit| *limit <= high * FAR);
-        // Above a budget there is room for the letters of marks.
+        // Leave room above a budget for the letters of marks.
         let near = near.map(|limit| limit * 1.02);
         let (low, high) = near.fold((low, high), ends);
         let ticks = f64::from((rows / 3).clamp(1, 6));
@@ -100,7 +101,7 @@ impl ByteScale {
         }
     }
 
-    /// A number of the axis, with as many digits as its step needs.
+    /// Formats a number of the axis, with as many digits as its step needs.
     fn number(&self, bytes: f64) -> String {
         let unit = ((bytes.max(1.0).log2() / 10.0).floor() * 10.0).exp2();
         let digits = [1.0, 0.5, 0.01].iter().filter(|part| self.step < *part * unit).count();
@@ -108,7 +109,7 @@ impl ByteScale {
     }
 }
 
-/// Times under the plot: since its beginning, or how long ago.
+/// Draws times below the plot: since its beginning, or as ages.
 fn draw_times((from, to): (f64, f64), recorded: bool, area: Rect, buffer: &mut Buffer) {
     let parts = if area.width < 60 { 2 } else { 4 };
     for part in 0..=parts {

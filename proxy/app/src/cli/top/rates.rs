@@ -1,6 +1,7 @@
 //! Requests and tokens per second, from counters that begin at 0 with each process. Pure.
 //!
-//! A process that appears together with its model counts from there; all work of one that appears later is new.
+//! For a process that appears together with its model, the first reading is the base. For one that appears
+//! later, all work is new.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -10,17 +11,17 @@ use warden_policies::units::exact;
 
 use super::picture::{ModelRow, ProcessWork};
 
-/// Rates are means of so long: a shorter one would jump with each request.
+/// Averaging window of the rates. With a shorter one, rates would jump with each request.
 const WINDOW: Duration = Duration::from_secs(5);
-/// Pictures that are kept for a mean, however often they come.
+/// Maximum number of pictures kept for an average.
 const KEPT: usize = 64;
 
 /// Work of a model per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct WorkRate {
-    /// Requests that ended.
+    /// Ended requests.
     pub(super) requests: f64,
-    /// Tokens that they had generated.
+    /// Generated tokens of ended requests.
     pub(super) tokens: f64,
 }
 
@@ -38,13 +39,13 @@ pub(super) struct RateCounters(HashMap<String, WorkCounter>);
 struct WorkCounter {
     last: Vec<ProcessWork>,
     sum: Work,
-    /// The sum at some moments, oldest first.
+    /// Sums at earlier times, oldest first.
     kept: VecDeque<(Duration, Work)>,
 }
 
 impl RateCounters {
-    /// Counts the work of a picture and fills in its rates, which are known from the second picture on. Forgets
-    /// models that are not in it.
+    /// Counts the work of a picture and sets its rates, which are known from the second picture on. Removes
+    /// models that are not in the picture.
     pub(super) fn update_rates(&mut self, at: Duration, rows: &mut [ModelRow]) {
         let mut before = std::mem::take(&mut self.0);
         for row in rows {
@@ -95,7 +96,7 @@ mod tests {
         assert_eq!(rate(&[(0, &[(1, 100, 900)])]), None, "one picture says nothing");
         let two = rate(&[(0, &[(1, 100, 900)]), (2, &[(1, 104, 920)])]);
         assert_eq!(two, Some(WorkRate { requests: 2.0, tokens: 10.0 }));
-        // The next process begins at 0, and all that it has done is new.
+        // The next process starts at 0, so all its work is new.
         let next = rate(&[(0, &[(1, 100, 900)]), (1, &[(1, 101, 910), (2, 1, 5)]), (2, &[(2, 3, 9)])]);
         assert_eq!(next, Some(WorkRate { requests: 2.0, tokens: 9.5 }));
     }

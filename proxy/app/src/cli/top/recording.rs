@@ -1,5 +1,4 @@
-//! A recording that is played: readings of one process become pictures, each with what the detector knew at its
-//! moment. Pure.
+//! Plays a recording: readings of one process become pictures with the detector's state at their time. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,23 +16,23 @@ use super::text::tame;
 use crate::cli::growth;
 use crate::cli::status::age;
 
-/// Speeds of playing, compared with that of recording.
+/// Playback speeds, relative to the recording.
 const SPEEDS: [u32; 10] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 3600];
-/// The first speed plays all of it in this time.
+/// Duration of a whole recording at the first speed.
 const WHOLE: Duration = Duration::from_secs(60);
-/// Moments that are kept, in addition to those at which a verdict changed.
+/// Number of kept moments, plus those at which a verdict changed.
 const MOMENTS: usize = 2000;
-/// Rates are means of the last seconds before the moment that is shown.
+/// Averaging window of the rates, before the shown moment.
 const WINDOW: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 pub(super) struct PlayedRecording {
     name: String,
-    /// Facts known from a moment on, in the order of time.
+    /// Rows with the time from which they apply, in order of time.
     rows: Vec<(Duration, ModelRow)>,
     /// Seconds and bytes.
     lines: BTreeMap<MemoryKind, Vec<(f64, f64)>>,
-    /// Times since the process was started: of the first and the last reading, and of what is shown.
+    /// Times since the start of the process: of the first and last reading, and of the shown moment.
     from: Duration,
     to: Duration,
     at: Duration,
@@ -42,10 +41,10 @@ pub(super) struct PlayedRecording {
 }
 
 impl PlayedRecording {
-    /// The part of the whole that one key moves.
+    /// Part of the recording that one key skips.
     pub(super) const SEEK: f64 = 0.05;
 
-    /// Returns the recording, and the changes of verdicts in it as events.
+    /// Opens a recording. Returns also the changes of verdicts as events.
     pub(super) fn open(name: &str, samples: &[Sample], policy: &GrowthPolicy) -> (Self, Vec<EventLine>) {
         let mut monitor = Monitor::new(policy);
         let every = (samples.len() / MOMENTS).max(1);
@@ -84,14 +83,14 @@ impl PlayedRecording {
         (recording, events)
     }
 
-    /// Plays for so much time of the viewer.
+    /// Advances the playback by this much real time.
     pub(super) fn advance(&mut self, passed: Duration) {
         if !self.paused {
             self.at = (self.at + passed * SPEEDS[self.speed]).min(self.to);
         }
     }
 
-    /// Pauses or continues; at its end it begins again.
+    /// Pauses or continues; restarts at the end.
     pub(super) fn toggle_pause(&mut self) {
         self.paused = !self.paused && !self.is_over();
         if self.is_over() {
@@ -103,7 +102,7 @@ impl PlayedRecording {
         self.speed = self.speed.saturating_add_signed(by).min(SPEEDS.len() - 1);
     }
 
-    /// Moves by a part of the whole, -1 to 1.
+    /// Skips a part of the recording, -1 to 1.
     pub(super) fn seek(&mut self, part: f64) {
         let by = self.to.saturating_sub(self.from).mul_f64(part.abs());
         let to = if part < 0.0 { self.at.saturating_sub(by) } else { self.at + by };
@@ -114,7 +113,7 @@ impl PlayedRecording {
         self.at >= self.to
     }
 
-    /// The moment that is shown, in words: `4m10s of 12m00s, 10x, paused`.
+    /// Describes the shown moment: `4m10s of 12m00s, 10x, paused`.
     pub(super) fn words(&self) -> String {
         let state = match (self.is_over(), self.paused) {
             (true, _) => ", over",
@@ -124,7 +123,7 @@ impl PlayedRecording {
         format!("{} of {}, {}x{state}", age(self.at), age(self.to), SPEEDS[self.speed])
     }
 
-    /// Seconds since the process was started.
+    /// Seconds since the start of the process.
     pub(super) fn seconds(&self) -> f64 {
         self.at.as_secs_f64()
     }
@@ -138,7 +137,7 @@ impl PlayedRecording {
         }
     }
 
-    /// The memories up to this moment, on an axis for all of it.
+    /// Readings up to the shown moment, on an axis for the whole recording.
     pub(super) fn history(&self) -> MemoryHistory {
         let line = |(kind, points): (&MemoryKind, &Vec<(f64, f64)>)| {
             let points = &points[..points.partition_point(|(at, _)| *at <= self.seconds())];

@@ -1,7 +1,7 @@
-//! The terminal: taken, drawn on, and given back as it was, however this ends.
+//! The terminal: takes it, draws on it, and restores it, also after a panic.
 //!
-//! Only cells that differ from the screen before are written, in one piece, and nothing where none does: over a slow
-//! line a screen without changes costs nothing.
+//! Writes only cells that differ from the previous screen, in one write. An unchanged screen costs nothing,
+//! also over a slow connection.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,23 +18,23 @@ use ratatui_core::style::{Color, Modifier};
 
 use super::text::width;
 
-/// The terminal is ours, and a panic has to give it back.
+/// The terminal is taken, and a panic must give it back.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// The terminal while it is ours. Dropping it gives it back.
+/// A taken terminal. Dropping it gives it back.
 pub(super) struct TerminalScreen<W: Write> {
     out: W,
     shown: Buffer,
 }
 
-/// Takes the terminal: keys come one by one and without an echo, and its old content is kept by the terminal.
+/// Takes the terminal: keys arrive unbuffered and without an echo. The terminal keeps its old content.
 pub(super) fn take() -> io::Result<TerminalScreen<io::Stdout>> {
     let mut screen = TerminalScreen::new(io::stdout());
     screen.retake()?;
     Ok(screen)
 }
 
-/// Gives the terminal back before a panic is reported: else the report would vanish with our screen.
+/// Gives the terminal back before a panic is reported; otherwise the report would vanish with the screen.
 pub(super) fn give_back_at_panic() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -43,7 +43,7 @@ pub(super) fn give_back_at_panic() {
     }));
 }
 
-/// Returns whether the terminal is still ours: a panic elsewhere gives it back.
+/// Returns whether the terminal is still taken; a panic in another thread gives it back.
 pub(super) fn is_ours() -> bool {
     TAKEN.load(Ordering::SeqCst)
 }
@@ -67,7 +67,7 @@ fn leave(out: &mut impl Write) -> io::Result<()> {
 }
 
 impl TerminalScreen<io::Stdout> {
-    /// Takes the terminal after it was given back for a while.
+    /// Takes the terminal again.
     pub(super) fn retake(&mut self) -> io::Result<()> {
         TAKEN.store(true, Ordering::SeqCst);
         enable_raw_mode()?;
@@ -87,12 +87,12 @@ impl<W: Write> TerminalScreen<W> {
         give_back(&mut self.out)
     }
 
-    /// Forgets what is shown, so that all of it is drawn again.
+    /// Forgets the shown cells, so that the whole screen is drawn again.
     pub(super) fn forget(&mut self) {
         self.shown = Buffer::empty(Rect::ZERO);
     }
 
-    /// Draws this screen.
+    /// Draws the screen.
     pub(super) fn show(&mut self, next: &Buffer) -> io::Result<()> {
         let mut bytes = Vec::new();
         if self.shown.area() != next.area() {
@@ -115,7 +115,7 @@ impl<W: Write> Drop for TerminalScreen<W> {
     }
 }
 
-/// Writes what turns one screen into the other.
+/// Writes the control sequences that turn one screen into the other.
 fn write_changes(from: &Buffer, to: &Buffer, out: &mut Vec<u8>) -> io::Result<()> {
     let (mut style, mut place) = (None, None);
     for (x, y, cell) in from.diff(to) {
@@ -128,7 +128,7 @@ fn write_changes(from: &Buffer, to: &Buffer, out: &mut Vec<u8>) -> io::Result<()
             style = Some(now);
         }
         out.write_all(cell.symbol().as_bytes())?;
-        // Terminals do not agree on the width of wide letters, so the next place is named.
+        // Set the position after a wide letter, because terminals disagree on its width.
         place = (width(cell.symbol()) == 1 && cell.symbol().chars().count() == 1).then_some((x + 1, y));
     }
     if style.is_some() {
@@ -137,7 +137,7 @@ fn write_changes(from: &Buffer, to: &Buffer, out: &mut Vec<u8>) -> io::Result<()
     Ok(())
 }
 
-/// Parameters of a cell for `SGR`: the modifiers that we use, and colours of the terminal's own theme.
+/// `SGR` parameters of a cell: modifiers, and colours of the terminal's theme.
 fn rendition(cell: &Cell) -> String {
     let modifiers = [(Modifier::BOLD, ";1"), (Modifier::DIM, ";2"), (Modifier::REVERSED, ";7")];
     let set = modifiers.iter().filter(|(modifier, _)| cell.modifier.contains(*modifier));

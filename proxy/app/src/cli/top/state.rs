@@ -1,4 +1,4 @@
-//! The state of the screen, its inputs and its requests: values, so that a test can play them.
+//! State of the screen, its inputs and its effects. All are plain values, so that tests can play them.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,49 +12,47 @@ use super::rates::RateCounters;
 use super::recording::PlayedRecording;
 use ratatui_core::style::Color;
 
-/// For how long a message stays.
+/// Duration of a message.
 pub(super) const MESSAGE: Duration = Duration::from_secs(8);
 
-/// An input from outside. Times are since 1970, by a clock that never jumps.
+/// Input from outside. Times are since 1970, by a clock that never jumps.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ScreenInput {
     Key(KeyEvent),
-    /// Time has passed.
     Tick(Duration),
     Picture(Duration, Box<InstancePicture>),
-    /// The instance gave no picture, and why.
+    /// The instance gave no picture, with the reason.
     Silent(Duration, String),
     Event(EventLine),
-    /// The memory of the model that is viewed.
+    /// Memory of the viewed model.
     History(Box<MemoryHistory>),
-    /// A line of the log that is followed.
+    /// Line of the followed log.
     Log(String),
-    /// The log is followed from its beginning again.
+    /// The log starts again from its beginning.
     LogBegins,
-    /// The terminal gives no keys any more.
+    /// The terminal delivers no more keys.
     KeysGone,
-    /// A sentence for some seconds.
+    /// Message for some seconds.
     Message(String, Color),
 }
 
-/// A request by a key.
+/// Effect that a key requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ScreenEffect {
     Quit,
-    /// To be stopped as a shell stops a job.
+    /// Stops the process, like a job of a shell.
     Suspend,
-    /// To draw all of the screen again.
+    /// Redraws the whole screen.
     Redraw,
-    /// To end, because no key can end it.
+    /// Ends, because no key can end it any more.
     KeysGone,
     Act(&'static ModelAction, String),
 }
 
-/// An action on a model.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ModelAction {
     pub(super) key: char,
-    /// The last part of its route.
+    /// Last part of its route.
     pub(super) route: &'static str,
     pub(super) words: &'static str,
 }
@@ -75,30 +73,29 @@ pub(super) static ACTIONS: [ModelAction; 5] = [
 pub(super) enum ScreenView {
     #[default]
     Overview,
-    /// One model and its memory.
     Model(String),
-    /// Its log, and whether it was opened in the view of the model.
+    /// Log of a model, and whether it was opened from the view of the model.
     Log(String, bool),
 }
 
-/// A box over the view, which takes the keys.
+/// Box over the view, which takes the keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum ScreenOverlay {
     #[default]
     Nothing,
     Help,
-    /// A sentence in the place of everything: the terminal is too small.
+    /// Message in place of the screen, because the terminal is too small.
     TooSmall,
-    /// The filter is typed.
+    /// Input of the filter.
     Filter,
-    /// A menu, and its chosen line.
+    /// Menu with its selected line.
     Sort(usize),
     Actions(usize),
-    /// Asks for a confirmation of an action on a model.
+    /// Confirmation of an action on a model.
     Confirm(&'static ModelAction, String),
 }
 
-/// Data that the instance is asked for in addition to pictures and events.
+/// Data to query in addition to pictures and events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum WatchedDetail {
     #[default]
@@ -111,41 +108,41 @@ pub(super) enum WatchedDetail {
 pub(super) struct ScreenState {
     /// Time since 1970.
     pub(super) at: Duration,
-    /// Since when the instance has given no picture, and why.
+    /// Start of the time without pictures, and the reason.
     pub(super) silent: Option<(Duration, String)>,
     pub(super) picture: InstancePicture,
     pub(super) rates: RateCounters,
     /// Oldest first.
     pub(super) events: VecDeque<EventLine>,
-    /// Lines of the log that is followed, oldest first.
+    /// Lines of the followed log, oldest first.
     pub(super) log: VecDeque<String>,
     pub(super) view: ScreenView,
     pub(super) overlay: ScreenOverlay,
-    /// Part of the name, the state or the verdict of the models that are shown.
+    /// Filter: a part of the name, state or verdict of shown models.
     pub(super) filter: String,
-    /// The order of the rows, by its number in [`ORDERS`].
+    /// Sort order of the rows, as an index of [`ORDERS`].
     pub(super) order: usize,
     pub(super) reversed: bool,
-    /// The name of the chosen model, and its row.
+    /// Name of the selected model; `cursor` is its row.
     pub(super) selected: Option<String>,
     pub(super) cursor: usize,
     /// The first row on the screen.
     pub(super) first: usize,
-    /// Lines out of sight: above in the view of a model, below in a log.
+    /// Lines scrolled out of sight: above in the view of a model, below in a log.
     pub(super) scroll: usize,
-    /// Rows or lines of the view that were on the screen when it was drawn last.
+    /// Number of visible rows or lines at the last drawing.
     pub(super) page: usize,
-    /// The time that is shown of a memory, by its number in [`SPANS`].
+    /// Time range of a memory, as an index of [`SPANS`].
     pub(super) span: usize,
     pub(super) history: Option<MemoryHistory>,
-    /// The memory of a model that is drawn, by its number.
+    /// Index of the drawn memory of the model.
     pub(super) series: usize,
-    /// Until when, and what.
+    /// Message with its expiry.
     pub(super) message: Option<(Duration, String, Color)>,
     pub(super) read_only: bool,
-    /// The screen is text for a script: without keys and events.
+    /// The screen is printed as text for a script, without keys and events.
     pub(super) once: bool,
-    /// Played in the place of an instance.
+    /// Played recording, in place of an instance.
     pub(super) recording: Option<PlayedRecording>,
 }
 
@@ -170,7 +167,7 @@ impl ScreenState {
         self.picture.rows.iter().find(|row| row.name == model)
     }
 
-    /// The model that keys act on.
+    /// The model on which keys act.
     pub(super) fn chosen(&self) -> Option<&str> {
         match &self.view {
             ScreenView::Overview => self.selected.as_deref(),
@@ -186,7 +183,7 @@ impl ScreenState {
         }
     }
 
-    /// The memories of a model, as far as they are known.
+    /// Memories of a model, as far as known.
     pub(super) fn history_of(&self, model: &str) -> MemoryHistory {
         let known = match &self.recording {
             Some(recording) => Some(recording.history()),
@@ -195,14 +192,14 @@ impl ScreenState {
         known.unwrap_or_default()
     }
 
-    /// Events of one model that have happened by now, newest first.
+    /// Past events of one model, newest first.
     pub(super) fn events_of<'a>(&'a self, model: &'a str) -> impl Iterator<Item = &'a EventLine> {
         let until = self.recording.as_ref().map_or(f64::MAX, PlayedRecording::seconds);
         let wanted = move |one: &&EventLine| one.model.as_deref() == Some(model) && one.at <= until;
         self.events.iter().rev().filter(wanted)
     }
 
-    /// Keeps the chosen model chosen, or its neighbour when it is gone; removes an old message.
+    /// Keeps the selected model, or selects its neighbour if it is gone. Removes an expired message.
     pub(super) fn settle(&mut self) {
         let rows = self.rows();
         let place = self.selected.as_ref().and_then(|name| rows.iter().position(|row| row.name == *name));
@@ -213,7 +210,7 @@ impl ScreenState {
         }
     }
 
-    /// Chooses a row, or the last one if there are fewer.
+    /// Selects a row, at most the last one.
     pub(super) fn choose(&mut self, place: usize) {
         let rows = self.rows();
         let place = place.min(rows.len().saturating_sub(1));

@@ -21,11 +21,11 @@ use super::recording::PlayedRecording;
 use super::state::{ACTIONS, ModelAction, ScreenEffect, ScreenInput, ScreenOverlay, ScreenState, ScreenView};
 use super::text::tame;
 
-/// Letters of a filter.
+/// Maximum characters of a filter.
 const FILTER: usize = 60;
-/// Events that are kept.
+/// Maximum number of kept events.
 const EVENTS: usize = 500;
-/// Lines of a log that are kept.
+/// Maximum number of kept log lines.
 const LINES: usize = 2000;
 
 pub(super) fn step(state: &mut ScreenState, input: ScreenInput) -> Option<ScreenEffect> {
@@ -50,7 +50,7 @@ pub(super) fn step(state: &mut ScreenState, input: ScreenInput) -> Option<Screen
         ScreenInput::History(history) => state.history = Some(*history),
         ScreenInput::Log(line) => {
             keep_last(&mut state.log, line, LINES);
-            // A reader of older lines keeps them in sight.
+            // Keep older lines in place while the user reads them.
             if state.scroll > 0 && matches!(state.view, ScreenView::Log(..)) {
                 state.scroll = state.scroll.saturating_add(1);
             }
@@ -74,9 +74,9 @@ fn take_picture(state: &mut ScreenState, at: Duration, mut picture: InstancePict
     if let (Some(_), Some((pid, _))) = (state.picture.instance, picture.instance)
         && state.picture.instance != picture.instance
     {
-        // Its counters and processes begin again.
+        // Counters and processes of the new instance start from zero.
         state.rates = RateCounters::default();
-        // What was asked was about the one before.
+        // Close the box: its question was about the previous instance.
         if matches!(state.overlay, ScreenOverlay::Confirm(..) | ScreenOverlay::Actions(_)) {
             state.overlay = ScreenOverlay::Nothing;
         }
@@ -105,7 +105,7 @@ fn press_key(state: &mut ScreenState, key: KeyEvent) -> Option<ScreenEffect> {
     }
     match state.overlay.clone() {
         ScreenOverlay::Nothing => return press_in_view(state, key.code),
-        // What another key would do cannot be seen.
+        // Ignore all other keys, because their effects would be invisible.
         ScreenOverlay::TooSmall => return (key.code == KeyCode::Char('q')).then_some(ScreenEffect::Quit),
         ScreenOverlay::Help => state.overlay = ScreenOverlay::Nothing,
         ScreenOverlay::Filter => edit_filter(state, key.code),
@@ -127,14 +127,14 @@ fn press_key(state: &mut ScreenState, key: KeyEvent) -> Option<ScreenEffect> {
                 state.overlay = ScreenOverlay::Nothing;
                 return Some(ScreenEffect::Act(action, model));
             }
-            // Also any other key: pasted text must not reach a `y` in its midst.
+            // Every other key closes the box: pasted text must not reach a `y` within it.
             _ => state.overlay = ScreenOverlay::Nothing,
         },
     }
     None
 }
 
-/// The place that a key moves to, if it moves.
+/// The new position after a key; `None` if the key does not move.
 fn moved(code: KeyCode, place: usize, page: usize) -> Option<usize> {
     Some(match code {
         KeyCode::Up | KeyCode::Char('k') => place.saturating_sub(1),
@@ -147,7 +147,7 @@ fn moved(code: KeyCode, place: usize, page: usize) -> Option<usize> {
     })
 }
 
-/// Moves in a menu and closes it; returns whether the line was chosen.
+/// Handles a key in a menu. Returns whether the line was chosen.
 fn press_in_menu(
     state: &mut ScreenState,
     code: KeyCode,
@@ -265,7 +265,7 @@ fn press_in_log(state: &mut ScreenState, code: KeyCode, model: String, within: b
     }
 }
 
-/// Handles the keys that only a recording has; returns whether it was one.
+/// Handles a key of the playback. Returns whether it was one.
 fn play_recording(state: &mut ScreenState, code: KeyCode) -> bool {
     let Some(recording) = &mut state.recording else { return false };
     match code {
@@ -282,7 +282,7 @@ fn play_recording(state: &mut ScreenState, code: KeyCode) -> bool {
     true
 }
 
-/// Returns whether keys may act on the chosen model; says why not.
+/// Returns whether keys may act on the selected model; shows the reason if not.
 fn may_act(state: &mut ScreenState) -> bool {
     let why = if state.recording.is_some() {
         "a recording cannot be changed"

@@ -1,4 +1,4 @@
-//! Every key in every view, and all inputs from the instance.
+//! Tests every key in every view, and all inputs from the instance.
 
 use std::time::Duration;
 
@@ -157,7 +157,7 @@ fn rows_are_sorted_by_keys_and_by_the_menu_and_turned() {
     assert_eq!(state.overlay, ScreenOverlay::Sort(1));
     press(&mut state, &[Esc]);
     assert_eq!((state.overlay, state.order), (ScreenOverlay::Nothing, 0));
-    // Every order is total, also for a model of which nothing is known.
+    // Every sort order is total, also for a model without readings.
     for order in 0..ORDERS.len() {
         let mut state = shown();
         state.picture.rows.push(ModelRow { name: "empty".to_owned(), ..ModelRow::default() });
@@ -263,7 +263,7 @@ fn an_action_needs_a_confirmation_and_only_yes_does_it() {
         assert_eq!(effects, [ScreenEffect::Act(action(key), "alpha".to_owned())]);
         assert_eq!(state.overlay, ScreenOverlay::Nothing);
         assert!(state.message.unwrap().1.contains("alpha"));
-        // Also what is no answer: pasted text would reach a `y` sooner or later.
+        // Any other key, too: pasted text would reach a `y` sooner or later.
         for no in [Char('n'), Char('N'), Esc, Char('q'), Char('x'), Enter] {
             let mut state = shown();
             let effects = press(&mut state, &[Char(key), no, Char('y')]);
@@ -273,7 +273,7 @@ fn an_action_needs_a_confirmation_and_only_yes_does_it() {
     assert_eq!(pressed(&[F(9), Down, Enter]).overlay, confirm('d', "beta"));
     assert_eq!(pressed(&[F(9), Char('c')]).overlay, confirm('c', "beta"));
     assert_eq!(pressed(&[Enter, Char('r')]).overlay, confirm('r', "beta"), "also in the view of a model");
-    // The confirmation is for the model that was chosen then.
+    // The confirmation applies to the model that was selected when it opened.
     let mut state = pressed(&[Down, Char('r')]);
     see(&mut state, 2, picture(Vec::new()));
     let effects = press(&mut state, &[Char('y')]);

@@ -1,17 +1,17 @@
-//! Text of strangers for a terminal: nothing in it can move the cursor, change the direction of a line or grow
-//! without bounds. Sizes and rates in few letters. Pure.
+//! Makes untrusted text safe for a terminal: it cannot move the cursor, change the direction of a line or
+//! grow without bounds. Also short formats for sizes and rates. Pure.
 
 use ratatui_core::text::Span;
 use warden_policies::ByteSize;
 use warden_policies::units::Amount;
 
-/// Letters of one text that are kept: no screen shows more, and a line of a log may have any length.
+/// Maximum characters of one text: no screen shows more, and a log line may have any length.
 const LONGEST: usize = 2000;
-/// Marks on one letter that are kept (accents): a letter with thousands of them would cost more than the screen.
+/// Maximum combining marks on one letter (accents). Thousands of them would cost more than the whole screen.
 const MARKS: usize = 2;
 
-/// Replaces what a terminal obeys instead of showing it by `?`: control characters of both sets, and marks that
-/// change the direction of a line. Removes letters without a width beyond a few accents.
+/// Replaces characters that control a terminal by `?`: control characters of both sets, and marks that
+/// change the direction of a line. Removes zero-width characters beyond a few accents.
 pub(super) fn tame(text: &str) -> String {
     let mut tamed = String::with_capacity(text.len().min(LONGEST));
     let mut marks = 0;
@@ -29,7 +29,7 @@ pub(super) fn tame(text: &str) -> String {
     tamed
 }
 
-/// Marks that change the direction of a line, separators of lines, and letters that only programs see.
+/// Returns whether a character changes the direction of a line, separates lines, or is invisible.
 const fn turns(letter: char) -> bool {
     matches!(letter, '\u{61c}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
         | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
@@ -39,12 +39,12 @@ fn is_mark(letter: char) -> bool {
     !letter.is_ascii() && width(letter.encode_utf8(&mut [0; 4])) == 0
 }
 
-/// Columns that a text takes.
+/// Number of columns that a text takes.
 pub(super) fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// The part of a text that fits into so many columns; a shortened one ends in `~`.
+/// Cuts a text to this many columns; a shortened one ends in `~`.
 pub(super) fn cut(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
@@ -63,7 +63,7 @@ pub(super) fn cut(text: &str, columns: usize) -> String {
     kept
 }
 
-/// The text in lines of so many columns, broken at words where there are any.
+/// Wraps a text at this many columns, at words if possible.
 pub(super) fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(1);
     let mut lines = Vec::new();
@@ -88,22 +88,22 @@ pub(super) fn wrapped(text: &str, columns: usize) -> Vec<String> {
     lines
 }
 
-/// Bytes in few letters: `3.0G`, `812.0M`, `900B`.
+/// Formats bytes briefly: `3.0G`, `812.0M`, `900B`.
 pub(super) fn bytes(bytes: u64) -> String {
     compact(&ByteSize(bytes).to_string())
 }
 
-/// Bytes that were gained or lost, with a sign: `+4.4M`.
+/// Formats a change of bytes, with a sign: `+4.4M`.
 pub(super) fn gained(bytes: f64) -> String {
     compact(&format!("{:+}", Amount(bytes)))
 }
 
-/// A size without the letters that every size has.
+/// Removes blanks and `iB` from a size.
 pub(super) fn compact(size: &str) -> String {
     size.replace(' ', "").replace("iB", "")
 }
 
-/// A rate: `0`, `0.5`, `12.3`.
+/// Formats a rate: `0`, `0.5`, `12.3`.
 pub(super) fn rate(each_second: f64) -> String {
     if each_second < 0.05 { "0".to_owned() } else { format!("{each_second:.1}") }
 }

@@ -1,4 +1,5 @@
-//! How a build comes into use, and how the one before it comes back: chosen, told to every instance, watched.
+//! Brings a build into use and back: makes it the default, reloads every instance, watches them, and rolls
+//! back.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,11 +13,11 @@ use crate::exit::Failure;
 use crate::out;
 use crate::serve::Signals;
 
-/// Windows of the day open and close with the minute.
+/// Poll interval for windows of the day, which open and close on the minute.
 const LOOK: Duration = Duration::from_secs(20);
 
 impl Run<'_> {
-    /// Waits until all models may be replaced at this time of the day.
+    /// Waits until the current time allows to replace all models.
     async fn until_quiet(&self) -> Result<(), Failure> {
         let Some(resolved) = configured(&self.args.config, self.loaded, self.machine)? else { return Ok(()) };
         let windows = || resolved.fleet.models.iter().map(|model| &model.recycle.only);
@@ -26,7 +27,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits until they may, if nobody waits for us.
+    /// Waits for an allowed time in a scheduled update, which no operator waits for.
     async fn quietly(&self, signals: &mut Signals) -> Result<(), Failure> {
         if !self.args.scheduled {
             return Ok(());
@@ -37,7 +38,7 @@ impl Run<'_> {
         }
     }
 
-    /// Chooses it, tells every instance, and watches; what dies is taken back.
+    /// Makes the build the default, reloads every instance, and watches. Rolls back if a model dies.
     pub(super) async fn bring_in(
         &self,
         mut report: UpdateReport,
@@ -59,7 +60,7 @@ impl Run<'_> {
         }
     }
 
-    /// Tells every instance of a build that is chosen, and watches; what dies is taken back.
+    /// Reloads every instance after the choice of a build, and watches. Rolls back if a model dies.
     async fn told(
         &self,
         instances: &[live::Live],
@@ -98,8 +99,8 @@ impl Run<'_> {
         Ok(Told::Holds(by))
     }
 
-    /// Tells instances of a build that is in use again, and waits until they run it. What went wrong; if somebody wants us to end meanwhile,
-    /// the next one goes on.
+    /// Reloads instances after a rollback, and waits until they run the build. Returns what went wrong. If
+    /// this update is cancelled meanwhile, the next one continues.
     async fn taken_back(
         &self,
         instances: &[live::Live],
@@ -108,7 +109,8 @@ impl Run<'_> {
     ) -> Result<Vec<String>, Failure> {
         let numbers = &self.loaded.settings.update;
         let binary = self.store.binary(back)?;
-        // All at once: also those that were not told yet may have read their configuration by themselves, and we may not come as far as them.
+        // Reload all of them first: instances not reached so far may have reloaded by themselves, and this
+        // loop may be cut short.
         for live in instances {
             drop(live.reload().await);
         }
@@ -120,12 +122,13 @@ impl Run<'_> {
             };
             wrong.extend(taken.err().map(live::Wrong::into_why));
         }
-        // Once more would come to the same.
+        // Record the end: another attempt would have the same result.
         self.store.moved()?;
         Ok(wrong)
     }
 
-    /// Sees a build through whose update was killed when it was chosen, or on the way back. What became of it, if there was one.
+    /// Completes an update that was killed after its choice of a build, or during the rollback. Returns its
+    /// result, if any.
     pub(super) async fn finish(&self, signals: &mut Signals) -> Result<Option<String>, Failure> {
         let (Some(moving), Some(in_use)) = (self.store.moving(), self.store.in_use()?) else {
             return Ok(None);
@@ -178,20 +181,18 @@ impl Run<'_> {
     }
 }
 
-/// What became of a build that was brought in.
+/// Result of bringing in a build.
 enum Told {
-    /// It holds, and these instances use it.
+    /// The build works, and these instances use it.
     Holds(Vec<String>),
-    /// The build before it is in use.
+    /// The previous build is in use again.
     Back {
-        /// How the update ends.
         outcome: Outcome,
-        /// Why.
         reasons: Vec<String>,
     },
 }
 
-/// Goes back, and tells every instance.
+/// Returns to the previous build, and reloads every instance.
 pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
     crate::cli::block_on(async {
         let machine = Machine::read();
@@ -201,7 +202,8 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
         let _only = only_one(&dirs)?;
         let numbers = &loaded.settings.update;
         let pinned = pinned(&args.config, &loaded, &machine)?;
-        // One that was broken off, or was not heard by everybody: its instances still run what was left, and it goes no further back.
+        // Complete an interrupted rollback: instances still run the abandoned build, so do not go further
+        // back.
         let no_way_back = || warden_builder::Error::NoWayBack { store: store.root().to_owned() };
         let in_use = store.in_use()?.ok_or_else(no_way_back)?.id;
         let left =
@@ -225,18 +227,19 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
         for live in &instances {
             match live.takes_back(&binary, numbers).await {
                 Ok(()) => out::line(&format!("{} runs it", live.name()))?,
-                // The other instances take it all the same.
+                // Continue: the other instances can still switch.
                 Err(wrong) => failed = failed.and(Err(Failure::failed(wrong.into_why()))),
             }
         }
-        // Those who did not take it would not the next time: another `rollback` goes further back.
+        // Record the end: an instance that did not switch would not do so next time, and the next
+        // `rollback` goes further back.
         store.moved()?;
         failed
     })?
 }
 
-/// Prints which build a rollback would choose. `late`: instances that do not run the build in use, after a rollback that
-/// was broken off.
+/// Prints the build that a rollback would choose. `late` is the number of instances that do not run the
+/// build in use, after an interrupted rollback.
 fn plan_rollback(store: &Store, in_use: &BuildId, late: usize) -> Result<(), Failure> {
     if late > 0 {
         out::line(&format!("build {in_use} is in use already; {late} instance(s) would change to it"))?;
@@ -248,7 +251,7 @@ fn plan_rollback(store: &Store, in_use: &BuildId, late: usize) -> Result<(), Fai
     Ok(())
 }
 
-/// `, build 8827, commit 1234abcd`
+/// Formats a revision: `, build 8827, commit 1234abcd`.
 fn described(store: &Store, id: &BuildId) -> String {
     store.show(id).map_or_else(|_| String::new(), |build| format!(", {}", build.plan.source.revision))
 }

@@ -1,4 +1,4 @@
-//! A new build on a share of the conversations of a running instance, before it is brought in.
+//! Tries a new build on a share of the conversations of a running instance, before it is brought in.
 
 use reqwest::Method;
 use tokio::time::{Instant, sleep};
@@ -12,8 +12,9 @@ use crate::exit::Failure;
 use crate::out;
 use crate::serve::Signals;
 
-/// Tries the build with each model of an instance, one after the other. Why it is worse, if it is with one; of the others a note. A model that
-/// cannot have a canary now (no room, not loaded, another canary) is passed over, with a note.
+/// Tries the build with each model of an instance, one after the other. Returns the reason if it is worse
+/// with one, and notes about the others. Skips models that cannot have a canary now (no memory, not loaded,
+/// another canary).
 pub(super) async fn worse(
     live: &Live,
     build: &BuildId,
@@ -28,7 +29,8 @@ pub(super) async fn worse(
         let begun = match begun {
             Ok(begun) => begun,
             Err(failure) => match live.client.json::<CanaryView>(Method::GET, &path).await {
-                // It ended before anybody looked, or one of this build is there from an update that was broken off.
+                // The canary may have ended already, or an interrupted update may have left one of this
+                // build.
                 Ok(view) if view.build.as_deref() == Some(build.as_str()) => view,
                 _ => {
                     notes.push(format!("`{model}` had no canary: {}", failure.lines().join("; ")));
@@ -66,11 +68,11 @@ pub(super) async fn worse(
     Ok(None)
 }
 
-/// Waits until a canary has ended, or ends it when it was waited for long enough.
+/// Waits until a canary has ended, or ends it after the time limit.
 async fn ended(live: &Live, path: &[&str], numbers: &Update) -> Result<CanaryView, Failure> {
     let until = Instant::now() + numbers.canary;
     loop {
-        // An answer that is lost ends no canary.
+        // Ignore a lost answer: it does not end the canary.
         if let Ok(view) = live.client.json::<CanaryView>(Method::GET, path).await
             && view.state == CanaryState::Ended
         {

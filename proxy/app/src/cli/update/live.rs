@@ -1,4 +1,4 @@
-//! Running instances: which of them use a build, and how they come to use another.
+//! Running instances: finds those that use a build, and makes them switch to another.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,16 +17,18 @@ use crate::config::resolve::dirs::Dirs;
 use crate::exit::Failure;
 use crate::out;
 
-/// An instance some of whose models use the build that nobody names.
+/// A running instance with models that use the default build.
 pub(super) struct Live {
     instance: Instance,
     pub(super) client: Client,
-    /// Those models.
+    /// Models that use the default build.
     pub(super) models: Vec<String>,
 }
 
-/// Instances that use this store, and models whose next process would be one of `binaries`, but for those that a configuration binds to it: their
-/// own, or ours (`pinned`), for an instance that does not say. One that does not answer is named: nobody knows what it needs. `strict`: it is an error, else a warning.
+/// Finds instances that use this store, with the models whose next process would be one of `binaries`.
+/// Leaves out models whose configuration names a build: as the instance reports, or `pinned` for one that
+/// does not. An instance that does not answer is an error if `strict`, else a warning, because its needs
+/// are unknown.
 pub(super) async fn using(
     dirs: &Dirs,
     machine: &Machine,
@@ -52,7 +54,7 @@ pub(super) async fn using(
             out::error_line(&format!("warning: {silent}"));
             continue;
         };
-        // Canaries are none of them.
+        // Canaries are not among these names.
         let names = status.fleet.models.iter().map(|model| model.name.as_str());
         let is_bound = |name: &&str| pinned.iter().chain(&status.bound).any(|one| one == name);
         let own = names.filter(|name| !is_bound(name)).filter(|name| {
@@ -65,23 +67,24 @@ pub(super) async fn using(
     Ok(all)
 }
 
-/// How the models of an instance stood before it was asked to read its configuration again.
+/// State of an instance's models before it is told to reload.
 pub(super) struct Before {
-    /// Their newest generation: for instances that do not tell the program of a process.
+    /// Newest generation, for instances that do not report the program of a process.
     newest: u64,
-    /// Deaths of each so far.
+    /// Crashes of each model so far.
     crashes: BTreeMap<String, u64>,
-    /// Those that did not serve even then.
+    /// Models that were already down.
     down: Vec<String>,
 }
 
-/// Why an instance does not run the build that it was to take.
+/// Reason why an instance does not run the wanted build.
 pub(super) enum Wrong {
-    /// The build's own doing.
+    /// Fault of the build.
     Ill(String),
-    /// Anybody's: it is gone, it does not answer, its configuration cannot be read, a drain takes too long.
+    /// Possibly no fault of the build: no instance, no answer, an invalid configuration, a drain that takes
+    /// too long.
     NotTaken(String),
-    /// Somebody wants us to end.
+    /// The update was cancelled.
     Interrupted,
 }
 
@@ -95,19 +98,21 @@ impl Wrong {
 }
 
 impl Live {
-    /// As people know it.
+    /// Display name.
     pub(super) fn name(&self) -> String {
         format!("pid {} ({})", self.instance.pid, self.models.join(", "))
     }
 
-    /// Has it read its configuration again, and waits until all of its models run `binary` and nothing else.
+    /// Reloads the instance, and waits until all its models run `binary` and nothing else.
     pub(super) async fn takes(&self, binary: &Path, numbers: &Update) -> Result<Before, Wrong> {
-        // One that is to run the build already, because an earlier update told it, is down because of it.
+        // Do not excuse models that already run this build because of an earlier update: they are down
+        // because of it.
         let before = self.before(Some(binary), numbers).await?;
         self.changes(binary, before, numbers).await
     }
 
-    /// The same for a build that was in use before: who is down is so because of what he leaves, whatever he has read by now.
+    /// Like [`Live::takes`] for the previous build. Excuses all models that are down, because the abandoned
+    /// build is the cause.
     pub(super) async fn takes_back(&self, binary: &Path, numbers: &Update) -> Result<(), Wrong> {
         let before = self.before(None, numbers).await?;
         self.changes(binary, before, numbers).await.map(drop)
@@ -144,7 +149,7 @@ impl Live {
         }
     }
 
-    /// Looks at it for some time.
+    /// Watches the instance for this time.
     pub(super) async fn watch(&self, before: &Before, time: Duration, numbers: &Update) -> Result<(), Wrong> {
         let until = Instant::now() + time;
         let mut looked = false;
@@ -189,16 +194,16 @@ impl Live {
         Wrong::NotTaken(format!("{} does not answer any more", self.name()))
     }
 
-    /// Its models, as they are shown.
+    /// Models of this instance that use the build.
     fn own<'a>(&'a self, status: &'a Status) -> impl Iterator<Item = &'a ModelView> {
         let all = status.fleet.models.iter().map(|model| &**model);
         all.filter(|model| self.models.iter().any(|own| own == model.name.as_str()))
     }
 
-    /// Whether all of its models are to be started as `binary`, and no process of another is left.
+    /// Returns whether all models will start as `binary`, and no process of another build is left.
     fn has_taken(&self, status: &Status, binary: &Path, before: u64) -> bool {
         let is_next = self.models.iter().all(|name| status.next_binary(name) == Some(binary));
-        // Older instances do not tell the program.
+        // Older instances do not report the program; compare generations.
         let is_its = |backend: &BackendView| match (&backend.program, backend.generation) {
             (Some(program), _) => program == binary,
             (None, generation) => generation.is_none_or(|generation| generation.0 > before),
@@ -208,8 +213,8 @@ impl Live {
             && self.own(status).all(|model| matches!(model.state, ModelState::Loaded | ModelState::Unloaded))
     }
 
-    /// The process is asked for by its socket: a number in a file may be another's by now, or be one of another namespace. Only a
-    /// process of the user who runs the instance gets the signal.
+    /// Tells the instance to reload, by a signal. Finds the process through its socket: a PID from a file
+    /// may be reused, or be of another namespace. Signals only a process of the user who runs the instance.
     pub(super) async fn reload(&self) -> Result<(), String> {
         let gone = |error: &dyn std::fmt::Display| {
             format!("{} cannot be told to read its configuration again: {error}", self.name())
@@ -219,14 +224,14 @@ impl Live {
         let pid = peer.pid().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| gone(&"its process cannot be seen from here"))?;
         let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| gone(&error))?;
-        // The one that listened may have ended, and its number may be that of another user's process by now.
+        // Check the user again: the process may have ended, and its PID may be reused.
         if user_of(pid) != Some(peer.uid()) {
             return Err(gone(&"the process that made its socket has ended"));
         }
         pidfd_send_signal(process, Signal::HUP).map_err(|error| gone(&error))
     }
 
-    /// What is wrong with its models that was not before.
+    /// Describes new faults of its models since `before`.
     fn wrong(&self, status: &Status, before: &Before) -> Option<String> {
         let why = |model: &ModelView| {
             model.last_failure.as_ref().map_or_else(String::new, |failure| format!(": {}", failure.message))
@@ -243,17 +248,17 @@ impl Live {
     }
 }
 
-/// The user whom a process belongs to.
+/// User id of a process.
 fn user_of(pid: Pid) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Whether a model does not serve and will not by itself soon.
+/// Returns whether a model does not serve and will not recover by itself soon.
 fn is_down(model: &ModelView) -> bool {
     model.outage.is_some() || model.state == ModelState::Failed
 }
 
-/// Looks at an instance before it counts as silent.
+/// Number of failed queries after which an instance counts as silent.
 const TRIES: u32 = 5;

@@ -1,13 +1,16 @@
-//! `llama-warden update`, `llama-warden rollback`: what is in use changes by a decision, and there is a way back.
-//!
+//! `llama-warden update`, `llama-warden rollback`: changes the default build by an explicit, reversible
+//! decision.
 //! ```text
-//!   the source ── what is new ── plan: patch sets judged ── build, verified ── the configuration with it ── proof beside the build in use
-//!                                                                                   v worse: rejected, nobody tries it again by himself
-//!   rejected, the way back <── something dies ── watched <── every instance reads its configuration again <── canary <── chosen
+//!   source ── new revision ── plan: patch sets judged ── build, verified ── configuration checked
+//!                                                                               v
+//!      rejected, not retried automatically <── worse ── proof against the build in use
+//!                                                                               v
+//!      rejected, rolled back <── a model dies ── watched <── every instance reloads <── canary <── chosen
 //! ```
 //!
-//! Nothing changes for anybody before the last step, and each step may be broken off: the next run finds the build in the store. If a run was killed
-//! after it chose a build, the next run first brings that build to every instance and watches it.
+//! Instances are unchanged until the last steps, and each step may be interrupted: the next run finds the
+//! build in the store. If a run is killed after its choice of a build, the next run first brings it to every
+//! instance and watches it.
 
 mod bring;
 mod canary;
@@ -24,9 +27,9 @@ use clap::Args;
 use rustix::fs::FlockOperation;
 use rustix::process::{Signal, getpid, kill_process};
 use warden_builder::{BackendWish, BuildId, Builder, Provenance, Request, Store};
+use warden_experiment::Workload;
+use warden_experiment::proof::Ruling;
 use warden_patches::Sets;
-use warden_policies::experiment::Workload;
-use warden_policies::experiment::proof::Ruling;
 use warden_supervisor::nursery::NurseryHandle;
 
 pub(crate) use self::bring::rollback;
@@ -43,56 +46,55 @@ use crate::exit::Failure;
 use crate::out;
 use crate::serve::{self, Signals};
 
-/// What `update` takes.
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Clone, Debug, Args)]
 #[command(
     after_help = "Exit codes: 0 it is in use, or nothing is new; 3 the new build is worse, or was found worse before; 5 that cannot be told; 1 anything else, 2 wrong use, 130 interrupted."
 )]
 pub(crate) struct UpdateArgs {
-    /// The tag, branch or commit to go to. Default: the newest that `update.track` means.
+    /// Tag, branch or commit to build. Default: the newest that `update.track` selects.
     #[arg(long, value_name = "REV", conflicts_with_all = ["source", "sdist"])]
     to: Option<String>,
-    /// A repository: a URL, a folder, or a name from `[build.sources]`. Default: `build.source`.
+    /// Git repository: a URL, a folder, or a name from `[build.sources]`. Default: `build.source`.
     #[arg(long, value_name = "URL|PATH|NAME", conflicts_with_all = ["source", "sdist"])]
     git: Option<String>,
-    /// Never uses the network for it.
+    /// Never uses the network for the repository.
     #[arg(long)]
     offline: bool,
-    /// Folder or archive with llama.cpp in it, in place of a repository.
+    /// Folder or archive that contains llama.cpp, in place of a repository.
     #[arg(long, value_name = "PATH", conflicts_with = "sdist")]
     source: Option<PathBuf>,
-    /// Takes the newest source archive of llama-cpp-python that pip finds; with --offline the pinned one.
+    /// Uses the newest source archive of llama-cpp-python that pip finds; with --offline the pinned one.
     #[arg(long)]
     sdist: bool,
-    /// What it computes on. Default: what the build in use does.
+    /// Backend to compute on. Default: that of the build in use.
     #[arg(long, value_name = "NAME", value_parser = build::flags::hinted::<BackendWish>)]
     backend: Option<BackendWish>,
     #[command(flatten)]
     patches: build::PatchArgs,
-    /// An option for cmake, as NAME=VALUE. May be repeated. Those of the build in use are taken over.
+    /// Option for cmake, as NAME=VALUE, in addition to those of the build in use. May be repeated.
     #[arg(short = 'D', value_name = "NAME=VALUE")]
     options: Vec<String>,
-    /// Proves it with this model of the configuration, beside what is being served. Default: with a tiny sample model.
+    /// Proves the build with this configured model, next to the served ones. Default: a tiny sample model.
     #[arg(long, value_name = "NAME", conflicts_with = "unproved")]
     model: Option<String>,
-    /// The work under which both are watched for growth and crashes, as for `diagnose`; may be repeated. Default: everything that the
-    /// model can do.
+    /// Workload that is watched for growth and crashes with both builds, as for `diagnose`. May be
+    /// repeated. Default: all that the model supports.
     #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "model")]
     workload: Vec<Workload>,
-    /// Brings it in without a proof.
+    /// Brings the build in without a proof.
     #[arg(long)]
     unproved: bool,
-    /// Brings it in without trying it on a share of the conversations first.
+    /// Brings the build in without a canary, which tries it on a share of the conversations.
     #[arg(long)]
     no_canary: bool,
-    /// Tries a build again that was found worse.
+    /// Tries a build again that was rejected.
     #[arg(long)]
     again: bool,
-    /// Somebody else's schedule wants it: with little of the processor, and brought in when all models may be replaced.
+    /// Runs for a schedule: at low priority, and waits for the times at which all models may be replaced.
     #[arg(long, hide = true)]
     scheduled: bool,
-    /// Shows what is new and what would be built, and changes nothing.
+    /// Shows the new revision and the build plan, and changes nothing.
     #[arg(long)]
     plan: bool,
     /// Prints the result as JSON, for programs.
@@ -102,39 +104,38 @@ pub(crate) struct UpdateArgs {
     config: ConfigArgs,
 }
 
-/// What `rollback` takes.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RollbackArgs {
-    /// Shows which build would be in use, and changes nothing.
+    /// Shows the build that would be in use, and changes nothing.
     #[arg(long)]
     plan: bool,
     #[command(flatten)]
     config: ConfigArgs,
 }
 
-/// What names a configuration on a command line.
+/// Command line words that select this configuration.
 pub(crate) fn config_words(config: &ConfigArgs) -> Vec<String> {
     let file = config.config.iter().flat_map(|path| ["--config".to_owned(), path.display().to_string()]);
     file.chain(config.set.iter().flat_map(|set| ["--set".to_owned(), set.clone()])).collect()
 }
 
-/// The command line of an update that nobody watches.
+/// Command line of a scheduled update.
 pub(crate) fn words(config: &ConfigArgs) -> Vec<String> {
     let own = ["update".to_owned(), "--scheduled".to_owned()];
     own.into_iter().chain(config_words(config)).collect()
 }
 
-/// How long ago an update was begun with this state directory.
+/// Time since the last update began with this state directory.
 pub(crate) fn last_run(state: &Path) -> Option<Duration> {
     std::fs::metadata(state.join(LAST)).ok()?.modified().ok()?.elapsed().ok()
 }
 
-/// Beside the builds that an update decides of; held while one runs.
+/// Lock file in the data directory, held while an update runs.
 const LOCK: &str = "update.lock";
-/// In the state directory; written when an update begins that is no mere question.
+/// File in the state directory, written when an update begins; `--plan` does not write it.
 const LAST: &str = "update.last";
 
-/// Runs it, on the main thread.
+/// Runs the command. Must be called on the main thread, which forks.
 pub(crate) fn run(args: UpdateArgs) -> Result<(), Failure> {
     serve::with_nursery(|nursery| update(args, nursery))
 }
@@ -146,12 +147,12 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), Failure>
     let dirs = loaded.dirs(&machine)?;
     let _only = only_one(&dirs)?;
     if args.scheduled {
-        // What is being served comes first; that it cannot be helped is no reason to stop.
+        // Serving has priority. Continue if the priority cannot be lowered.
         rustix::process::nice(BESIDE).ok();
     }
     let report = build::with_builder(&loaded, &machine, async |builder| {
         if args.scheduled {
-            // Not sooner: the builder listens for the same signal by now.
+            // Only now, because the builder handles this signal by now.
             end_with_whoever_wants_it();
         }
         let store = builder.store();
@@ -163,7 +164,8 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), Failure>
     report.end()
 }
 
-/// Our input is a pipe that whoever wants this update keeps open. When he is gone, however he went, it is the same as a signal to end.
+/// Ends the update when stdin ends: the requester keeps the pipe open as long as it wants the update. The
+/// end of the pipe acts like a signal to end.
 fn end_with_whoever_wants_it() {
     let listens = std::thread::Builder::new().name("wanted".to_owned()).spawn(|| {
         drop(std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()));
@@ -174,10 +176,10 @@ fn end_with_whoever_wants_it() {
     }
 }
 
-/// By how much an update that nobody waits for stands back.
+/// Nice value of a scheduled update.
 const BESIDE: i32 = 10;
 
-/// Two at once would decide of each other's builds.
+/// Takes the lock. Two concurrent updates would decide about each other's builds.
 fn only_one(dirs: &Dirs) -> Result<File, Failure> {
     let path = dirs.data.join(LOCK);
     let held = super::held(&path, FlockOperation::NonBlockingLockExclusive);
@@ -236,7 +238,8 @@ impl Run<'_> {
         if let Err(error) = noted {
             out::error_line(&format!("warning: {} cannot be written: {error}", last.display()));
         }
-        // From here on a newer build in the store is in use for nobody, nor one that was chosen once, removed, and is built again.
+        // Pin the build in use: from here on, a newer or rebuilt build in the store must not become the
+        // default by itself.
         if self.store.choices()?.chosen.last().is_none_or(|last| last.build != old.id || last.held) {
             self.store.choose(&old.id, "it was in use when an update began")?;
         }
@@ -278,7 +281,7 @@ impl Run<'_> {
         self.bring_in(report, &instances, &built.id, signals).await
     }
 
-    /// What is to be built: as the build in use, of another source.
+    /// The build request: the recipe of the build in use with another source.
     fn request(&self, source: warden_builder::Source, old: &Provenance) -> Result<Request, Failure> {
         let recipe = &old.plan.recipe;
         let mut patches = build::selection(&self.args.patches, self.loaded, self.machine)?;
@@ -294,7 +297,7 @@ impl Run<'_> {
         })
     }
 
-    /// Whether everything that is configured works with it: mitigations that it lacks, flags that it does not know.
+    /// Checks the configuration with the new build: mitigations that it lacks, flags that it does not know.
     async fn fits(&self, id: &BuildId) -> Result<(), Failure> {
         if self.loaded.models.is_empty() {
             return Ok(());
@@ -323,17 +326,17 @@ impl Run<'_> {
     }
 }
 
-/// How to read the configuration again.
+/// Plan to read the configuration again.
 fn plan_of(config: &ConfigArgs) -> serve::Plan {
     serve::Plan { config: config.clone(), flags: Vec::new(), any_name: false }
 }
 
-/// What is configured; nothing if no model is.
+/// The resolved configuration; `None` without models.
 fn configured(config: &ConfigArgs, loaded: &Loaded, machine: &Machine) -> Result<Option<Resolved>, Failure> {
     if loaded.models.is_empty() { Ok(None) } else { plan_of(config).as_configured(machine).map(Some) }
 }
 
-/// Models that the configuration binds to a build or a program of their own.
+/// Models whose configuration names a build or a program.
 fn pinned(config: &ConfigArgs, loaded: &Loaded, machine: &Machine) -> Result<Vec<String>, Failure> {
     let Some(resolved) = configured(config, loaded, machine)? else { return Ok(Vec::new()) };
     Ok(resolved.bound())

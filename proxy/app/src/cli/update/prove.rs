@@ -1,12 +1,12 @@
-//! The proof of a new build beside the one in use: with a model of the configuration, or with the sample model.
+//! Proves a new build against the one in use: with a configured model, or with the sample model.
 
 use std::path::{Path, PathBuf};
 
 use warden_builder::sample_model::{self, Options};
 use warden_builder::{Backend, Provenance};
 use warden_diagnose::report::ProofReport;
+use warden_experiment::proof::Side;
 use warden_policies::defaults::Proof;
-use warden_policies::experiment::proof::Side;
 use warden_supervisor::nursery::NurseryHandle;
 
 use super::UpdateArgs;
@@ -21,11 +21,11 @@ pub(super) struct Both<'a> {
     pub(super) old: PathBuf,
     pub(super) new: PathBuf,
     pub(super) provenance: &'a Provenance,
-    /// The folder for a sample model.
+    /// Folder for a sample model.
     pub(super) cache: &'a Path,
 }
 
-/// Runs it.
+/// Runs the proof.
 pub(super) async fn run(
     args: &UpdateArgs,
     loaded: &Loaded,
@@ -57,13 +57,13 @@ pub(super) async fn run(
     let mut report = against::compare(&first, nursery.clone(), signals, lenient.clone()).await?;
     let fault = |report: &ProofReport| report.proof.fault.as_ref().map(|fault| fault.side);
     if is_on_gpu && fault(&report) == Some(Side::New) {
-        // What is served beside it may have taken the GPU's memory for that moment.
+        // Try again: served models may have held the GPU's memory at that moment.
         report = against::compare(&first, nursery.clone(), signals, lenient.clone()).await?;
     }
     if !(is_on_gpu && fault(&report) == Some(Side::Old)) {
         return Ok(report);
     }
-    // Most likely the GPU is full of what is being served.
+    // Served models probably fill the GPU.
     out::error_line(
         "update: the build in use does not start beside what runs on the GPU; proving both on the CPU",
     );
@@ -71,7 +71,7 @@ pub(super) async fn run(
     against::compare(&second, nursery.clone(), signals, lenient).await
 }
 
-/// `diagnose --against`, as one would type it.
+/// The command line of `diagnose --against`.
 fn command(
     both: &Both<'_>,
     flags: &[String],
@@ -88,7 +88,7 @@ fn command(
         words.extend_from_slice(flags);
     }
     let mut args = DiagnoseArgs::parsed(&words)?;
-    // `LLAMA_WARDEN_CONFIG` is not for the sample model: the file's models would be others next to it.
+    // Ignore `LLAMA_WARDEN_CONFIG` for the sample model: the models of that file would be resolved, too.
     if config.is_empty() {
         args.without_config();
     }

@@ -1,4 +1,4 @@
-//! What is new: the commit or the archive that a build would be made of, and what lies between it and the build in use.
+//! Finds the commit or archive for a new build, and the commits since the build in use.
 
 use warden_builder::git::{Named, RelativeAge, Request as Commits, RevisionInfo};
 use warden_builder::{Builder, NoSuccessor, Plan, Provenance, Source, succeeds};
@@ -8,22 +8,22 @@ use super::UpdateArgs;
 use crate::cli::build;
 use crate::exit::Failure;
 
-/// A source, and how it is called.
+/// A source for a new build.
 pub(super) struct New {
     pub(super) source: Source,
-    /// What the configuration or the command line follows, in words.
+    /// Description of the tracked source.
     pub(super) follows: String,
-    /// The commits since the build in use, the oldest first; `None` where that cannot be told.
+    /// Commits since the build in use, oldest first; `None` if unknown.
     pub(super) commits: Option<Vec<RevisionInfo>>,
-    /// How old its commit is beside that of the build in use, where one repository has both.
+    /// Age relative to the commit of the build in use, if one repository has both.
     age: Option<RelativeAge>,
-    /// The revision itself was named, so that it may be an older one.
+    /// The user named the revision, so it may be older.
     is_named: bool,
 }
 
 impl New {
-    /// Why a build of it, by this plan, is no newer than the build in use; `None` if it is, if its age is not known, or
-    /// if this revision was asked for.
+    /// The reason why a build by this plan is no newer than the build in use. `None` if it is newer, if its
+    /// age is unknown, or if the user named the revision.
     pub(super) fn nothing_new(&self, old: &Provenance, plan: &Plan) -> Option<String> {
         if self.is_named {
             return None;
@@ -41,7 +41,7 @@ impl New {
     }
 }
 
-/// Asks the source what is new.
+/// Queries the source for the newest revision.
 pub(super) async fn newest(
     args: &UpdateArgs,
     builder: &Builder,
@@ -87,7 +87,7 @@ pub(super) async fn newest(
         (wanted.to_owned(), obtained.commit)
     };
     let before = old.plan.source.revision.commit.as_deref();
-    // A build of another repository, or of an archive, has no place in this line.
+    // A build of another repository or of an archive is not on this line of commits.
     let between = before.and_then(|before| repository.line(before, &commit).ok());
     let commits = match between {
         Some(mut line) => {

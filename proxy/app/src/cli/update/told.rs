@@ -1,4 +1,4 @@
-//! What an update found and did, as one paragraph for people and as JSON.
+//! Report of an update, as a paragraph and as JSON.
 
 use serde::Serialize;
 use warden_builder::git::RevisionInfo;
@@ -9,30 +9,30 @@ use super::source::New;
 use crate::exit::Failure;
 use crate::out;
 
-/// How it ended.
+/// Outcome of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Outcome {
-    /// It is in use.
+    /// The new build is in use.
     InUse,
-    /// The build in use is what would be built, or newer.
+    /// The build in use is the one that would be built, or newer.
     NothingNew,
-    /// Somebody only wanted to know.
+    /// Only a plan was requested.
     Planned,
-    /// The proof found it worse.
+    /// The proof found the new build worse.
     Rejected,
-    /// An earlier proof did, or it was taken back.
+    /// An earlier proof rejected it, or it was rolled back earlier.
     WasRejected,
-    /// The proof cannot tell.
+    /// The proof is inconclusive.
     Unknown,
-    /// It was brought in and taken back.
+    /// Brought in and rolled back.
     TakenBack,
-    /// Somebody ended the update while the build was brought in.
+    /// The update was cancelled while the build was brought in.
     Interrupted,
 }
 
 impl Outcome {
-    /// The exit code that stands for it.
+    /// Exit code of the outcome.
     pub(super) fn code(self) -> u8 {
         match self {
             Self::InUse | Self::NothingNew | Self::Planned => 0,
@@ -43,28 +43,27 @@ impl Outcome {
     }
 }
 
-/// What became of an update.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct UpdateReport {
     outcome: Option<Outcome>,
     old: Named,
     new: Named,
-    /// Where the new one is from.
+    /// Description of the new build's source.
     follows: String,
-    /// How many commits lie between them; absent where that cannot be told.
+    /// Number of commits between the builds; absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     commits: Option<usize>,
-    /// The newest of them, `b1234 subject`.
+    /// Newest commits, as `b1234 subject`.
     subjects: Vec<String>,
     /// Fixes that only the build in use has.
     fixes_lost: Vec<String>,
-    /// Fixes that only the new one has.
+    /// Fixes that only the new build has.
     fixes_new: Vec<String>,
-    /// Why it is not in use.
+    /// Reasons why the new build is not in use.
     pub(super) reasons: Vec<String>,
-    /// What else there is to say, a sentence each.
+    /// Further notes, one sentence each.
     pub(super) notes: Vec<String>,
-    /// Instances that use it.
+    /// Instances that use the new build.
     pub(super) used_by: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     proof: Option<ProofReport>,
@@ -72,7 +71,7 @@ pub(super) struct UpdateReport {
     plan: String,
 }
 
-/// A build, as people know it.
+/// A build with its revision.
 #[derive(Clone, Debug, Serialize)]
 struct Named {
     build: BuildId,
@@ -114,12 +113,12 @@ impl UpdateReport {
         self.proof = Some(proof);
     }
 
-    /// Why it is not in use, in a line.
+    /// The reasons in one line.
     pub(super) fn why(&self) -> String {
         self.reasons.join("; ")
     }
 
-    /// `build 8827, commit … to build 8840, commit …: 13 commits (b8840 of https://…)`
+    /// Summary: `build 8827, commit … to build 8840, commit …: 13 commits (b8840 of https://…)`.
     pub(super) fn news(&self) -> String {
         let commits =
             self.commits.map_or_else(String::new, |count| format!(": {}", out::counted(count, "commit")));

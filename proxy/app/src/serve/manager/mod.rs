@@ -1,16 +1,16 @@
-//! The service manager that has started us (systemd, or whatever speaks as it does): it is told how we are, and hands over sockets.
-//! Without one nothing of this happens.
+//! Talks to the service manager that started us (systemd or a compatible one): reports our state, and takes
+//! over its sockets. Without a manager nothing of this happens.
 //!
 //! ```text
-//!   listening          READY=1      models load behind it: requests wait for them, so there is nothing to wait for
-//!   HUP                RELOADING=1 … READY=1
-//!   each second        STATUS=…     if it has changed
-//!   all loops turn     WATCHDOG=1   (`watchdog`)
-//!   TERM               STOPPING=1, then EXTEND_TIMEOUT_USEC= as long as requests may still end
+//!   listening              READY=1      models load afterwards, and requests wait for them
+//!   HUP                    RELOADING=1 … READY=1
+//!   each second            STATUS=…     if it has changed
+//!   all loops responsive   WATCHDOG=1   (`watchdog`)
+//!   TERM                   STOPPING=1, then EXTEND_TIMEOUT_USEC= as long as requests may still end
 //! ```
 //!
-//! Ready does not mean that preloaded models are: that takes minutes for large ones, for which a manager has no patience, and a broken
-//! model would keep the others from being served.
+//! Ready does not mean that preloaded models are ready: large ones take minutes, longer than a manager
+//! waits. Also, one broken model would keep the others from being served.
 
 mod notify;
 mod sockets;
@@ -34,30 +34,30 @@ pub(crate) use self::watchdog::{Asked, watch};
 use crate::config::machine::Machine;
 use crate::exit::Failure;
 
-/// Nobody reads faster, and a manager has other things to do.
+/// Interval of status updates: faster ones are not read, and would burden the manager.
 const STATUS: Duration = Duration::from_secs(1);
-/// While a drain goes on: so much more time is asked for, so often. Two of these may be lost.
+/// Extension requested during a drain, every [`ASK_MORE`]. Two such messages may be lost.
 const MORE: Duration = Duration::from_secs(15);
 const ASK_MORE: Duration = Duration::from_secs(5);
 
-/// The manager that has started us, if one wants to be told.
+/// The manager that started us, if it wants notifications.
 #[derive(Debug, Default)]
 pub(crate) struct Manager {
     socket: Option<Socket>,
-    /// Why there is none although one was named.
+    /// Why its socket cannot be used.
     trouble: Option<String>,
-    /// It ends us if the watchdog is not fed for so long.
+    /// The manager ends us if the watchdog is not fed for this long.
     watchdog: Option<Duration>,
-    /// What it was told last of how we are. Held while it is told.
+    /// The last status sent. Locked while one is sent.
     said: Mutex<String>,
-    /// It could not be told, which was told in our log.
+    /// True if the last message failed, which was logged.
     deaf: AtomicBool,
-    /// The end has begun.
+    /// True if the instance is stopping.
     ending: AtomicBool,
 }
 
 impl Manager {
-    /// As our environment has it. `main`: the process that it has started.
+    /// Reads the environment. `main`: PID of the process that the manager started.
     pub(crate) fn of(machine: &Machine, main: u32) -> Self {
         let Some(name) = machine.var("NOTIFY_SOCKET") else { return Self::default() };
         let socket = Socket::open(name);
@@ -69,7 +69,7 @@ impl Manager {
         Self { socket: socket.ok(), trouble, watchdog, ..Self::default() }
     }
 
-    /// We serve, or serve with a new configuration.
+    /// Reports that we serve, at the start and after a reload.
     pub(crate) async fn ready(&self) {
         if let Some(trouble) = &self.trouble {
             tracing::warn!("{trouble}; the service manager cannot be told how we are");
@@ -77,19 +77,21 @@ impl Manager {
         self.tell("READY=1").await;
     }
 
-    /// The configuration is read again; [`Self::ready`] tells the end of it.
+    /// Reports that the configuration is read again; [`Self::ready`] reports the end of it.
     pub(crate) async fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let micros = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1000;
         self.say("reads the configuration again", &format!("RELOADING=1\nMONOTONIC_USEC={micros}\n")).await;
     }
 
-    /// The end has begun; resolves never, and asks for time until it is dropped. `longest`: what the drain may take in all.
+    /// Reports that we are stopping. Never resolves, and requests more time until it is dropped. `longest`:
+    /// limit of the drain.
     pub(crate) async fn stopping(&self, in_flight: usize, longest: Duration) {
         self.ending.store(true, Ordering::Relaxed);
         let text = format!("stopping: {in_flight} requests in flight may end");
         self.say(&text, &format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}\n", MORE.as_micros())).await;
-        // Loops end one after the other now, and what takes too long ends by its deadline: there is nothing left to watch over.
+        // Loops end one after the other now, each within its deadline, so the watchdog is fed
+        // unconditionally.
         let fed = if self.watchdog.is_some() { "\nWATCHDOG=1" } else { "" };
         let pause = self.watchdog.map_or(ASK_MORE, |limit| ASK_MORE.min(limit / 4));
         let mut left = longest;
@@ -98,11 +100,11 @@ impl Manager {
             tokio::time::sleep(pause).await;
             left = left.saturating_sub(pause);
         }
-        // Whoever has not ended by now will not: the manager shall see to it.
+        // The drain is overdue: no more time is requested, so that the manager kills us.
         std::future::pending::<()>().await;
     }
 
-    /// We end because of this.
+    /// Reports the error that ends us.
     pub(crate) async fn failed(&self, failure: &Failure) {
         let lines = failure.lines();
         if let Some(first) = lines.first() {
@@ -110,7 +112,7 @@ impl Manager {
         }
     }
 
-    /// Tells how we are, until `stop`.
+    /// Reports our status until `stop`.
     pub(crate) async fn follow(self: Arc<Self>, fleet: Fleet, gauges: Arc<Gauges>, stop: CancellationToken) {
         if self.socket.is_none() {
             return;
@@ -130,14 +132,15 @@ impl Manager {
         stop.run_until_cancelled(tell).await;
     }
 
-    /// Feeds the watchdog, if there is one, as long as all that `ask` asks turn, until `stop`.
+    /// Feeds the watchdog, if there is one, as long as all loops that `ask` asks are responsive, until
+    /// `stop`.
     pub(crate) async fn feed(self: Arc<Self>, ask: impl Fn() -> Asked, stop: CancellationToken) {
         let (Some(limit), Some(_)) = (self.watchdog, &self.socket) else { return };
         let fed = || async { self.tell("WATCHDOG=1").await };
         watch(limit, "the service manager is not told that all is well", ask, fed, stop).await;
     }
 
-    /// Tells this, and how we are.
+    /// Sends `before` and a status.
     async fn say(&self, text: &str, before: &str) {
         let mut said = self.said.lock().await;
         text.clone_into(&mut said);

@@ -1,4 +1,4 @@
-//! The socket on which a service manager is told how we are: a datagram for each message, `KEY=VALUE` lines in it
+//! The socket to a service manager: one datagram for each message, which has `KEY=VALUE` lines
 //! (`sd_notify(3)`, section "Well-known assignments").
 
 use std::ffi::OsStr;
@@ -9,11 +9,11 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::time::Duration;
 
-/// A manager that is busy has a queue; one that does not read at all must not hold us up.
+/// Attempts to send. A busy manager has a full queue; a manager that does not read at all must not delay us.
 const TRIES: u32 = 50;
 const BETWEEN: Duration = Duration::from_millis(20);
 
-/// Where messages go.
+/// A socket with the manager's address.
 #[derive(Debug)]
 pub(super) struct Socket {
     from: UnixDatagram,
@@ -21,15 +21,15 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// For the value of `NOTIFY_SOCKET`: a path, or a name without a file that begins with `@`.
+    /// Opens the socket for a value of `NOTIFY_SOCKET`: a path, or an abstract name that begins with `@`.
     ///
     /// # Errors
-    /// It is neither, or we can have no socket.
+    /// The value is neither, or no socket can be created.
     pub(super) fn open(name: &OsStr) -> io::Result<Self> {
         let to = match name.as_bytes() {
             [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
             [b'/', ..] => SocketAddr::from_pathname(Path::new(name))?,
-            // Managers of virtual machines name another kind of address, which nobody who starts us uses.
+            // Managers of virtual machines use other addresses; none of them starts us.
             _ => return Err(io::Error::other("this is neither an absolute path nor a name after `@`")),
         };
         let from = UnixDatagram::unbound()?;
@@ -37,10 +37,10 @@ impl Socket {
         Ok(Self { from, to })
     }
 
-    /// Sends one message, and waits a second at most for a manager that does not read.
+    /// Sends one message, and waits at most a second for a manager that does not read.
     ///
     /// # Errors
-    /// It could not be sent.
+    /// The message could not be sent.
     pub(super) async fn send(&self, message: &str) -> io::Result<()> {
         let mut tries = 0;
         loop {
@@ -91,7 +91,7 @@ mod tests {
         let path = dir.path().join("notify");
         let _manager = UnixDatagram::bind(&path).unwrap();
         let socket = Socket::open(path.as_os_str()).unwrap();
-        // The queue of a socket has an end; nobody reads.
+        // The queue of a socket is limited, and no process reads.
         for _ in 0..100_000 {
             if socket.send("STATUS=busy").await.is_err() {
                 return;

@@ -1,10 +1,10 @@
-//! Sockets that the service manager has opened for us (socket activation, `sd_listen_fds(3)`): who connects waits there while we start or
-//! are started anew.
+//! Sockets that the service manager opened for us (socket activation, `sd_listen_fds(3)`): clients that
+//! connect wait there while we start or restart.
 //!
-//! | name (`FileDescriptorName=`) | what it is |
+//! | name (`FileDescriptorName=`) | socket |
 //! |---|---|
-//! | `public`, or none | a TCP socket that listens, for clients; several are several addresses. In the place of `server.host` and `server.port` |
-//! | `admin` | a Unix socket for the admin routes, in the place of `admin.socket`; a TCP socket on loopback, in that of `admin.address` |
+//! | `public`, or none | a listening TCP socket for clients; several for several addresses. Replaces `server.host` and `server.port` |
+//! | `admin` | a Unix socket for the admin routes, which replaces `admin.socket`; or a TCP socket on loopback, which replaces `admin.address` |
 
 use std::ffi::OsString;
 use std::net::TcpListener;
@@ -17,7 +17,7 @@ use rustix::net::sockopt::socket_acceptconn;
 
 use crate::exit::Failure;
 
-/// What was handed over; nothing, as a rule.
+/// The sockets handed over; usually none.
 #[derive(Debug, Default)]
 pub(crate) struct Sockets {
     /// For clients.
@@ -28,7 +28,7 @@ pub(crate) struct Sockets {
     pub(crate) admin_tcp: Option<TcpListener>,
 }
 
-/// Whose a socket is.
+/// Purpose of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whose {
     Public,
@@ -36,10 +36,11 @@ enum Whose {
 }
 
 impl Sockets {
-    /// Takes them, and the variables that tell of them from the environment: so to be called before there is a second thread.
+    /// Takes the sockets, and removes their variables from the environment: call it before there is a
+    /// second thread.
     ///
     /// # Errors
-    /// One of them is of no use to us.
+    /// A socket cannot be used.
     pub(crate) fn take() -> Result<Self, Failure> {
         let text = |name: &str| std::env::var_os(name).unwrap_or_default();
         let count = count(&text("LISTEN_FDS"), &text("LISTEN_PID"), std::process::id());
@@ -54,7 +55,6 @@ impl Sockets {
         Ok(sockets)
     }
 
-    /// Whether there are any.
     pub(crate) fn is_empty(&self) -> bool {
         self.public.is_empty() && self.admin.is_none() && self.admin_tcp.is_none()
     }
@@ -107,24 +107,24 @@ fn listens(socket: &impl AsFd, shown: &str) -> Result<(), Failure> {
         Ok(false) => {
             Err(Failure::usage(format!("{shown} does not listen"), "`Accept=no` in the unit of the socket"))
         }
-        // An old kernel that cannot tell: then accepting will.
+        // An old kernel does not report it; then an accept will show it.
         Ok(true) | Err(_) => Ok(()),
     }
 }
 
-/// How many were handed over to this process; those of another one are not ours.
+/// Number of sockets handed over to this process; those of another process are not ours.
 fn count(count: &OsString, process: &OsString, own: u32) -> usize {
     let is_ours = process.to_str().and_then(|text| text.parse().ok()) == Some(own);
     count.to_str().and_then(|text| text.parse().ok()).filter(|_| is_ours).unwrap_or(0)
 }
 
-/// Their names, and what they are for.
+/// Names and purposes of the sockets.
 fn names(written: &OsString, count: usize) -> Result<Vec<(String, Whose)>, Failure> {
     let written = written.to_string_lossy();
     let mut all = written.split(':');
     let told = (0..count).map(|_| {
         let name = all.next().filter(|name| !name.is_empty()).unwrap_or("unknown");
-        // Without a name of its own it has that of its unit, or this word.
+        // A socket without a configured name has that of its unit, or this word.
         let whose = match name {
             "admin" => Whose::Admin,
             "public" | "unknown" => Whose::Public,

@@ -1,4 +1,4 @@
-//! The line that a service manager shows of us: models, requests, memory, and what a policy does next. Pure.
+//! The status line shown by a service manager: models, requests, memory, and the policy's next action. Pure.
 
 use std::fmt::Write as _;
 
@@ -6,10 +6,10 @@ use warden_policies::recycle::Action;
 use warden_policies::{ByteSize, secrets};
 use warden_supervisor::{FleetView, ModelState, ModelView};
 
-/// As much as a line of a terminal or two: who wants more asks `llama-warden status`.
+/// Limit in bytes, a line or two of a terminal: `llama-warden status` shows more.
 const LONGEST: usize = 240;
 
-/// The line for this picture and so many requests in flight.
+/// The line for a view of the fleet and the number of requests in flight.
 pub(super) fn line(view: &FleetView, in_flight: usize) -> String {
     let count = |state| view.models.iter().filter(|model| model.state == state).count();
     let mut text = match view.models.len() {
@@ -35,7 +35,7 @@ pub(super) fn line(view: &FleetView, in_flight: usize) -> String {
     one_line(&text)
 }
 
-/// What a policy wants of a model, if it wants anything.
+/// The policy's next action for a model, if there is one.
 fn next(model: &ModelView) -> Option<String> {
     let policy = model.policy.as_ref().filter(|policy| policy.decision.action != Action::Observe)?;
     let reason = policy.decision.reason.map_or("", |reason| reason.phrase());
@@ -43,7 +43,7 @@ fn next(model: &ModelView) -> Option<String> {
     Some(format!("{}: {} ({reason}){held}", model.name, policy.decision.action.phrase()))
 }
 
-/// A message has a line for each of its parts, and names may be anything.
+/// Joins a text into one line, because a message has a line for each field and names may contain anything.
 pub(super) fn one_line(text: &str) -> String {
     let plain = secrets::text(text);
     let mut line: String =

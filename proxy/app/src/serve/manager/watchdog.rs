@@ -1,24 +1,24 @@
-//! The watchdog: fed only if everything that has to turn has turned since the last time.
+//! The watchdog: fed only if every loop has been responsive since the last time.
 //!
 //! ```text
-//!   round: the acceptor, each thread of the gateway, the task of each model, the admin listener are asked for a word
-//!            all have given it  -> fed, and the next round after a pause
-//!            one has not        -> not fed, however well all others are; told in our log before the manager ends us
-//!            one has ended      -> not fed: asked anew, because a model may just have been removed
+//!   round: acceptor, threads of the gateway, tasks of the models and admin listener are asked for an answer
+//!            all have answered     -> fed, and the next round after a pause
+//!            one has not answered  -> not fed; logged before the manager ends us
+//!            one has ended         -> not fed: asked again, because a model may just have been removed
 //! ```
 //!
-//! There is never more than one round, so a loop that is stuck has one question in its queue and no more.
+//! Only one round runs at a time, so a stuck loop has no more than one question in its queue.
 
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-/// Who was asked, in words, and what resolves when it has turned.
+/// Names of the loops, each with a receiver that resolves when the loop answers.
 pub(crate) type Asked = Vec<(String, oneshot::Receiver<()>)>;
 
-/// Asks and feeds until `stop`. `limit`: what comes of it when it was not fed for so long; `meanwhile`: what is so while somebody is
-/// missing, in words.
+/// Runs rounds until `stop`. `limit`: the manager ends us if the watchdog is not fed for this long;
+/// `meanwhile`: the consequence of a missing answer, for the log.
 pub(crate) async fn watch<Fed: Future<Output = ()>>(
     limit: Duration,
     meanwhile: &str,
@@ -39,12 +39,13 @@ async fn rounds<Fed: Future<Output = ()>>(
         if turned(ask(), limit / 2, meanwhile).await {
             feed().await;
         }
-        // Two rounds that come late, and it is fed in time all the same.
+        // Even after two late rounds the watchdog is fed in time.
         tokio::time::sleep(limit / 4).await;
     }
 }
 
-/// Whether all have answered; waits for those that have not. `patience`: after it, who is missing is told.
+/// Waits for the answers of all loops; false if one of them has ended. After `patience` the first missing
+/// one is logged.
 async fn turned(asked: Asked, patience: Duration, meanwhile: &str) -> bool {
     let told = tokio::time::sleep(patience);
     tokio::pin!(told);
@@ -80,7 +81,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_millis(40);
     const LONG: Duration = Duration::from_secs(30);
 
-    /// Two of which the second answers only while it is not stuck.
+    /// Two loops, of which the second answers only while it is not stuck.
     struct Two {
         stuck: Cell<bool>,
         dead: Cell<bool>,
@@ -123,7 +124,7 @@ mod tests {
             },
         );
         tokio::pin!(watching);
-        // Watches on until that is so.
+        // Runs the watchdog until the condition holds.
         let mut until = async |what: &str, so: &dyn Fn() -> bool| {
             let waits = async {
                 while !so() {

@@ -1,4 +1,5 @@
-//! A running instance between the program before it and the one after: what it hands on, and how it lets go.
+//! Methods of a running instance for an upgrade: takes over from its predecessor, and hands over to its
+//! successor.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,7 +16,7 @@ use crate::serve::upgrade::ending::Times;
 use crate::serve::upgrade::talk::{Legacy, Place};
 use crate::sync::lock;
 
-/// Copies of the sockets that listen: for clients, for operators, for probes and balancers.
+/// Copies of the listening sockets: for clients, for operators, for probes and balancers.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     pub(super) public: Vec<OwnedFd>,
@@ -23,14 +24,14 @@ pub(super) struct Copies {
     pub(super) probes: Vec<OwnedFd>,
 }
 
-/// For an upgrade: the program before us, and the one after.
+/// For an upgrade: taking over and handing over.
 impl Server {
-    /// How long an upgrade may take.
+    /// Limit of an upgrade.
     pub(in crate::serve) const fn upgrade_wait(&self) -> Duration {
         self.resolved.server.upgrade_wait
     }
 
-    /// How long a program may take to tell its version.
+    /// Limit for a program to print its version.
     pub(in crate::serve) const fn version_timeout(&self) -> Duration {
         self.resolved.child.version_timeout
     }
@@ -43,11 +44,11 @@ impl Server {
         Place::of(&self.resolved)
     }
 
-    /// How many of them are public, and all sockets with the lock of the directory.
+    /// The header of the handover, with all sockets and the lock of the directory.
     pub(in crate::serve) fn legacy(&self) -> io::Result<(Legacy, Vec<OwnedFd>)> {
         let own = lock(&self.copies);
         let remade = lock(&self.admin_remade);
-        // The first one is the Unix socket.
+        // The first one is the Unix socket, which the restored one replaces.
         let operators = remade.iter().chain(own.operators.iter().skip(usize::from(remade.is_some())));
         let copies = own.public.iter().chain(operators).chain(&own.probes);
         let copies = copies.map(OwnedFd::try_clone);
@@ -62,33 +63,34 @@ impl Server {
         Ok((legacy, all?))
     }
 
-    /// Everything is ours from now on.
+    /// Takes ownership of the directories.
     pub(in crate::serve) fn own(&mut self) {
         self.claim.own();
     }
 
-    /// Whether we answer: asked before the program before us lets go.
+    /// Runs the self-test, before the predecessor lets go.
     pub(in crate::serve) async fn answers(&self) -> Result<(), String> {
         self.inquiry.answers(self.resolved.server.upgrade_answer).await
     }
 
-    /// A task that ends with us.
+    /// Spawns a task that ends with us.
     pub(in crate::serve) fn beside(&self, task: impl Future<Output = ()> + Send + 'static) {
         drop(self.tasks.spawn(task));
     }
 
-    /// What is written down of the fleet is written by the next program.
+    /// Stops recording the fleet, because the successor records it.
     pub(in crate::serve) async fn close_books(&self) {
         self.books.close(self.resolved.upstream.connect_timeout).await;
     }
 
-    /// A socket listens as long as anybody has a copy: clients would wait at it for nobody.
+    /// Drops the copies of the sockets. A socket listens while a copy is open; its clients would wait in
+    /// vain.
     pub(super) fn forget_sockets(&self) {
         drop(std::mem::take(&mut *lock(&self.copies)));
         drop(lock(&self.admin_remade).take());
     }
 
-    /// The next program accepts clients and operators.
+    /// Stops accepting clients and operators, whom the successor serves now.
     pub(in crate::serve) fn retire(&self) {
         self.forget_sockets();
         self.ends.retire.cancel();
@@ -97,19 +99,20 @@ impl Server {
         self.stop.cancel();
     }
 
-    /// No connection is kept for another request.
+    /// Closes connections after their current request.
     pub(in crate::serve) fn stop_accepting(&self) {
         self.ends.stop.cancel();
     }
 
-    /// How long a stop takes here. All of `probe.drain_delay`, though an operator may have begun to leave before: the program that serves
-    /// takes requests for no longer, and knows what of that time has passed.
+    /// The times of a stop here. `delay` is all of `probe.drain_delay`, even if an operator began to leave
+    /// before. The serving program accepts requests for no longer, and knows how much of that time has
+    /// passed.
     pub(in crate::serve) const fn stop_times(&self, deadline: Duration) -> Times {
         let delay = self.resolved.probe.drain_delay;
         Times { delay, grace: self.resolved.server.stopped_keep_alive, deadline }
     }
 
-    /// They are the next program's.
+    /// Leaves the directories to the successor.
     pub(in crate::serve) fn leave_directories(&mut self) {
         self.claim.leave();
     }
@@ -122,7 +125,7 @@ impl Server {
         self.gateway_done.cancelled().await;
     }
 
-    /// The last request has ended: nothing of all this is needed any more, and nothing is taken away.
+    /// Ends everything after the last request, without removing any file.
     pub(in crate::serve) async fn disband(self) {
         self.tasks.close();
         let limit = self.resolved.upstream.connect_timeout;
@@ -135,7 +138,7 @@ impl Server {
     }
 }
 
-/// What is written down of the fleet: by one program at a time.
+/// Tasks that record the fleet: only one program at a time may run them.
 pub(super) struct Books {
     pub(super) tasks: TaskTracker,
     pub(super) closed: CancellationToken,
@@ -143,7 +146,7 @@ pub(super) struct Books {
     pub(super) state: StateWriter,
 }
 
-/// Longer than any disk needs that works.
+/// Limit of the last writes, longer than any working disk needs.
 const WRITES: Duration = Duration::from_secs(1);
 
 impl Books {
@@ -154,7 +157,7 @@ impl Books {
             tracing::warn!("not all that memory did could be written in time");
         }
         let series = self.series.clone();
-        // Behind what is written of it still. A disk that hangs must not keep the next program from serving.
+        // Queued after the writes in progress. A disk that hangs must not keep the successor from serving.
         self.state.write(StateKind::Series, 0, move || {
             series.give_up();
             Ok(())
@@ -162,7 +165,7 @@ impl Books {
         let _late = self.state.written(limit).await;
     }
 
-    /// At the end: waits a little for what is on its way to the disk.
+    /// At the end: waits a short time for writes in progress.
     pub(super) async fn finish(&self) {
         if !self.state.written(WRITES).await {
             let waiting = self.state.view().waiting;

@@ -1,8 +1,9 @@
-//! An old program at a stop: it lets in, refuses and cuts when the one that serves does.
+//! The stop of an old program: it admits, refuses and cuts requests at the same times as the program that
+//! serves.
 //!
 //! ```text
-//!   told ── probe.drain_delay ──> stop ── what is on its way ──> refuse ── what runs may end ──> cut
-//!                                   └──────────── server.shutdown_deadline ────────────────────────┘
+//!   told ── probe.drain_delay ──> stop ── requests on their way ──> refuse ── running requests ──> cut
+//!                                   └──────────── server.shutdown_deadline ─────────────────────────┘
 //! ```
 
 use std::collections::VecDeque;
@@ -10,43 +11,43 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a stop takes.
+/// Times of a stop.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::serve) struct Times {
-    /// Requests are still taken.
+    /// Time in which requests are still accepted.
     pub(in crate::serve) delay: Duration,
-    /// Requests may be on their way.
+    /// Time after that in which requests on their way are still admitted.
     pub(in crate::serve) grace: Duration,
-    /// What runs may end.
+    /// Limit for running requests to end.
     pub(in crate::serve) deadline: Duration,
 }
 
 impl Times {
-    /// From the word until all is cut.
+    /// Time until all is cut.
     pub(super) const fn all(&self) -> Duration {
         self.delay.saturating_add(self.deadline)
     }
 }
 
-/// What is to be done next.
+/// A step of a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// No connection is kept for another request.
+    /// Close connections after their current request.
     Stop,
-    /// Nobody is let in any more who would have to wait.
+    /// Refuse requests that would have to wait.
     Refuse,
-    /// Whatever still runs has had its time.
+    /// Cut all running requests.
     Cut,
 }
 
-/// The steps of a stop that are still to come.
+/// The remaining steps of a stop.
 #[derive(Debug)]
 pub(super) struct Ending {
     steps: VecDeque<(Instant, Step)>,
 }
 
 impl Ending {
-    /// Told at this time.
+    /// A stop that begins at `now`.
     pub(super) fn new(now: Instant, times: Times) -> Self {
         let stop = now + times.delay;
         let steps = [
@@ -57,7 +58,7 @@ impl Ending {
         Self { steps: steps.into() }
     }
 
-    /// Nobody serves any more: there is nothing to wait for but what runs.
+    /// Stops and refuses at once, because no program serves any more; running requests keep their time.
     pub(super) fn hurry(&mut self, now: Instant) {
         for (at, step) in &mut self.steps {
             if *step != Step::Cut {
@@ -66,12 +67,12 @@ impl Ending {
         }
     }
 
-    /// When there is something to do.
+    /// Time of the next step.
     pub(super) fn next(&self) -> Option<Instant> {
         self.steps.front().map(|(at, _)| *at)
     }
 
-    /// What it is, if its time has come.
+    /// The next step, if its time has come.
     pub(super) fn take(&mut self, now: Instant) -> Option<Step> {
         if self.next()? > now {
             return None;
@@ -79,7 +80,7 @@ impl Ending {
         self.steps.pop_front().map(|(_, step)| step)
     }
 
-    /// When all has had its time.
+    /// Time of the cut.
     pub(super) fn cut(&self) -> Option<Instant> {
         self.steps.back().map(|(at, _)| *at)
     }
@@ -95,7 +96,7 @@ mod tests {
         deadline: Duration::from_secs(30),
     };
 
-    /// What is done from second to second.
+    /// Steps taken at each second.
     fn done(ending: &mut Ending, from: Instant, seconds: &[u64]) -> Vec<Vec<Step>> {
         let at = |second| from + Duration::from_secs(second);
         seconds.iter().map(|second| std::iter::from_fn(|| ending.take(at(*second))).collect()).collect()
@@ -111,7 +112,7 @@ mod tests {
             steps,
             [vec![], vec![], vec![Step::Stop], vec![Step::Refuse], vec![], vec![Step::Cut], vec![]]
         );
-        // One that waits for requests on their way for longer than for those that run.
+        // A grace for requests on their way that is longer than the deadline.
         let mut ending = Ending::new(now, Times { grace: Duration::from_secs(3600), ..TIMES });
         assert_eq!(done(&mut ending, now, &[44, 45]), [vec![Step::Stop], vec![Step::Refuse, Step::Cut]]);
     }

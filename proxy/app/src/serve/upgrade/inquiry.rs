@@ -1,7 +1,8 @@
-//! Before the program before us lets go: we ask ourselves what clients and operators will ask, and have to answer.
+//! A self-test before the predecessor lets go: we send ourselves the requests of a client and an operator.
 //!
-//! The request goes the way of all: accepted, read, routed and answered on a thread of the gateway; the listening sockets are still the
-//! other program's. TLS aside: its certificate was read when we started, and who would trust it is not here.
+//! The client's request is accepted, read, routed and answered on a thread of the gateway as usual,
+//! although the listening sockets are still the predecessor's. TLS is left out: its certificate was read at
+//! our start, and no peer is here to trust it.
 
 use std::time::Duration;
 
@@ -16,10 +17,10 @@ use warden_gateway::Inward;
 
 use crate::admin::answer::Admin;
 
-/// What `/health` says of a thousand models is less.
+/// Limit in bytes of the answer: `/health` of a thousand models is smaller.
 const LONGEST: usize = 16 << 20;
 
-/// Both sides of us, as others see them.
+/// The gateway and the admin routes, to be tested.
 pub(in crate::serve) struct Inquiry {
     inward: Inward,
     admin: Admin,
@@ -30,11 +31,11 @@ impl Inquiry {
         Self { inward, admin }
     }
 
-    /// Whether we answer a client and an operator within `limit`.
+    /// Checks that we answer a client and an operator within `limit`.
     ///
     /// # Errors
     ///
-    /// What does not answer, in words.
+    /// The part that does not answer, in words.
     pub(in crate::serve) async fn answers(&self, limit: Duration) -> Result<(), String> {
         let asked = async {
             client(&self.inward).await.map_err(|why| format!("it does not answer a client: {why}"))?;
@@ -42,7 +43,7 @@ impl Inquiry {
         };
         let late = || Err(format!("it does not answer a request of its own within {limit:?}"));
         if limit.is_zero() {
-            // A timer is not exact to the millisecond: whether there is an answer by then would be luck.
+            // A timer is not exact to the millisecond, so an answer at the limit would be luck.
             return late();
         }
         timeout(limit, asked).await.unwrap_or_else(|_| late())
@@ -72,7 +73,8 @@ async fn client(inward: &Inward) -> Result<(), String> {
     judged(status?)
 }
 
-/// Keys, hosts and a drain may be against us; a failure is none of them.
+/// Checks a status. A missing key, an unknown host or a drain may refuse the request; a server error is a
+/// failure.
 fn judged(status: StatusCode) -> Result<(), String> {
     let fails = status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE;
     if fails { Err(format!("`/health` says {status}")) } else { Ok(()) }

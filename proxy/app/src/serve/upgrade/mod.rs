@@ -1,24 +1,25 @@
-//! Another program goes on in our place: with our listening sockets, our llama-servers and what is known of them.
+//! An upgrade: another program replaces this one, with its listening sockets, its llama-servers and their
+//! recorded state.
 //!
 //! ```text
-//!   old: serves ───────────── freeze ── will ──────────── ready? ── let go ── go ──> one request more for each connection
-//!                               │         │                 │                │       counts until nothing runs here
+//!   old: serves ───────────── freeze ── will ──────────── ready? ── let go ── go ──> one more request each
+//!                               │         │                 │                │       reports until it is idle
 //!   new:        starts, reads,  │         │                 │                v
 //!               hello ──────────┘         └─ adopts, probes ┘            accepts, decides
 //! ```
 //!
-//! Until `go` the old one needs nothing to go on as before, and does so if the new one fails, hangs or dies. Who forks, and so has to stay, is
-//! told in `warden_supervisor::process::root`.
+//! Until `go` the old program can continue as before, and does so if the new one fails, hangs or dies.
+//! `warden_supervisor::process::root` explains which program forks and therefore has to stay.
 //!
 //! | file | job |
 //! |---|---|
-//! | `talk` | what the two say to each other |
-//! | `order` | who may ask for it, and how it is answered |
-//! | `program` | whether a file may take our place |
+//! | `talk` | messages between the two |
+//! | `order` | orders to upgrade and their answers |
+//! | `program` | checks whether a file may replace us |
 //! | `old`, `new` | either side |
-//! | `inquiry` | whether the new one answers |
-//! | `retired` | what is left to do for the old one |
-//! | `ending` | when it does what at a stop |
+//! | `inquiry` | self-test of the new program |
+//! | `retired` | remaining work of the old program |
+//! | `ending` | its schedule at a stop |
 
 pub(super) mod ending;
 pub(super) mod inquiry;

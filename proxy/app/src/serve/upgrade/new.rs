@@ -1,4 +1,4 @@
-//! The new program's side: it gets all it needs, sees whether that answers, and waits to be told to go.
+//! The new program's side: receives the handover, tests itself, waits for `go`.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -11,26 +11,27 @@ use warden_supervisor::{Fleet, FleetWill, Remains, Shares, WillPiece};
 use super::talk::{Gates, Hello, Legacy, PROTOCOL, Place, Talk, Word};
 use crate::exit::Failure;
 
-/// The old program has a deadline of its own, and kills us when that is over: this only keeps us from staying if it is gone.
+/// Limit of waits. The old program has a deadline of its own and kills us after it; this only ends us if it
+/// is gone.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Nobody waits longer for an upgrade.
+/// Longest useful limit of an upgrade.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How often we look for news to tell the old program, even if nothing wakes us.
+/// Interval of checks for news to send to the old program, even if nothing wakes us.
 const LOOKS: Duration = Duration::from_millis(200);
-/// It takes a word within this time, or is gone.
+/// Limit for sending a message; beyond it, the old program counts as gone.
 const TAKES: Duration = Duration::from_secs(5);
 
-/// A conversation with the program before us.
+/// The connection to our predecessor.
 #[derive(Clone, Debug)]
 pub(in crate::serve) struct Predecessor {
     talk: Talk,
 }
 
-/// What it left.
+/// Everything that the predecessor handed over.
 #[derive(Debug)]
 pub(in crate::serve) struct Inheritance {
     pub(in crate::serve) sockets: Left,
-    /// It was leaving a group of instances.
+    /// True if the predecessor was leaving a group of instances.
     pub(in crate::serve) leaves: bool,
     pub(in crate::serve) lock: OwnedFd,
     pub(in crate::serve) will: FleetWill,
@@ -38,7 +39,7 @@ pub(in crate::serve) struct Inheritance {
     pub(in crate::serve) begun: CancellationToken,
 }
 
-/// Its sockets that listen.
+/// The predecessor's listening sockets.
 #[derive(Debug)]
 pub(in crate::serve) struct Left {
     pub(in crate::serve) public: Vec<OwnedFd>,
@@ -46,13 +47,13 @@ pub(in crate::serve) struct Left {
     pub(in crate::serve) probes: Vec<OwnedFd>,
 }
 
-/// Those of the admin routes.
+/// Sockets of the admin routes.
 #[derive(Debug)]
 pub(in crate::serve) struct LeftAdmin {
     pub(in crate::serve) socket: OwnedFd,
-    /// That of `admin.address`.
+    /// Socket of `admin.address`.
     pub(in crate::serve) address: Option<OwnedFd>,
-    /// Whoever started the first program made the Unix socket.
+    /// True if the service manager made the Unix socket.
     pub(in crate::serve) given: bool,
 }
 
@@ -61,21 +62,22 @@ impl Predecessor {
         Self { talk: Talk::new(stream) }
     }
 
-    /// Tells it why it has to go on.
+    /// Reports why the predecessor has to continue.
     pub(in crate::serve) async fn disappoint(&self, problem: &Failure) {
         let message = problem.lines().join("; ");
         let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
-        // Either word is understood where it waits for one; it may be gone, too.
+        // Accepted in both places where the predecessor waits; it may also be gone.
         let _said = self.talk.say(Hello::CannotCome { message }, Vec::new(), soon()).await;
     }
 
-    /// Tells that we could take over, and gets what there is.
+    /// Announces us, and receives the handover.
     pub(in crate::serve) async fn greet(&self, place: Place) -> Result<Inheritance, Failure> {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let hello = Hello::Comes { protocol: PROTOCOL, version, place };
         let lost = |error| Failure::failed(format!("the program before us does not hand over: {error}"));
         self.talk.say(hello, Vec::new(), soon()).await.map_err(lost)?;
-        // It waits for what is under way there as long as somebody has said; if it is gone, that is heard at once.
+        // The predecessor first waits for tasks in progress, as long as the order allows; its end is
+        // noticed at once.
         let long = Instant::now() + LONGEST;
         let (legacy, files) = self.talk.hear::<Legacy>(long).await.map_err(lost)?;
         let mut pieces = Vec::new();
@@ -92,7 +94,8 @@ impl Predecessor {
         let socket = rest.next().ok_or_else(strange)?;
         let lock = rest.next_back().ok_or_else(strange)?;
         let mut probes: Vec<OwnedFd> = rest.by_ref().rev().take(legacy.probes).collect();
-        // As they were given: where both addresses leave the port to the system, the first one is that for probes.
+        // Restores their order: where the system chose the ports of both, the first one is the probe
+        // listener.
         probes.reverse();
         Ok(Inheritance {
             sockets: Left {
@@ -107,8 +110,8 @@ impl Predecessor {
         })
     }
 
-    /// All is there: sees whether it `answers`, waits to be told to go, and takes over. Returns the places that are kept for what runs in
-    /// the program before us.
+    /// After the handover: runs the self-test `answers`, waits for `go`, and takes over. Returns the slots
+    /// reserved for requests that still run in the predecessor.
     pub(in crate::serve) async fn take_over(
         &self,
         fleet: &Fleet,
@@ -140,7 +143,8 @@ impl Predecessor {
         Ok(Kept { shares })
     }
 
-    /// Gives places free as requests end there, and tells where what is there may go, until none is left or the program is gone.
+    /// Frees slots as requests end in the predecessor, and reports open gates to it, until none is left or
+    /// it is gone.
     pub(in crate::serve) async fn follow(self, kept: Kept, fleet: Fleet) {
         tokio::select! {
             () = self.hear_of(kept) => {}
@@ -150,7 +154,7 @@ impl Predecessor {
 
     async fn tell_of(&self, fleet: &Fleet) {
         let mut views = fleet.subscribe();
-        // That there is none is to be told, too.
+        // An empty list is reported, too.
         let mut told = None;
         loop {
             let gates = Gates { gates: fleet.gates(), refusals: fleet.refusals() };
@@ -158,18 +162,20 @@ impl Predecessor {
                 told = Some(gates.clone());
                 let until = Instant::now() + TAKES;
                 if self.talk.say(gates, Vec::new(), until).await.is_err() {
-                    // It is gone, or does not listen: what it has is not waited for. Heard of beside.
+                    // The predecessor is gone or does not read: its requests are not waited for. `hear_of`
+                    // notices its end.
                     self.talk.end();
                     return std::future::pending().await;
                 }
             }
-            // Once we have let go in our turn, the gates are those that we follow.
+            // Once we have let go in our turn, the gates are those of our successor.
             tokio::select! {
                 changed = views.changed() => if changed.is_err() {
                     return std::future::pending().await;
                 },
                 () = fleet.followed() => {}
-                // Whoever came to wait there meanwhile may be one who is turned away.
+                // Refusals change without a wake, for example for a request that came to wait in the
+                // predecessor.
                 () = tokio::time::sleep(LOOKS) => {}
             }
             views.mark_unchanged();
@@ -190,7 +196,7 @@ impl Predecessor {
     }
 }
 
-/// Places in slots.
+/// Slots reserved for the predecessor's requests.
 #[derive(Debug)]
 pub(in crate::serve) struct Kept {
     shares: Shares,

@@ -1,4 +1,4 @@
-//! The old program's side: until the new one says that it is ready, nothing is given up.
+//! The old program's side: gives up nothing until the new program reports that it is ready.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -13,18 +13,18 @@ use super::talk::{Hello, Legacy, PROTOCOL, Place, Talk, Word};
 use super::{program, retired::Retired};
 use crate::serve::{Server, Signals};
 
-/// How long nothing is decided while the next program makes itself ready: it has all it needs but the time to look at it.
+/// Limit of the freeze while the new program prepares: it has all it needs except the time to check it.
 const READY: Duration = Duration::from_secs(20);
-/// How long the new one may take from `go` until it has said that it serves: it has all it needs.
+/// Limit from `go` until the new program reports that it serves.
 const BEGINS: Duration = Duration::from_secs(10);
 
 /// Why there is no upgrade.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::serve) enum Stays {
-    /// In words; everything goes on as before.
+    /// In words; everything continues as before.
     #[error("{0}")]
     Cannot(String),
-    /// Somebody has told us to end meanwhile.
+    /// A signal to end arrived meanwhile.
     #[error("llama-warden was told to end")]
     Ends,
 }
@@ -35,12 +35,12 @@ impl From<String> for Stays {
     }
 }
 
-/// Lets another program take our place. On success nothing is left to do but what [`Retired`] does. A signal to end counts until there is
-/// no way back; then it is for whoever serves.
+/// Upgrades to another program. On success only the work of [`Retired`] is left. A signal to end is handled
+/// here until the point of no return; after it, the new program handles it.
 ///
 /// # Errors
 ///
-/// Why not.
+/// The reason why the old program continues.
 pub(in crate::serve) async fn hand_over(
     server: &Server,
     to: Option<PathBuf>,
@@ -48,7 +48,7 @@ pub(in crate::serve) async fn hand_over(
     signals: &mut Signals,
 ) -> Result<(Upgraded, Retired), Stays> {
     let until = Instant::now() + wait.unwrap_or(server.upgrade_wait());
-    // Its disk may hang, too.
+    // The program's disk may hang, too.
     let choosing = run_job(WorkKind::Configuration, move || program::Next::choose(to));
     let next = tokio::select! {
         next = choosing => next.map_err(|error| error.to_string())??,
@@ -64,7 +64,7 @@ pub(in crate::serve) async fn hand_over(
     let shown = binary.display().to_string();
     let next = program::called_as_we_are(binary);
     tracing::info!(program = %shown, version = %to, "upgrade: starting the next program");
-    // Dropped, it is killed: whatever goes wrong from here on, nothing of it stays.
+    // Killed if it is dropped: after a failure nothing of it stays.
     let child = server.nursery().succeed(next, Some(theirs.into())).await;
     let child = child.map_err(|error| error.to_string())?;
     let talk = Talk::new(ours);
@@ -78,8 +78,8 @@ pub(in crate::serve) async fn hand_over(
     Ok((upgraded, go(server, talk, child).await))
 }
 
-/// Gives the next program all it needs until it is ready. Since when nothing is decided here, and how many processes go along. Dropped
-/// before its end, everything goes on as before.
+/// Hands over everything until the new program is ready. Returns the begin of the freeze and the number of
+/// processes handed over. If dropped before its end, everything continues as before.
 async fn ready(
     server: &Server,
     talk: &Talk,
@@ -89,7 +89,7 @@ async fn ready(
     greeted(talk, &server.place(), until).await?;
     let (will, frozen) = tokio::select! {
         will = server.fleet().bequeath(until) => will.map_err(|busy| format!("busy: {busy}"))?,
-        // It has nothing to say meanwhile.
+        // Only its end is waited for: it sends nothing meanwhile.
         _ = child.wait() => return Err("the next program has ended while it waited".to_owned()),
     };
     let since = Instant::now();
@@ -107,7 +107,7 @@ async fn ready(
     Ok((since, processes))
 }
 
-/// From here on there is no way back: the new one owns all.
+/// The point of no return: the new program owns everything from here on.
 async fn go(server: &Server, talk: Talk, child: Child) -> Retired {
     server.close_books().await;
     server.fleet().let_go().await;
@@ -119,7 +119,7 @@ async fn go(server: &Server, talk: Talk, child: Child) -> Retired {
     server.retire();
     match talk.hear::<Word>(until).await {
         Ok((Word::Serves, _)) => tracing::info!("upgrade: the next program serves"),
-        // Its end is noticed by whoever made it, and is the end of all.
+        // The process that forked it notices its end, which ends everything.
         Ok(_) => tracing::error!("the next program says what it should not"),
         Err(error) => tracing::error!(%error, "the next program does not say that it serves"),
     }

@@ -1,4 +1,4 @@
-//! Who asks for an upgrade, and how it is answered: one at a time.
+//! Orders to upgrade and their answers, one at a time.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,41 +8,41 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
-/// An order to let another program take our place.
+/// An order to upgrade to another program.
 #[derive(Debug)]
 pub(crate) struct Order {
-    /// The file; where ours was found if there is none.
+    /// Path of the program; `None`: our own path.
     pub(crate) to: Option<PathBuf>,
-    /// How long it may take; as long as usual if there is nothing.
+    /// Time limit; `None`: the configured one.
     pub(crate) wait: Option<Duration>,
-    /// Who wants it.
+    /// Name of the operator who gave it.
     pub(crate) by: Arc<str>,
     pub(crate) reply: oneshot::Sender<Result<Upgraded, String>>,
 }
 
-/// What came of it.
+/// Report of a finished upgrade.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Upgraded {
-    /// The version before.
+    /// The old version.
     pub(crate) from: String,
-    /// The version now.
+    /// The new version.
     pub(crate) to: String,
-    /// Processes that went along.
+    /// Processes that were handed over.
     pub(crate) processes: usize,
-    /// How long nobody decided anything, in milliseconds; requests went on.
+    /// Duration of the freeze of decisions, in milliseconds; requests continued.
     pub(crate) frozen_ms: u64,
-    /// The program.
+    /// Path of the new program.
     #[serde(default)]
     pub(crate) program: String,
-    /// It is the file that ran before.
+    /// True if it is the same file as before.
     #[serde(default)]
     pub(crate) same: bool,
-    /// Who starts the instance anew as it was started gets this other one.
+    /// The program that a restart of the instance would start, if it is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) restart_starts: Option<String>,
 }
 
-/// Where orders are given.
+/// Sends orders.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Orders {
     sender: Option<mpsc::Sender<Order>>,
@@ -52,24 +52,23 @@ pub(crate) struct Orders {
 /// Why an order was not carried out.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// Another one is.
+    /// Another upgrade is in progress.
     UnderWay,
-    /// In words.
     Failed(String),
 }
 
 impl Orders {
-    /// And where they arrive.
+    /// Also returns the receiver.
     pub(crate) fn new() -> (Self, mpsc::Receiver<Order>) {
         let (sender, receiver) = mpsc::channel(1);
         (Self { sender: Some(sender), under_way: Arc::default() }, receiver)
     }
 
-    /// Gives one and waits for what comes of it. Who leaves meanwhile changes nothing about it.
+    /// Sends an order and waits for its outcome. The upgrade continues if the caller stops waiting.
     ///
     /// # Errors
     ///
-    /// Another one is under way, or it did not come to it.
+    /// Another upgrade is in progress, or this one failed.
     pub(crate) async fn give(
         &self,
         to: Option<PathBuf>,
@@ -84,7 +83,7 @@ impl Orders {
         let over = Over(Arc::clone(&self.under_way));
         let (reply, answer) = oneshot::channel();
         sender.send(Order { to, wait, by, reply }).await.map_err(|_| gone())?;
-        // Not when who asked leaves: when it is over.
+        // Released when the upgrade is over, not when the caller stops waiting.
         let answer = answer.await;
         drop(over);
         answer.map_err(|_| gone())?.map_err(Refused::Failed)

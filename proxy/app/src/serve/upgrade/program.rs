@@ -1,4 +1,5 @@
-//! Which file takes our place, and whether it may: a program that only we or root can change, and that says it is llama-warden.
+//! Chooses and checks the program of an upgrade: a file that only we or root can change, and that says it
+//! is llama-warden.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -10,16 +11,16 @@ use std::time::Duration;
 
 use warden_supervisor::Program;
 
-/// What the kernel writes behind the path of a program whose file was replaced.
+/// Suffix that the kernel appends to the path of a running program whose file was replaced.
 const DELETED: &[u8] = b" (deleted)";
 
-/// The program to go on with.
+/// The program to continue with.
 #[derive(Debug)]
 pub(super) struct Next {
     pub(super) binary: PathBuf,
-    /// It is the file that runs here.
+    /// True if `binary` is the file that runs now.
     pub(super) same: bool,
-    /// What a start anew would start instead, if that is another one.
+    /// The program that a restart would start, if it is another one.
     pub(super) restart_starts: Option<String>,
 }
 
@@ -31,7 +32,7 @@ impl Next {
     }
 }
 
-/// The file to go on with: the one that is named, or the one that lies now where ours was found when we began.
+/// The file to continue with: the named one, or the one now at the path that we were started from.
 fn choose(named: Option<PathBuf>) -> Result<PathBuf, String> {
     let path = match named {
         Some(path) => path,
@@ -43,10 +44,10 @@ fn choose(named: Option<PathBuf>) -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// The name by which we were found when we began: a link that is led elsewhere for the next version, for example.
+/// The path that we were started from; for example, a link that is changed for the next version.
 static NAME: OnceLock<Option<PathBuf>> = OnceLock::new();
 
-/// Notes under which name we were found. Call it at the start: later another program may lie there.
+/// Records the path that we were started from. Call it at the start: later another program may be there.
 pub(in crate::serve) fn note_own_name() {
     NAME.get_or_init(|| {
         let exe = std::env::current_exe().ok()?.canonicalize().ok()?;
@@ -54,13 +55,13 @@ pub(in crate::serve) fn note_own_name() {
     });
 }
 
-/// Where whoever starts us as we were started finds the program.
+/// The path at which a restart with the same name finds the program.
 fn found_as() -> Option<PathBuf> {
     let name = std::env::args_os().next()?;
     found(&name, &std::env::var_os("PATH").unwrap_or_default())
 }
 
-/// Where a program is found that is called by this name: by a shell, or by a service manager, which says a path.
+/// The path of a program with this name, as a shell finds it; a service manager passes a whole path.
 fn found(name: &OsStr, search: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return std::path::absolute(name).ok();
@@ -70,12 +71,12 @@ fn found(name: &OsStr, search: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(search).map(|folder| folder.join(name)).find(runs)
 }
 
-/// What a start anew would start instead of the program that has taken our place, if it is another one.
+/// The program that a restart would start instead of `next`, if it is another one.
 fn would_be_started(next: &Path) -> Option<PathBuf> {
     found_as().filter(|path| path.canonicalize().is_ok_and(|path| path != next))
 }
 
-/// Whether it is the file that runs here.
+/// Returns true if `next` is the file that runs now.
 fn is_ours(next: &Path) -> bool {
     let same = |a: std::fs::Metadata, b: std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
     std::fs::metadata("/proc/self/exe").ok().zip(next.metadata().ok()).is_some_and(|(a, b)| same(a, b))
@@ -90,7 +91,7 @@ fn own_path() -> Option<PathBuf> {
     Some(PathBuf::from(OsString::from_vec(path)))
 }
 
-/// Whoever can change the file could run anything as us.
+/// Checks who may change the file: such a user could run any program as us.
 fn trusted(path: &Path) -> Result<(), String> {
     let shown = path.display();
     let facts = path.metadata().map_err(|error| format!("cannot use {shown}: {error}"))?;
@@ -108,7 +109,7 @@ fn trusted(path: &Path) -> Result<(), String> {
     }
 }
 
-/// What it says of its version, asked within a limit.
+/// Runs the program for its version, within a limit.
 pub(super) async fn version(path: &Path, limit: Duration) -> Result<String, String> {
     let shown = path.display();
     let mut command = tokio::process::Command::new(path);
@@ -122,11 +123,11 @@ pub(super) async fn version(path: &Path, limit: Duration) -> Result<String, Stri
     version.ok_or_else(|| format!("{shown} does not say that it is llama-warden when asked for `--version`"))
 }
 
-/// It, called as we were.
+/// The program with our own arguments.
 pub(super) fn called_as_we_are(binary: PathBuf) -> Program {
     let mut words = std::env::args_os();
     let called = words.next().unwrap_or_else(|| OsString::from("llama-warden"));
-    // Under another name it would be another program: llama-server's.
+    // The name selects the mode: under the name llama-server it would act as that.
     let called = if called.as_bytes().is_empty() { OsString::from("llama-warden") } else { called };
     Program { binary, called, args: words.collect() }
 }

@@ -1,5 +1,5 @@
-//! What is left for the old program: its requests end, the new one hears how many there still are, and if it was the first of
-//! all it stays, because the kernel ends the llama-servers with it.
+//! Remaining work of the old program: its requests end, and their number is reported to the new program. If
+//! it was the first program, it stays, because the kernel ends the llama-servers with it.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use crate::exit::Failure;
 use crate::serve::Server;
 use crate::serve::signals::{Asked, Signals};
 
-/// How often the new program hears what still runs here: its queue moves by that.
+/// Interval of reports on remaining requests: the new program's queue advances with them.
 const TELLS: Duration = Duration::from_millis(50);
-/// A word is not waited for any longer.
+/// Limit for sending one message.
 const TAKES: Duration = Duration::from_secs(1);
-/// Others need this long to end, once what ran in them has had its time.
+/// Extra time for other programs to end after their requests were cut.
 const LAST: Duration = Duration::from_secs(1);
-/// Between two words of the next program may be any time: this only says how long one call waits.
+/// Limit of one call that waits for a message. Any time may pass between two messages.
 const HEARS: Duration = Duration::from_secs(3);
 
-/// A conversation in which only one still speaks.
+/// The old program after the handover, with its connection to the new one.
 pub(in crate::serve) struct Retired {
     talk: Option<Talk>,
 }
@@ -32,14 +32,14 @@ impl Retired {
         Self { talk: Some(talk) }
     }
 
-    /// Until our last request has ended; and if we are the root, until all has.
+    /// Runs until our last request has ended; if we are the root, until all programs have.
     pub(in crate::serve) async fn see_off(
         mut self,
         mut server: Server,
         deadline: Duration,
         signals: &mut Signals,
     ) -> Result<(), Failure> {
-        // However we end from here on, what lies there is another's.
+        // However we end from here on, the directories belong to the successor.
         server.leave_directories();
         let nursery = server.nursery().clone();
         if let Some(talk) = self.talk.clone() {
@@ -47,10 +47,10 @@ impl Retired {
         }
         let times = server.stop_times(deadline);
         let mut ending: Option<Ending> = None;
-        // Whoever served has ended as it was to.
+        // Set once the serving program has ended with exit code 0.
         let mut is_over = false;
         let mut told = Remains::default();
-        // What is to be done in the program before us, if there is one, counts here, too: whoever comes after us hears of it through us.
+        // Requests that remain in our predecessor count, too: our successor learns of them through us.
         while !server.has_ended() || !server.fleet().remains().is_nothing() {
             tokio::select! {
                 () = server.gateway_ended(), if !server.has_ended() => {}
@@ -67,11 +67,12 @@ impl Retired {
                     if exit != Exit::Code(0) {
                         return ended(exit);
                     }
-                    // A remote model's stream, or the last bytes to a slow client, need none of the processes that ended with it.
+                    // A remote model's stream, or the last bytes to a slow client, do not need the
+                    // processes that have ended.
                     is_over = true;
                     let now = Instant::now();
                     if ending.is_none() {
-                        // Somebody has stopped the serving program directly, so we pass the word on to the others.
+                        // The serving program was stopped directly, so the others have to be stopped, too.
                         nursery.end_successors();
                     }
                     ending.get_or_insert_with(|| Ending::new(now, times)).hurry(now);
@@ -85,7 +86,7 @@ impl Retired {
                         ending = Some(Ending::new(Instant::now(), times));
                     }
                     Asked::Reload => {
-                        // The lines of what still runs here belong into the new file, too.
+                        // Log lines of requests that still run belong into the new file, too.
                         drop(server.reopen_logs());
                         nursery.reload_successors();
                     }
@@ -94,7 +95,7 @@ impl Retired {
             }
         }
         self.tell(&server, &mut told).await;
-        // The other side takes that for: nothing runs here any more.
+        // The successor reads the end of the connection as: nothing runs here any more.
         if let Some(talk) = self.talk.take() {
             talk.end();
         }
@@ -116,7 +117,8 @@ impl Retired {
         let Some(talk) = &self.talk else { return };
         let said = talk.say(remains.clone(), Vec::new(), Instant::now() + TAKES).await;
         if said.is_err() {
-            // It is gone, or does not listen: what is here goes on. Whoever hears here ends, too, and the other side lets go of our places.
+            // The successor is gone or does not read: our requests continue. `follow` ends with the
+            // connection, and the successor frees our slots.
             talk.end();
             self.talk = None;
         }
@@ -124,8 +126,8 @@ impl Retired {
     }
 }
 
-/// Where the next program sends requests, those go that are here, or in the program before us, and have to be sent again. Until the
-/// conversation ends.
+/// Sends requests that are here or in our predecessor, and have to be sent again, to the successor's open
+/// gates. Ends with the connection.
 async fn follow(talk: Talk, fleet: Fleet) {
     loop {
         match talk.hear::<Gates>(Instant::now() + HEARS).await {
@@ -136,18 +138,18 @@ async fn follow(talk: Talk, fleet: Fleet) {
     }
 }
 
-/// The root without anything of its own to do.
+/// The first program, with no requests of its own left.
 struct Stay {
     nursery: NurseryHandle,
     times: Times,
-    /// When what runs in others has had its time, once they were told to end.
+    /// When the other programs have cut their requests; set once they are stopped.
     cut: Option<Instant>,
-    /// Whoever served has ended as it was to.
+    /// True if the serving program has ended with exit code 0.
     is_over: bool,
 }
 
 impl Stay {
-    /// Passes on what we are told, until whoever serves has ended, and those between, which end with us.
+    /// Passes signals on until the serving program has ended, and with it those in between.
     async fn stay(mut self, signals: &mut Signals) -> Result<(), Failure> {
         loop {
             tokio::select! {
@@ -181,7 +183,7 @@ impl Stay {
     }
 }
 
-/// We end as whoever served has ended: a service manager sees nobody but us.
+/// Ends with the exit of the serving program: a service manager sees only us.
 fn ended(exit: Exit) -> Result<(), Failure> {
     match exit {
         Exit::Code(0) => Ok(()),

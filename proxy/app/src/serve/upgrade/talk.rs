@@ -1,5 +1,5 @@
-//! What the old program and the new one say to each other. They are of different versions: what is added has to be optional, and
-//! what changes otherwise needs another number.
+//! Messages between the old and the new program. The two have different versions: additions must be
+//! optional, and any other change needs another [`PROTOCOL`] number.
 
 use std::io;
 use std::net::Shutdown;
@@ -16,21 +16,22 @@ use warden_supervisor::{Gate, Refused, WorkKind, run_job, wire};
 
 use crate::config::resolve::Resolved;
 
-/// The number of this conversation.
+/// Version of the protocol.
 pub(super) const PROTOCOL: u32 = 1;
 
-/// The new one's first word.
+/// First message of the new program.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Hello {
-    /// It has read its configuration and could take over.
+    /// The new program has read its configuration and could take over.
     Comes { protocol: u32, version: String, place: Place },
-    /// It could not, for this reason.
+    /// The new program cannot take over.
     #[serde(rename = "cannot")]
     CannotCome { message: String },
 }
 
-/// Where an instance is: the same for both, or the new one would be another instance.
+/// Directories and addresses of an instance. Both programs must have the same, or the new one would be
+/// another instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::serve) struct Place {
     state_dir: PathBuf,
@@ -40,7 +41,7 @@ pub(in crate::serve) struct Place {
 }
 
 impl Place {
-    /// By a configuration.
+    /// From a configuration.
     pub(in crate::serve) fn of(resolved: &Resolved) -> Self {
         Self {
             state_dir: resolved.dirs.state.clone(),
@@ -51,45 +52,44 @@ impl Place {
     }
 }
 
-/// What the new one gets first. The files: public sockets, admin socket, admin address if there is one, those for probes and
-/// balancers, the directory's lock.
+/// First message of the old program. Its files: public sockets, admin socket, socket of the admin address
+/// if there is one, sockets for probes and balancers, lock of the directory.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::serve) struct Legacy {
     pub(in crate::serve) public: usize,
     pub(in crate::serve) pieces: usize,
-    /// The admin socket was made by whoever started the first program.
+    /// True if the service manager made the admin socket.
     #[serde(default)]
     pub(in crate::serve) admin_given: bool,
-    /// How many sockets there are for probes and balancers.
+    /// Number of sockets for probes and balancers.
     #[serde(default)]
     pub(in crate::serve) probes: usize,
-    /// It leaves a group of instances.
+    /// True if the instance is leaving a group of instances.
     #[serde(default)]
     pub(in crate::serve) leaves: bool,
 }
 
-/// The new one's further words.
+/// Further messages of the new program.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Word {
-    /// All is there and answers: it only needs to be told to go.
+    /// Everything is received and answers; it waits for `go`.
     Ready,
-    /// It cannot, for this reason.
+    /// The new program cannot take over.
     Cannot { message: String },
-    /// It serves.
     Serves,
 }
 
-/// The new one's last words, whenever that changes.
+/// Sent by the new program after the handover, at every change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Gates {
     pub(super) gates: Vec<Gate>,
-    /// Models whose callers were turned away: those who wait on the other side are among them.
+    /// Models that refuse requests, also requests that wait in the old program.
     #[serde(default)]
     pub(super) refusals: Vec<Refused>,
 }
 
-/// A conversation, whose words are waited for beside everything else.
+/// A connection between the two. Waiting for a message blocks no other task.
 #[derive(Clone, Debug)]
 pub(super) struct Talk(Arc<UnixStream>);
 
@@ -98,7 +98,7 @@ impl Talk {
         Self(Arc::new(stream))
     }
 
-    /// Says no more, and hears no more: the other side notices, whoever else still waits here.
+    /// Closes both directions: the other side notices, even while tasks here still wait.
     pub(super) fn end(&self) {
         if let Err(error) = self.0.shutdown(Shutdown::Both) {
             tracing::debug!(%error, "the other side was gone before");
@@ -109,7 +109,7 @@ impl Talk {
         self.0.try_clone()
     }
 
-    /// Says something, with files.
+    /// Sends a message with files.
     pub(super) async fn say<T>(&self, message: T, files: Vec<OwnedFd>, until: Instant) -> io::Result<()>
     where
         T: Serialize + Send + 'static,
@@ -123,7 +123,7 @@ impl Talk {
         .await
     }
 
-    /// Waits for a word.
+    /// Receives a message.
     pub(super) async fn hear<T>(&self, until: Instant) -> io::Result<(T, Vec<OwnedFd>)>
     where
         T: DeserializeOwned + Send + 'static,
@@ -137,7 +137,7 @@ impl Talk {
     }
 }
 
-/// Runs what blocks on a thread for that, with the time that is left.
+/// Runs blocking work on a thread, with the remaining time.
 async fn beside<T: Send + 'static>(
     until: Instant,
     work: impl FnOnce(Duration) -> io::Result<T> + Send + 'static,

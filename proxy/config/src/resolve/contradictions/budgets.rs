@@ -1,4 +1,4 @@
-//! Budgets against each other, against the machine, and against what a process is told to keep.
+//! Rules about budgets: their order, the machine's memory, and the memory that a process is told to keep.
 
 use warden_policies::units::MIB;
 use warden_policies::{ByteSize, MemoryLimit};
@@ -7,7 +7,7 @@ use super::{Found, One, Whole};
 use crate::policy::Budgets;
 
 impl Whole<'_> {
-    /// All budgets, each with its place: `whose` is empty for those of all backends.
+    /// All budgets, each with its place; the owner is empty for those of all backends.
     fn budgets(&self) -> Vec<(String, Vec<&str>, &'static str, Budgets)> {
         let mut all = Vec::new();
         for one in &self.models {
@@ -21,7 +21,7 @@ impl Whole<'_> {
         all
     }
 
-    /// The same, one by one: whose, the keys, the limit.
+    /// All limits: owner, keys, limit.
     fn limits(&self) -> Vec<(String, Vec<&str>, MemoryLimit)> {
         let mut all = Vec::new();
         for (whose, path, memory, budgets) in self.budgets() {
@@ -36,7 +36,8 @@ impl Whole<'_> {
     }
 }
 
-/// A hard budget has to be above the soft one. A share of a GPU's memory cannot be compared with a size here.
+/// A hard budget must be above the soft one. Percentages of a GPU's memory cannot be compared with sizes
+/// here.
 pub(super) fn hard_above_soft(whole: &Whole<'_>) -> Vec<Found> {
     let wrong = |(whose, path, memory, budgets): (String, Vec<&str>, &str, Budgets)| {
         let wrong = budgets.wrong_order((memory == "host").then_some(whole.memory))?;
@@ -47,7 +48,7 @@ pub(super) fn hard_above_soft(whole: &Whole<'_>) -> Vec<Found> {
     whole.budgets().into_iter().filter_map(wrong).collect()
 }
 
-/// A number without a unit is bytes, and no process of any use holds less than a MiB.
+/// A budget below 1 MiB is likely a number without its unit, which counts as bytes.
 pub(super) fn budgets_of_a_few_bytes(whole: &Whole<'_>) -> Vec<Found> {
     let small = |(whose, keys, limit): (String, Vec<&str>, MemoryLimit)| {
         let bytes = limit.bytes().filter(|bytes| bytes.0 < MIB)?;
@@ -61,7 +62,7 @@ pub(super) fn budgets_of_a_few_bytes(whole: &Whole<'_>) -> Vec<Found> {
     whole.limits().into_iter().filter_map(small).collect()
 }
 
-/// What is above the machine's memory is never reached: the machine ends first.
+/// A budget above the machine's memory is never reached.
 pub(super) fn budgets_above_the_machine(whole: &Whole<'_>) -> Vec<Found> {
     let large = |(whose, keys, limit): (String, Vec<&str>, MemoryLimit)| {
         let bytes = limit.bytes().filter(|bytes| *bytes > whole.memory && keys.contains(&"host"))?;
@@ -74,11 +75,11 @@ pub(super) fn budgets_above_the_machine(whole: &Whole<'_>) -> Vec<Found> {
     whole.limits().into_iter().filter_map(large).collect()
 }
 
-/// Caches fill up by design: a budget below their bound is passed without any leak.
+/// Caches fill up by design, so a budget below their limit is exceeded without a leak.
 pub(super) fn budgets_below_what_is_kept(whole: &Whole<'_>) -> Vec<Found> {
     let of_one = |one: &One<'_>| {
         let host = one.model.policy.host;
-        // `auto` knows what it keeps.
+        // `auto` accounts for declared caches.
         let known =
             |(key, limit): (&'static str, Option<MemoryLimit>)| Some((key, limit?.resolve(whole.memory)?));
         let (key, budget) = [("soft", host.soft), ("hard", host.hard)].into_iter().find_map(known)?;
@@ -102,7 +103,7 @@ pub(super) fn budgets_below_what_is_kept(whole: &Whole<'_>) -> Vec<Found> {
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// A budget over all processes that is below one of a single process is passed first, whatever the other says.
+/// A shared budget below that of a single process is always exceeded first.
 pub(super) fn shared_budgets_below_one_of_a_model(whole: &Whole<'_>) -> Vec<Found> {
     let shared = &whole.settings.shared;
     let mut found = Vec::new();
@@ -110,7 +111,7 @@ pub(super) fn shared_budgets_below_one_of_a_model(whole: &Whole<'_>) -> Vec<Foun
         let policy = &one.model.policy;
         for (memory, total, all, own) in [
             ("host", Some(whole.memory), shared.host, policy.host),
-            // A share of a GPU's memory is compared with another share only.
+            // Compare percentages of a GPU's memory only with percentages.
             ("vram", None, shared.vram, policy.vram),
         ] {
             for (key, all, own) in [("soft", all.soft, own.soft), ("hard", all.hard, own.hard)] {
@@ -130,7 +131,7 @@ pub(super) fn shared_budgets_below_one_of_a_model(whole: &Whole<'_>) -> Vec<Foun
     found
 }
 
-/// Whether one limit is below another, where that can be told.
+/// Returns whether one limit is below another, if they are comparable.
 fn is_below(one: MemoryLimit, other: MemoryLimit, total: Option<ByteSize>) -> bool {
     if let (MemoryLimit::Percent(one), MemoryLimit::Percent(other)) = (one, other) {
         return one < other;
@@ -139,7 +140,7 @@ fn is_below(one: MemoryLimit, other: MemoryLimit, total: Option<ByteSize>) -> bo
     bytes(one).zip(bytes(other)).is_some_and(|(one, other)| one < other)
 }
 
-/// Each process has the budget for itself.
+/// Each replica has the budget for itself, so their sum may exceed the machine's memory.
 pub(super) fn replicas_above_the_machine(whole: &Whole<'_>) -> Vec<Found> {
     let of_one = |one: &One<'_>| {
         let (count, soft) = (one.model.run.replicas, one.model.policy.host.soft?);

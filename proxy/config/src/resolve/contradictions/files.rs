@@ -1,11 +1,11 @@
-//! Files that are written against files that are something else.
+//! Rules about files with two uses.
 
 use std::path::Path;
 
 use super::{Found, Whole};
 use crate::arguments;
 
-/// What is appended to is nothing else: not a model, not a key, not another log.
+/// A file to append to must not be a model, a key or another log.
 pub(super) fn written_and_read(whole: &Whole<'_>) -> Vec<Found> {
     let settings = whole.settings;
     let access = Path::new(&settings.log.access);
@@ -28,7 +28,7 @@ pub(super) fn written_and_read(whole: &Whole<'_>) -> Vec<Found> {
     let mut found = Vec::new();
     for (at, (keys, path)) in written.iter().enumerate().filter(|(_, (_, path))| !path.as_os_str().is_empty())
     {
-        // Requests of several models may go into one file, and an access log is no recording.
+        // Recordings of several models may share a file, but not with the access log.
         let log = (at > 0 && *path == access).then(|| "log.access".to_owned());
         let other = others.iter().find(|(_, other)| other == path).map(|(name, _)| name.clone());
         let Some(other) = other.or(log) else { continue };

@@ -1,11 +1,11 @@
-//! Models that exclude each other.
+//! Rules about models that exclude each other.
 
 use std::collections::BTreeMap;
 
 use super::{Found, One, Whole};
 use crate::problem::{alike, quoted};
 
-/// So alike are two names that one may be a slip of the other.
+/// Similarity of two names from which one may be a typing error.
 const SLIP: f64 = 0.8;
 
 fn groups<'a>(whole: &'a Whole<'a>) -> BTreeMap<&'a str, Vec<&'a One<'a>>> {
@@ -18,7 +18,7 @@ fn groups<'a>(whole: &'a Whole<'a>) -> BTreeMap<&'a str, Vec<&'a One<'a>>> {
     all
 }
 
-/// A group of one model excludes nobody: the name may be a slip.
+/// A group of one model excludes nothing; its name may be a typing error.
 pub(super) fn groups_of_one(whole: &Whole<'_>) -> Vec<Found> {
     let all = groups(whole);
     let alone = all.iter().filter_map(|(name, members)| match members.as_slice() {
@@ -38,7 +38,7 @@ pub(super) fn groups_of_one(whole: &Whole<'_>) -> Vec<Found> {
     found.collect()
 }
 
-/// A pinned model never leaves, so those that exclude it are never loaded after it.
+/// A pinned model is never unloaded, so models that it excludes can never be loaded after it.
 pub(super) fn groups_that_a_pin_closes(whole: &Whole<'_>) -> Vec<Found> {
     let all = groups(whole);
     let found = all.iter().filter(|(_, members)| members.len() > 1).filter_map(|(name, members)| {
@@ -54,7 +54,7 @@ pub(super) fn groups_that_a_pin_closes(whole: &Whole<'_>) -> Vec<Found> {
     found.collect()
 }
 
-/// More pinned models than may be loaded.
+/// More models are pinned than may be loaded.
 pub(super) fn more_pins_than_may_be_loaded(whole: &Whole<'_>) -> Vec<Found> {
     let most = whole.settings.loading.max_loaded;
     let pins = whole.models.iter().filter(|one| one.model.run.pin).count();

@@ -1,7 +1,8 @@
-//! Settings that are right by themselves and contradict each other: one list of rules over the resolved configuration.
+//! Rules that find settings which are valid alone and contradict each other.
 //!
-//! A rule looks at the whole and says what it found, with the numbers and with the keys that would cure it. What cannot be
-//! meant is a problem and stops the start; what may be meant is a warning. Pure: no files, no clock.
+//! A rule inspects the whole configuration and reports findings, with the numbers and the keys to change.
+//! Impossible settings are problems and stop the start; doubtful ones are warnings. Pure: no files, no
+//! clock.
 
 mod budgets;
 mod files;
@@ -17,11 +18,11 @@ use warden_policies::declared_memory::DeclaredMemory;
 
 use crate::settings::{Model, Settings};
 
-/// What the rules look at.
+/// Input of the rules.
 pub(super) struct Whole<'a> {
-    /// Everything but the models.
+    /// All settings except the models.
     pub(super) settings: &'a Settings,
-    /// Memory that we may use.
+    /// Usable memory of the machine.
     pub(super) memory: ByteSize,
     pub(super) models: Vec<One<'a>>,
 }
@@ -29,27 +30,27 @@ pub(super) struct Whole<'a> {
 pub(super) struct One<'a> {
     pub(super) name: &'a str,
     pub(super) model: &'a Model,
-    /// What its processes are told to keep.
+    /// Memory that its processes are told to keep.
     pub(super) keeps: DeclaredMemory,
     /// Arguments of its processes.
     pub(super) args: &'a [String],
-    /// Slots of a process, where that is said.
+    /// Slots per process, if configured.
     pub(super) slots: Option<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// The key at which it is told.
+    /// Key of the finding.
     pub(super) path: Vec<String>,
     pub(super) message: String,
     pub(super) hint: String,
-    /// It cannot be meant.
+    /// The setting is impossible, so the start stops.
     pub(super) fatal: bool,
 }
 
 type Rule = fn(&Whole<'_>) -> Vec<Found>;
 
-/// All rules, in the order in which they are told.
+/// All rules, in the order of the report.
 const RULES: [Rule; 27] = [
     budgets::hard_above_soft,
     budgets::budgets_of_a_few_bytes,
@@ -102,14 +103,14 @@ impl One<'_> {
         Found::new(&path, format!("model `{}`: {message}", self.name), hint)
     }
 
-    /// Requests of the slot kind that all its processes take at a time, where that is known.
+    /// Number of requests for slots that all its processes take concurrently, if known.
     fn requests(&self) -> Option<u64> {
         let of_one = self.model.max_in_flight.or(self.slots)?;
         Some(u64::from(of_one) * u64::from(self.model.run.replicas))
     }
 }
 
-/// Floors that are not kept cannot be tested: then nothing would ever be said to leak.
+/// The detector must keep as many floors as a test needs; otherwise it never reports a leak.
 fn floors_that_are_not_kept(whole: &Whole<'_>) -> Vec<Found> {
     let growth = &whole.settings.growth;
     if growth.kept >= growth.window {

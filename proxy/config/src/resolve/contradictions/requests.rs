@@ -1,4 +1,4 @@
-//! What is changed in requests against itself, and against what a process can do.
+//! Rules about changes to requests.
 
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ pub(super) fn defaults_above_their_limit(whole: &Whole<'_>) -> Vec<Found> {
                 found.push(one.found(&["request", table, key], &message, hint));
             }
         }
-        // 0 is the model's own, which is not known here.
+        // 0 means the model's own context, which is not known here.
         if let Some(context) = arguments::context(one.args).filter(|context| (1..=most).contains(context)) {
             let message = format!(
                 "`request.max_tokens` lets {most} tokens be generated, and a process has {context} tokens of context for prompt and \
@@ -38,7 +38,7 @@ pub(super) fn defaults_above_their_limit(whole: &Whole<'_>) -> Vec<Found> {
     found
 }
 
-/// What every request gets has no default.
+/// A parameter that is always set needs no default.
 pub(super) fn defaults_that_are_always_set(whole: &Whole<'_>) -> Vec<Found> {
     let of_one = |one: &One<'_>| -> Vec<Found> {
         let request = &one.model.request;

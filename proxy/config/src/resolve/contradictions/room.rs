@@ -1,4 +1,4 @@
-//! What may be sent at a time against what there is room for.
+//! Rules about numbers of connections, requests and slots, and about memory for bodies.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use warden_policies::ByteSize;
 
 use super::{Found, One, Whole};
 
-/// Slots that no connection can reach, and a queue that cannot fill.
+/// Connections must suffice to reach all slots and to fill the queue.
 pub(super) fn more_slots_than_connections(whole: &Whole<'_>) -> Vec<Found> {
     let server = &whole.settings.server;
     let mut found = Vec::new();
@@ -21,7 +21,7 @@ pub(super) fn more_slots_than_connections(whole: &Whole<'_>) -> Vec<Found> {
             "lower it, or raise `server.connections`",
         ));
     }
-    // A connection of HTTP/2 carries several requests.
+    // An HTTP/2 connection carries several requests.
     let several = server.h2c || (server.h2 && !server.tls_cert.is_empty());
     let each = if several { u64::from(server.h2_streams) } else { 1 };
     let most = (server.connections as u64).saturating_mul(each.max(1));
@@ -48,7 +48,7 @@ pub(super) fn more_slots_than_connections(whole: &Whole<'_>) -> Vec<Found> {
     found
 }
 
-/// What a process has no slot for waits inside of it, where a replacement cannot carry it over.
+/// Requests beyond the slots wait inside the process, where a replacement cannot carry them over.
 pub(super) fn more_requests_than_slots(whole: &Whole<'_>) -> Vec<Found> {
     let of_one = |one: &One<'_>| {
         let (most, slots) = (one.model.max_in_flight?, one.slots?);
@@ -64,7 +64,7 @@ pub(super) fn more_requests_than_slots(whole: &Whole<'_>) -> Vec<Found> {
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// A body is held until its model is known: one that is larger than what a client may hold is never served.
+/// A body is held until its model is known, so one above a client's memory limit is never served.
 pub(super) fn bodies_above_their_memory(whole: &Whole<'_>) -> Vec<Found> {
     let server = &whole.settings.server;
     let bodies = [
@@ -82,7 +82,7 @@ pub(super) fn bodies_above_their_memory(whole: &Whole<'_>) -> Vec<Found> {
                  most: a body that is larger and has to be held is never served",
                 server.buffered_bytes
             );
-            // As much again as it takes for `most` to be enough.
+            // Invert the limit per client: with `enough`, one client may hold `limit`.
             let enough = ByteSize(limit.0.saturating_add(limit.0.div_ceil(2)).saturating_add(3));
             let hint = format!("raise `server.buffered_bytes` to {enough} or more, or lower `server.{key}`");
             Found::new(&["server", key], message, hint)
@@ -90,7 +90,7 @@ pub(super) fn bodies_above_their_memory(whole: &Whole<'_>) -> Vec<Found> {
         .collect()
 }
 
-/// Clients and operators are listened to at addresses of their own.
+/// Clients and operators need different addresses.
 pub(super) fn two_doors_on_one_port(whole: &Whole<'_>) -> Vec<Found> {
     let server = &whole.settings.server;
     let Some((host, port)) = whole.settings.admin.address.as_deref().and_then(|text| text.rsplit_once(':'))
@@ -98,7 +98,7 @@ pub(super) fn two_doors_on_one_port(whole: &Whole<'_>) -> Vec<Found> {
         return Vec::new();
     };
     let same = server.port != 0 && port.parse() == Ok(server.port);
-    // Operators are listened to on loopback only, so an address of one network card is another.
+    // The admin address is a loopback one, so the address of a network card differs from it.
     let apart = server.host.parse::<IpAddr>().is_ok_and(|ip| {
         let other = host.trim_matches(['[', ']']).parse::<IpAddr>();
         !ip.is_unspecified() && other.is_ok_and(|other| other != ip)

@@ -1,11 +1,11 @@
-//! Each rule with a configuration that it is for, and the numbers in what it says.
+//! Tests each rule with a configuration that violates it, and the numbers in its message.
 
 use crate::machine::Machine;
 use crate::resolve::resolve;
 use crate::source::layers::{Sources, load};
 use warden_policies::ByteSize;
 
-/// What is told about a configuration on a machine of 16 GiB: problems first, then warnings, each with its hint.
+/// Reports on a configuration on a machine with 16 GiB: problems first, then warnings, each with its hint.
 fn told(text: &str) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("m.gguf"), "").unwrap();
@@ -29,7 +29,7 @@ fn told(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Of a model `a`, with a cache that is below any budget here.
+/// Configuration of a model `a`, whose cache is below any budget here.
 fn model(keys: &str) -> String {
     format!("[models.a]\nmodel = \"m.gguf\"\nargs = [\"--cache-ram\", \"0\", \"-np\", \"4\"]\n{keys}\n")
 }

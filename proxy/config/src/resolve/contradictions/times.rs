@@ -1,4 +1,4 @@
-//! Times that have to be longer than others, and what they make impossible where they are not.
+//! Rules about times that must be longer than others.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use warden_policies::units::span;
 use super::{Found, One, Whole};
 use crate::arguments;
 
-/// The limit of a whole exchange counts from its beginning, waiting included.
+/// `exchange_timeout` includes waiting, so it must exceed the longest wait.
 pub(super) fn waits_that_outlast_a_request(whole: &Whole<'_>) -> Vec<Found> {
     let limit = whole.settings.upstream.exchange_timeout;
     let of_one = |one: &One<'_>| {
@@ -25,7 +25,7 @@ pub(super) fn waits_that_outlast_a_request(whole: &Whole<'_>) -> Vec<Found> {
             ));
         }
         let times = &one.model.lifecycle;
-        // The time in which a process drains and stops does not count as waiting for `queue.wait`.
+        // `queue.wait` does not count the time in which a process drains and stops.
         let replacement = times.drain_deadline.saturating_add(times.stop_grace);
         let all = wait.saturating_add(replacement);
         (all >= limit).then(|| {
@@ -43,7 +43,7 @@ pub(super) fn waits_that_outlast_a_request(whole: &Whole<'_>) -> Vec<Found> {
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// Of two limits the shorter one ends it; one that is longer than the whole is none.
+/// An idle limit at or above the total limit has no effect.
 pub(super) fn silences_that_are_no_end(whole: &Whole<'_>) -> Vec<Found> {
     let (server, upstream) = (&whole.settings.server, &whole.settings.upstream);
     let pairs = [
@@ -70,10 +70,10 @@ pub(super) fn silences_that_are_no_end(whole: &Whole<'_>) -> Vec<Found> {
         .collect()
 }
 
-/// llama-server says nothing while it computes a prompt, but for a comment each time that this has passed.
+/// llama-server's default interval of comments while it computes a prompt; it sends nothing else then.
 const PING: Duration = Duration::from_secs(30);
 
-/// A stream whose prompt takes long is silent until the first comment, or until the first token where there are none.
+/// A stream with a long prompt is silent until the first comment, or until the first token without comments.
 pub(super) fn prompts_that_are_taken_for_silence(whole: &Whole<'_>) -> Vec<Found> {
     let limit = whole.settings.upstream.stream_idle;
     let of_one = |one: &One<'_>| {
@@ -106,7 +106,7 @@ pub(super) fn prompts_that_are_taken_for_silence(whole: &Whole<'_>) -> Vec<Found
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// Probes have to come, and be answered, before a verdict.
+/// Probes must arrive and be answered before the verdict.
 pub(super) fn probes_that_come_too_late(whole: &Whole<'_>) -> Vec<Found> {
     let mut found = Vec::new();
     for one in &whole.models {
@@ -146,7 +146,7 @@ pub(super) fn probes_that_come_too_late(whole: &Whole<'_>) -> Vec<Found> {
     found
 }
 
-/// Pairs of which the second is to be the larger.
+/// Pairs of times of which the second must be the larger.
 pub(super) fn pauses_in_the_wrong_order(whole: &Whole<'_>) -> Vec<Found> {
     let mut found = Vec::new();
     for one in &whole.models {
@@ -169,7 +169,7 @@ pub(super) fn pauses_in_the_wrong_order(whole: &Whole<'_>) -> Vec<Found> {
     found
 }
 
-/// Whoever has to be quiet for longer than anybody waits for it is never found quiet.
+/// `quiet_for` above `quiet_within` is never reached.
 pub(super) fn quiet_that_never_comes(whole: &Whole<'_>) -> Vec<Found> {
     let of_one = |one: &One<'_>| {
         let policy = &one.model.policy.common;
@@ -184,7 +184,7 @@ pub(super) fn quiet_that_never_comes(whole: &Whole<'_>) -> Vec<Found> {
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// A window has to be long enough to be quiet in, and to be looked at.
+/// A window must be long enough for a quiet time and for a reading.
 pub(super) fn windows_too_short_for_quiet(whole: &Whole<'_>) -> Vec<Found> {
     let look = whole.settings.sensors.interval;
     let of_one = |one: &One<'_>| {
@@ -206,7 +206,7 @@ pub(super) fn windows_too_short_for_quiet(whole: &Whole<'_>) -> Vec<Found> {
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// A limit of age that the pause between replacements does not let happen.
+/// `max_age` below `min_interval` cannot take effect in time.
 pub(super) fn ages_below_the_pause(whole: &Whole<'_>) -> Vec<Found> {
     let of_one = |one: &One<'_>| {
         let (age, pause) = (one.model.policy.max_age?, one.model.policy.common.min_interval);
@@ -221,7 +221,7 @@ pub(super) fn ages_below_the_pause(whole: &Whole<'_>) -> Vec<Found> {
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// What is too old outside of the windows waits for the next one.
+/// A backend that exceeds its age outside of the windows waits for the next one.
 pub(super) fn ages_that_wait_for_a_window(whole: &Whole<'_>) -> Vec<Found> {
     let of_one = |one: &One<'_>| {
         let policy = &one.model.policy;
@@ -240,7 +240,7 @@ pub(super) fn ages_that_wait_for_a_window(whole: &Whole<'_>) -> Vec<Found> {
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// Growth that calls for a drain at once would never have been answered at a quiet moment before.
+/// With `growth_drain` above `growth_quiet`, no replacement ever waits for a quiet moment.
 pub(super) fn horizons_in_the_wrong_order(whole: &Whole<'_>) -> Vec<Found> {
     let of_one = |one: &One<'_>| {
         let policy = &one.model.policy.common;

@@ -1,4 +1,4 @@
-//! A key as we keep it: its SHA-256. It never shows itself, and comparing two takes the same time whatever they are.
+//! The stored form of a key: its SHA-256. `Debug` does not show it, and comparisons take constant time.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -6,24 +6,24 @@ use std::hash::{Hash, Hasher};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// SHA-256 of a key. Keys are long and random, so that a plain hash cannot be turned back.
+/// SHA-256 of a key. Keys are long and random, so a hash without salt cannot be inverted.
 #[derive(Clone, Copy)]
 pub struct KeyHash([u8; 32]);
 
 impl KeyHash {
-    /// The hash of a key in clear text.
+    /// Hashes a key in clear text.
     pub fn of(key: &[u8]) -> Self {
         Self(Sha256::digest(key).into())
     }
 
-    /// From 64 hexadecimal digits.
+    /// Parses 64 hexadecimal digits.
     pub fn from_hex(text: &str) -> Option<Self> {
         let mut hash = [0; 32];
         hex::decode_to_slice(text, &mut hash).ok()?;
         Some(Self(hash))
     }
 
-    /// As 64 hexadecimal digits, for the file of keys.
+    /// Formats the hash as 64 hexadecimal digits, for the key file.
     pub fn to_hex(self) -> String {
         hex::encode(self.0)
     }

@@ -1,14 +1,16 @@
-//! API keys: who may send requests, to which models, how many. Keys are known by their hashes only; a key in clear text
-//! exists here no longer than the head of the request that brings it, and never goes upstream.
+//! API keys: which clients may send requests, to which models, and how many. Only hashes of keys are
+//! stored. A key in clear text exists here no longer than the head of its request, and is never sent
+//! upstream.
 //!
 //! ```text
-//!   head -> [ open to all? ] -> yes: on
+//!   head -> [ route open to all? ] -> yes: admitted
 //!      | no
-//!   any key of the file? -- no --> 401
+//!   a key of the file? -- no --> 401
 //!      | yes
-//!   place among those at a time -- none --> 429      (the place is given back when the exchange ends)
-//!      | tokens left, rate left -- no --> 429 with the exact time to wait
-//!      v
+//!   concurrency left? -- no --> 429                  (the place is freed when the exchange ends)
+//!      | yes
+//!   tokens left, rate left? -- no --> 429 with the exact time to wait
+//!      | yes
 //!   body is read, model is known -- not the key's --> 404, as if it did not exist
 //! ```
 
@@ -34,29 +36,29 @@ use usage::Limit;
 pub(crate) use usage::Pass;
 use usage::Usage;
 
-/// One key of the file.
+/// A key of the key file.
 #[derive(Clone, Debug)]
 pub struct KeySpec {
     /// Its name, for logs and metrics.
     pub name: Arc<str>,
-    /// Its hash.
+    /// Its stored hash.
     pub hash: KeyHash,
-    /// The models that it may use; `None`: all.
+    /// Models that it may use; `None`: all.
     pub models: Option<HashSet<ModelName>>,
-    /// Requests in a time.
+    /// Request rate limit.
     pub rate: Option<Rate>,
-    /// Tokens in a time, evaluated and generated. What a request takes is known when it has ended; one that begins
-    /// while tokens are left may take more, and the next ones wait for it.
+    /// Rate limit for tokens, evaluated and generated. The tokens of a request are known when it has ended:
+    /// a request that begins while tokens are left may exceed the limit, and later requests wait for that.
     pub tokens: Option<Rate>,
-    /// Requests at a time.
+    /// Concurrent requests.
     pub concurrency: Option<usize>,
-    /// Whether it opens the page for operators.
+    /// The key opens the operators' page.
     pub operator: bool,
 }
 
 #[cfg(test)]
 impl KeySpec {
-    /// One that may do all that clients may, without limits.
+    /// Creates a key with all rights of a client, without limits.
     pub(crate) fn unlimited(name: &str, key: &str) -> Self {
         let hash = KeyHash::of(key.as_bytes());
         Self {
@@ -71,7 +73,7 @@ impl KeySpec {
     }
 }
 
-/// A key and what it has used.
+/// A key and its usage.
 #[derive(Debug)]
 pub(crate) struct Key {
     pub(crate) spec: KeySpec,
@@ -86,9 +88,9 @@ pub struct Keys(Arc<Ring>);
 struct Ring {
     /// In the order of the file.
     all: Vec<Arc<Key>>,
-    /// Where the key with a hash is in `all`.
+    /// Index into `all` by hash.
     by_hash: QuickMap<KeyHash, usize>,
-    /// One of them opens the page for operators.
+    /// Whether any key opens the operators' page.
     has_operators: bool,
 }
 
@@ -97,7 +99,7 @@ impl FromIterator<Arc<Key>> for Keys {
         let all: Vec<_> = keys.into_iter().collect();
         let mut by_hash = QuickMap::default();
         for (at, key) in all.iter().enumerate() {
-            // Of two that are the same the first counts.
+            // The first of two equal keys counts.
             by_hash.entry(key.spec.hash).or_insert(at);
         }
         let has_operators = all.iter().any(|key| key.spec.operator);
@@ -105,30 +107,30 @@ impl FromIterator<Arc<Key>> for Keys {
     }
 }
 
-/// What a key has used since the start.
+/// Usage of a key since the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyCounts {
-    /// Its name.
+    /// Name of the key.
     pub name: Arc<str>,
-    /// Requests that went to a backend, or would have, and have ended.
+    /// Ended requests that were admitted for a backend.
     pub requests: u64,
-    /// Requests under way.
+    /// Requests in flight.
     pub running: u64,
     /// Prompt tokens evaluated.
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub output_tokens: u64,
-    /// Requests refused, by the limit that they met.
+    /// Refused requests, by the limit they hit.
     pub rejected: Vec<(&'static str, u64)>,
 }
 
 impl Keys {
-    /// Keys that have used nothing yet.
+    /// Creates keys without usage.
     pub fn new(specs: Vec<KeySpec>) -> Self {
         specs.into_iter().map(|spec| Arc::new(Key { spec, usage: Arc::new(Usage::new()) })).collect()
     }
 
-    /// The same, with what keys of the same names have used.
+    /// Takes over the usage of keys with the same names.
     pub(crate) fn after(&self, old: &Self) -> Self {
         let one = |key: &Arc<Key>| {
             let before = old.0.all.iter().find(|old| old.spec.name == key.spec.name);
@@ -138,7 +140,7 @@ impl Keys {
         self.0.all.iter().map(one).collect()
     }
 
-    /// What each has used.
+    /// Returns the usage of each key.
     pub fn counts(&self) -> Vec<KeyCounts> {
         let one = |key: &Arc<Key>| KeyCounts {
             name: key.spec.name.clone(),
@@ -151,22 +153,22 @@ impl Keys {
         self.0.all.iter().map(one).collect()
     }
 
-    /// Whether one of them opens the page for operators.
+    /// Returns whether any key opens the operators' page.
     pub(crate) fn has_operators(&self) -> bool {
         self.0.has_operators
     }
 
-    /// The key of this hash.
+    /// Returns the key with this hash.
     pub(crate) fn known(&self, hash: &KeyHash) -> Option<&KeySpec> {
         self.with_hash(hash).map(|key| &key.spec)
     }
 
-    /// The hashes of all keys that a request brings.
+    /// Returns the hashes of all keys in a request.
     pub fn presented(headers: &HeaderMap) -> Vec<KeyHash> {
         presented::presented(headers).map(|key| KeyHash::of(&key)).collect()
     }
 
-    /// The key that a request brings.
+    /// Finds the key of a request.
     fn find(&self, headers: &HeaderMap) -> Result<&Arc<Key>, Refusal> {
         let mut refusal = Refusal::NoKey;
         for given in presented::presented(headers) {
@@ -178,8 +180,8 @@ impl Keys {
         Err(refusal)
     }
 
-    /// Where it is looked for hangs on a secret of this process beside the hash, and what is there is compared in constant
-    /// time: how long it takes says nothing about how near a guess was.
+    /// Looks a hash up. The position in the map depends on a secret of this process as well, and the
+    /// comparison takes constant time. So the duration does not show how close a guess was.
     fn with_hash(&self, given: &KeyHash) -> Option<&Arc<Key>> {
         self.0.all.get(*self.0.by_hash.get(given)?)
     }
@@ -190,7 +192,7 @@ impl Key {
         self.spec.models.as_ref().is_none_or(|models| models.contains(model))
     }
 
-    /// Takes what one request needs.
+    /// Counts one request against the limits.
     fn admit(self: &Arc<Self>) -> Result<Pass, Refusal> {
         let refuse = |limit, refusal| {
             self.usage.reject(limit);

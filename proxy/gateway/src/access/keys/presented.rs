@@ -1,12 +1,12 @@
-//! Where a client may put its key, and how it is taken away before anything goes upstream.
+//! Finds the key in a request's headers, and removes it before anything is sent upstream.
 //!
 //! | header | who sends it |
 //! |---|---|
 //! | `Authorization: Bearer KEY` | OpenAI's clients, llama-server's own |
-//! | `x-api-key: KEY` | Anthropic's clients; llama-server takes it, too |
+//! | `x-api-key: KEY` | Anthropic's clients; llama-server accepts it, too |
 //! | `api-key: KEY` | Azure's clients |
 //! | `Authorization: Basic ...` | `curl -u :KEY`, a URL with a password: the password is the key |
-//! | `Authorization: KEY` | llama-server takes it so |
+//! | `Authorization: KEY` | accepted by llama-server |
 
 use std::borrow::Cow;
 
@@ -20,7 +20,7 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
 static HOLD_KEYS: [HeaderName; 4] = [AUTHORIZATION, PROXY_AUTHORIZATION, X_API_KEY, API_KEY];
 
-/// Every key that a request brings. Some clients send a placeholder in one header and the key in another.
+/// Returns every key in a request. Some clients send a placeholder in one header and the key in another.
 pub(super) fn presented(headers: &HeaderMap) -> impl Iterator<Item = Cow<'_, [u8]>> {
     let authorization = headers.get(AUTHORIZATION).and_then(|value| in_authorization(value.as_bytes()));
     let plain = [X_API_KEY, API_KEY]
@@ -33,7 +33,7 @@ pub(super) fn presented(headers: &HeaderMap) -> impl Iterator<Item = Cow<'_, [u8
 fn in_authorization(value: &[u8]) -> Option<Cow<'_, [u8]>> {
     let value = value.trim_ascii();
     let Some(space) = value.iter().position(|byte| *byte == b' ') else {
-        // A scheme without anything is no key.
+        // A scheme alone is no key.
         let is_scheme = [&b"bearer"[..], b"basic"].iter().any(|scheme| value.eq_ignore_ascii_case(scheme));
         return (!is_scheme).then_some(Cow::Borrowed(value));
     };
@@ -50,7 +50,7 @@ fn in_authorization(value: &[u8]) -> Option<Cow<'_, [u8]>> {
     None
 }
 
-/// Takes away whatever may hold a key.
+/// Removes all headers that may hold a key.
 pub(crate) fn strip(headers: &mut HeaderMap) {
     headers::sweep(headers, |name| HOLD_KEYS.contains(name));
 }

@@ -1,4 +1,4 @@
-//! Keys without a connection: who is known, what is counted, what a reload keeps.
+//! Keys without a connection: lookup, counters, and usage kept by a reload.
 
 use std::time::Duration;
 

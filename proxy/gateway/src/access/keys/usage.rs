@@ -1,5 +1,5 @@
-//! What a key has used: its rates, its requests under way, its counts. It outlives the reload of the file that the key
-//! stands in.
+//! The usage of a key: its rates, its requests in flight, its counters. The usage survives a reload of the
+//! key file.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -12,13 +12,12 @@ use warden_policies::rate::{Nanos, Rate, nanos};
 use super::Key;
 use crate::body::budget::{Share, add_up_to};
 
-/// What a token is worth of a text that nobody counted: about that of English with today's vocabularies.
+/// Bytes of uncounted text per token: about the ratio of English with today's vocabularies.
 pub(crate) const BYTES_PER_TOKEN: u64 = 4;
 
-/// What a key has used.
 #[derive(Debug)]
 pub(super) struct Usage {
-    /// Moments are counted from here.
+    /// Reference for all times.
     base: Instant,
     requests_until: AtomicU64,
     tokens_until: AtomicU64,
@@ -26,21 +25,21 @@ pub(super) struct Usage {
     pub(super) requests: AtomicU64,
     pub(super) prompt_tokens: AtomicU64,
     pub(super) output_tokens: AtomicU64,
-    /// What is held of its bodies.
+    /// Bytes held of its bodies.
     pub(super) held: Arc<Share>,
     rejected: [AtomicU64; Limit::ALL.len()],
 }
 
-/// What a request with a right key can be refused for.
+/// Limits that can refuse a request with a valid key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Limit {
-    /// Requests in a time.
+    /// Request rate.
     Rate,
-    /// Tokens in a time.
+    /// Token rate.
     Tokens,
-    /// Requests at a time.
+    /// Concurrent requests.
     Concurrency,
-    /// A model that is not the key's to use.
+    /// Model that the key may not use.
     Model,
 }
 
@@ -89,7 +88,7 @@ impl Usage {
         }
     }
 
-    /// Whether tokens are left.
+    /// Checks that tokens are left.
     pub(super) fn has_tokens(&self, rate: Rate) -> Result<(), Duration> {
         rate.check(self.tokens_until.load(Relaxed), self.now())
     }
@@ -117,7 +116,7 @@ impl Usage {
     }
 }
 
-/// A key's request under way: its place among those at a time. It lives as long as the exchange.
+/// A place in a key's concurrency limit, held as long as the exchange lasts.
 #[derive(Debug)]
 pub(crate) struct Pass(Arc<Key>);
 
@@ -129,7 +128,7 @@ impl Pass {
         Some(Self(key.clone()))
     }
 
-    /// The request has ended after this work, and with bytes of text whose tokens no answer has counted.
+    /// Charges an ended request: its work, and `untold` bytes of text whose tokens no answer has counted.
     pub(crate) fn done(self, work: Work, untold: u64) {
         let usage = &self.0.usage;
         usage.requests.fetch_add(1, Relaxed);

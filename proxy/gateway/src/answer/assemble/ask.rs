@@ -1,8 +1,8 @@
-//! Whether a request's answer can be put together from a stream, and the request that asks for that stream: the same
-//! bytes with `"stream":true` spliced in.
+//! Decides whether the answer to a non-streaming request can be assembled from a stream, and builds the
+//! streaming request: the same bytes with `"stream":true` spliced in.
 //!
-//! A request whose stream lacks a part of the answer passes as it is: see docs/cancellation.md, where each rule below has its
-//! reason.
+//! A request passes unchanged if its stream would lack a part of the answer. docs/cancellation.md gives the
+//! reason for each rule below.
 
 use std::collections::VecDeque;
 
@@ -17,33 +17,35 @@ use crate::body::json_index::JsonIndex;
 use crate::body::splice::{self, Edit};
 use crate::refusal::Refusal;
 
-/// What of a body decides. Nothing of it is built: a client may send megabytes of any of these.
+/// Members of the body that decide. Only their gist is parsed: a client may send megabytes of any of them.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Asked {
     stream: Option<Gist>,
     stream_options: Option<IgnoredAny>,
-    // A stream holds back what may be the beginning of a stop word, and never sends it if the limit comes first.
+    // A stream holds back the possible beginning of a stop word, and never sends it if the token limit
+    // comes first.
     stop: Option<Gist>,
     stop_sequences: Option<Gist>,
-    // Lines cut off afterwards were streamed before.
+    // A stream has already sent the lines that llama-server cuts off afterwards.
     n_indent: Option<Gist>,
-    // A chat stream leaves out the probabilities of tokens that are no text.
+    // A chat stream leaves out the probabilities of tokens without text.
     logprobs: Option<Gist>,
     top_logprobs: Option<Gist>,
     n_probs: Option<Gist>,
-    // A stream reports one token for each piece of text, and a piece may take several.
+    // A stream reports one token per piece of text, and a piece may consist of several.
     return_tokens: Option<Gist>,
-    // The last event has only these.
+    // Only the last event of a stream has these fields.
     response_fields: Option<IgnoredAny>,
-    // Holds the raw text, which is in no stream.
+    // The verbose object has the raw text, which no stream contains.
     verbose: Option<Gist>,
-    // The answer then begins with the end of the prompt, a stream does not.
+    // The answer then begins with the end of the prompt; a stream does not.
     continue_final_message: Option<IgnoredAny>,
     messages: Option<LastRole>,
     input: Option<LastRole>,
     reasoning_format: Option<Gist>,
-    // What breaks off in the middle of a prescribed form is raw text without a stream, and nothing in one.
+    // Output that breaks off inside a prescribed format is returned as raw text without a stream, and not
+    // at all in one.
     response_format: Option<Gist>,
     json_schema: Option<IgnoredAny>,
     grammar: Option<Gist>,
@@ -53,8 +55,8 @@ struct Asked {
     n_cmpl: Option<Gist>,
 }
 
-/// Turns a request whose answer can be put together, of this kind, into one for a stream. Says whose dialect it is, if it was
-/// turned.
+/// Turns a request of this kind into a streaming one, if its answer can be assembled. Returns the dialect
+/// of the stream, or `None` if the request is left unchanged.
 pub(crate) async fn ask(kind: Kind, intake: &mut Intake) -> Result<Option<Kind>, Refusal> {
     if !intake.take_all().await? || intake.is_stream() {
         return Ok(None);
@@ -63,7 +65,7 @@ pub(crate) async fn ask(kind: Kind, intake: &mut Intake) -> Result<Option<Kind>,
     Ok(asked.filter(|body| intake.replace(body)).map(|_| kind))
 }
 
-/// The body that asks for a stream; `None` if this one passes as it is.
+/// Body of the streaming request; `None` if the original body is left unchanged.
 fn streamed(kind: Kind, body: &Bytes) -> Option<VecDeque<Bytes>> {
     let asked: Asked = serde_json::from_slice(body).ok()?;
     if !can_be_told(kind, &asked) {
@@ -74,12 +76,12 @@ fn streamed(kind: Kind, body: &Bytes) -> Option<VecDeque<Bytes>> {
     }
     let index = JsonIndex::of([body], &["stream"]).ok()?;
     if index.count == 0 {
-        // An empty object is for llama-server to refuse.
+        // llama-server refuses an empty object itself.
         return None;
     }
     let mut insert = String::new();
     let mut edits = Vec::new();
-    // `"stream":null` says the same as none, and is replaced like `false`.
+    // `"stream":null` means no stream, and is replaced like `false`.
     match index.named(0).last() {
         Some(stream) => edits.push(Edit { range: stream.value.clone(), text: "true".to_owned() }),
         None => insert.push_str("\"stream\":true,"),
@@ -120,7 +122,7 @@ fn can_be_told(kind: Kind, asked: &Asked) -> bool {
         && asked.reasoning_format.as_ref().is_none_or(|format| !format.is_word("deepseek-legacy"))
 }
 
-/// Whether a tool has to be called.
+/// Returns whether the request forces a tool call.
 fn is_forced(choice: Option<&Gist>) -> bool {
     let word = choice.map(|choice| choice.kind().unwrap_or(choice));
     word.is_some_and(|word| !(word.is_word("auto") || word.is_word("none")))

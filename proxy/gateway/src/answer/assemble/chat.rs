@@ -1,4 +1,4 @@
-//! OpenAI's chat: deltas become a message, each choice by its index. Pure.
+//! Assembles an OpenAI chat completion: adds the deltas of each choice to its message, by index. Pure.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use super::{Fault, append, index, no_stream, ordered};
 #[derive(Debug, Default)]
 pub(super) struct Chat {
     choices: BTreeMap<u64, Choice>,
-    /// Fields of the chunks that end the first choice.
+    /// Top-level fields of the chunk that ends the first choice.
     last: Map<String, Value>,
-    /// The choice that ended last: what counts it follows without an index.
+    /// Index of the choice that ended last; the usage chunk that follows has no index.
     ended: Option<u64>,
 }
 
@@ -21,7 +21,7 @@ struct Choice {
     content: String,
     reasoning: String,
     tools: BTreeMap<u64, Tool>,
-    /// Fields of the message that we do not know.
+    /// Unknown fields of the message.
     other: Map<String, Value>,
     finish: Option<Value>,
 }
@@ -53,7 +53,7 @@ impl Chat {
                 ends = true;
             }
         }
-        // `timings` of other chunks and the progress of a prompt are for streams only.
+        // `timings` of other chunks and prompt progress occur only in streams.
         let is_debug = chunk.contains_key("__verbose");
         if (ends && self.ended == self.choices.keys().next().copied()) || is_debug {
             grown += size;

@@ -1,13 +1,15 @@
-//! What whole events of a stream say, one by one. Pure; how a stream is cut into them: [`crate::protocol::sse`].
+//! Iterates over the complete events of a server-sent event stream. Pure. [`crate::protocol::sse`] splits
+//! the stream.
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Event<'a> {
-    /// Its name, if it has one.
+    /// Event name; empty if the event has none.
     pub(super) name: &'a str,
     pub(super) data: &'a str,
 }
 
-/// Hands over each event until one is refused. llama-server puts the data of an event on one line.
+/// Calls `take` for each event until it returns an error. llama-server writes the data of an event on one
+/// line.
 pub(super) fn each<E>(whole: &[u8], mut take: impl FnMut(Event<'_>) -> Result<(), E>) -> Result<(), E> {
     let (text, mut name) = (String::from_utf8_lossy(whole), "");
     for line in text.lines() {

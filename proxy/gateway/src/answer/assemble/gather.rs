@@ -1,6 +1,8 @@
-//! The way of one request whose answer is put together: asked for as a stream before it is sent, read to its end before
-//! anything goes to the client. Dropping the future, which is what happens when the client leaves, closes the backend's
-//! connection at once, and llama-server ends a stream whose connection is closed.
+//! Runs one request whose answer is assembled: reads the backend's stream to its end before anything is
+//! sent to the client.
+//!
+//! The future is dropped when the client leaves. The drop closes the backend connection at once, and
+//! llama-server ends a stream whose connection is closed.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -25,7 +27,7 @@ use crate::body::sent::Sent;
 use crate::protocol::{headers, wire};
 use crate::refusal::Refusal;
 
-/// The work that a stream has reported so far. It is counted once, also when its client leaves in the middle.
+/// Counters reported by the stream so far. They are recorded once, on drop if the client leaves early.
 struct Tally<'a> {
     meter: Meter,
     events: u64,
@@ -36,7 +38,7 @@ struct Tally<'a> {
 }
 
 impl Tally<'_> {
-    /// The stream is over. Gives what it reported, to say how it went.
+    /// Records the counters at the end of the stream and returns the meter, for the outcome.
     fn end(mut self, whole: bool) -> Meter {
         self.count(whole);
         std::mem::take(&mut self.meter)
@@ -57,13 +59,12 @@ impl Drop for Tally<'_> {
     }
 }
 
-/// The next piece of the stream.
 async fn next(conn: &mut UpstreamConn, incoming: &mut Incoming) -> Option<Result<Bytes, hyper::Error>> {
-    // The connection moves only while it is asked.
+    // The connection has no task of its own: it makes progress only while it is polled.
     poll_fn(|context| conn.poll_piece(incoming, context)).await
 }
 
-/// Reads a stream to its end: status, head and body of the answer that was put together from it.
+/// Reads a stream to its end and returns status, head and body of the assembled answer.
 pub(crate) async fn gather(
     kind: Kind,
     relayed: Relayed,
@@ -139,7 +140,7 @@ pub(crate) async fn gather(
             }
         }
     };
-    // The backend is done, or is given up.
+    // The backend has finished or is abandoned.
     drop((incoming, conn));
     let meter = tally.end(matches!(read, Ok(None)));
     if read.is_ok() {

@@ -1,4 +1,4 @@
-//! Anthropic's messages: blocks grow by deltas, and the first event holds the rest of the message. Pure.
+//! Assembles an Anthropic message: deltas extend its blocks, and the first event has the other fields. Pure.
 
 use std::collections::HashMap;
 
@@ -12,9 +12,9 @@ pub(super) struct Messages {
     thinking: String,
     text: String,
     tools: Vec<Tool>,
-    /// Which tool the block of an index is.
+    /// Block index → index of its tool.
     places: HashMap<u64, usize>,
-    /// What the last event but one says.
+    /// Content of `message_delta`, the last event but one.
     end: Option<Map<String, Value>>,
 }
 

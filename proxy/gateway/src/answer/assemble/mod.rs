@@ -1,5 +1,5 @@
-//! Answers that are no streams, put together from streams, for a llama-server that does not notice when the client of
-//! such a request leaves (`cancel = "assemble"`): of a stream it notices at once.
+//! Assembles non-streaming answers from streams (`cancel = "assemble"`), for a llama-server that does not
+//! notice when the client of a non-streaming request leaves. With a stream, llama-server does notice.
 //!
 //! ```text
 //!   request, no stream --[ does a stream have all of its answer? ]-- no --> passes as it is
@@ -13,8 +13,8 @@
 //!           | cut, too large, not understood --> 502
 //! ```
 //!
-//! It never touches a request that asks for a stream, and no model without the rule. What differs, and what was
-//! compared: docs/cancellation.md.
+//! Streaming requests, and models without the rule, are never touched. docs/cancellation.md lists the
+//! differences from llama-server's own answers and the comparison that was made.
 
 mod ask;
 mod chat;
@@ -40,16 +40,16 @@ use crate::route::Shape;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Chat,
-    /// OpenAI's completions.
+    /// OpenAI's text completions.
     Text,
-    /// llama-server's own.
+    /// llama-server's own `/completion`.
     Native,
     Responses,
     Messages,
 }
 
 impl Kind {
-    /// Of a route that generates text.
+    /// Returns the dialect of a route that generates text.
     pub(crate) fn of(shape: Shape) -> Option<Self> {
         Some(match shape {
             Shape::Chat => Self::Chat,
@@ -62,18 +62,18 @@ impl Kind {
     }
 }
 
-/// Why there is no answer.
+/// Reasons why no answer could be assembled.
 #[derive(Debug, PartialEq)]
 enum Fault {
-    /// The backend reported an error in its stream.
+    /// The backend reported this error in its stream.
     Told(StatusCode, Bytes),
-    /// The stream is not what we know.
+    /// The stream has an unknown form.
     Strange(&'static str),
-    /// More than may be held.
+    /// The answer exceeds the memory limit.
     TooLarge,
 }
 
-/// A stream being put together.
+/// State of one stream that is being assembled.
 #[derive(Debug)]
 struct Assembly {
     cutter: Events,
@@ -93,7 +93,7 @@ enum Parts {
 }
 
 impl Assembly {
-    /// Holds at most about `limit` bytes.
+    /// Creates an assembly that holds at most about `limit` bytes.
     pub(crate) fn new(kind: Kind, limit: usize) -> Self {
         let parts = match kind {
             Kind::Chat => Parts::Chat(chat::Chat::default()),
@@ -105,13 +105,12 @@ impl Assembly {
         Self { cutter: Events::new(limit), parts, veil: Veil::new(), events: 0, held: 0, limit }
     }
 
-    /// Reads the next piece of the stream.
     pub(crate) fn feed(&mut self, piece: Bytes) -> Result<(), Fault> {
         let whole = self.cutter.pass(piece);
         if self.cutter.is_torn() { Err(Fault::TooLarge) } else { self.take(&whole) }
     }
 
-    /// The stream has ended: what is left of it is an event without the blank line.
+    /// Handles the end of the stream: the remaining bytes are an event without its blank line.
     pub(crate) fn end(&mut self) -> Result<(), Fault> {
         let rest = self.cutter.finish();
         self.take(&rest)
@@ -129,7 +128,7 @@ impl Assembly {
         self.events
     }
 
-    /// The answer, once the stream has ended.
+    /// Returns the answer, once the stream has ended.
     pub(crate) fn finish(self) -> Result<Bytes, Fault> {
         let answer = match self.parts {
             Parts::Chat(chat) => chat.finish(),
@@ -143,9 +142,9 @@ impl Assembly {
 }
 
 impl Parts {
-    /// Takes an event; returns how many bytes more are held, about.
+    /// Adds an event; returns by how many bytes the held state has grown, roughly.
     fn event(&mut self, event: &Event<'_>, veil: &Veil) -> Result<usize, Fault> {
-        // Of several answers, all but the first begin with a `null`.
+        // With several answers, all but the first begin with a `null`.
         if matches!(event.data, "[DONE]" | "null") {
             return Ok(0);
         }
@@ -153,7 +152,7 @@ impl Parts {
             return Err(Fault::Strange("an event is no JSON object"));
         };
         if event.name == "error" {
-            // Anthropic's dialect has the error bare where llama-server says it.
+            // Anthropic's dialect sends the error object bare.
             let error = data.remove("error").unwrap_or(Value::Object(data));
             return Err(told(error, veil));
         }
@@ -170,7 +169,7 @@ impl Parts {
     }
 }
 
-/// An error in a stream, as it would have been said instead of an answer.
+/// Converts an error event into the response that llama-server would have sent without a stream.
 fn told(error: Value, veil: &Veil) -> Fault {
     let status = error["code"].as_u64().and_then(|code| StatusCode::from_u16(u16::try_from(code).ok()?).ok());
     let status = status.filter(|status| status.is_client_error() || status.is_server_error());
@@ -181,7 +180,7 @@ fn told(error: Value, veil: &Veil) -> Fault {
     )
 }
 
-/// The fields in this order, then whatever else there is.
+/// Returns the fields in this order, followed by all others.
 fn ordered(mut fields: Map<String, Value>, order: &[&str]) -> Map<String, Value> {
     let mut all = Map::new();
     for name in order {
@@ -193,19 +192,20 @@ fn ordered(mut fields: Map<String, Value>, order: &[&str]) -> Map<String, Value>
     all
 }
 
-/// Appends a text value; says by how much.
+/// Appends a text value; returns its length in bytes.
 fn append(to: &mut String, value: &Value) -> usize {
     let text = value.as_str().unwrap_or_default();
     to.push_str(text);
     text.len()
 }
 
-/// `index`, which counts the answers to one request.
+/// Returns `index`, the number of the answer within its request.
 fn index(fields: &Map<String, Value>) -> u64 {
     fields.get("index").and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// The event of a debugging server is of a stream; its settings say so.
+/// Sets `stream` to false in the settings of a verbose answer, which otherwise show the stream that was
+/// requested.
 fn no_stream(settings: Option<&mut Value>) {
     if let Some(stream) = settings.and_then(|settings| settings.get_mut("stream")) {
         *stream = Value::Bool(false);

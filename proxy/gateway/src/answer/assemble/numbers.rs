@@ -1,9 +1,9 @@
-//! Numbers with a fraction, through a parser and out again with the digits that llama-server gave them: while they are in
-//! the parser's hands they are texts with a mark that nobody can guess. Pure.
+//! Keeps the digits of fractional numbers through a JSON parser: they are turned into strings with an
+//! unguessable mark before parsing, and back into numbers afterwards. Pure.
 
 use crate::body::spelling::Spelling;
 
-/// The mark of one answer.
+/// Random mark of one answer.
 #[derive(Debug)]
 pub(super) struct Veil(String);
 
@@ -12,7 +12,7 @@ impl Veil {
         Self(format!("{:032x}:", rand::random::<u128>()))
     }
 
-    /// Makes texts of the fractions in valid JSON.
+    /// Replaces the fractional numbers of valid JSON by marked strings.
     pub(super) fn put_on(&self, json: &str) -> String {
         let bytes = json.as_bytes();
         let mut all = String::with_capacity(json.len() + 64);
@@ -45,7 +45,7 @@ impl Veil {
         all
     }
 
-    /// Makes numbers of them again.
+    /// Turns marked strings back into numbers.
     pub(super) fn take_off(&self, json: &str) -> String {
         let mark = format!("\"{}", self.0);
         let mut all = String::with_capacity(json.len());

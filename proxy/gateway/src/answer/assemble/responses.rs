@@ -1,5 +1,5 @@
-//! OpenAI's responses: the last event holds the response; what it says differently from an answer without a stream is
-//! put right. Pure.
+//! Assembles an OpenAI response: takes it from the last event and corrects what differs from a
+//! non-streaming answer. Pure.
 
 use serde_json::{Map, Value, json};
 

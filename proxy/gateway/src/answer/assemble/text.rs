@@ -1,5 +1,5 @@
-//! Completions, OpenAI's and llama-server's own: the last event of each answer is the answer, but for its text and its
-//! probabilities. Pure.
+//! Assembles completions of OpenAI's and llama-server's own routes: the last event of each answer is the
+//! answer, except for its text and its probabilities. Pure.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! The next server, and what is asked there: about the request, and for what is to be the rest of its answer.
+//! Requests to the next server: questions about the client's request, and the request for the rest of its
+//! answer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,10 +18,10 @@ use crate::backend::message::Message;
 use crate::backend::pool::Pool;
 use crate::backend::upstream_conn::{Partial, UpstreamConn};
 
-/// The answer to a probe, with its connection and whether the request was sent whole.
+/// Response to a probe, its connection, whether the request was sent completely, and the pool.
 pub(super) type Probed = (http::Response<Incoming>, (UpstreamConn, bool), Arc<Pool>);
 
-/// A request of ours with the head of the client's.
+/// Builds a request of our own with the head of the client's request.
 pub(super) fn beside(
     message: &Message,
     path: Option<&'static str>,
@@ -31,7 +32,7 @@ pub(super) fn beside(
     beside.ok_or_else(|| "no more of requests may be held now".to_owned())
 }
 
-/// The next server, and what is asked there.
+/// Connection state for questions to the next server.
 pub(super) struct Asking<'a> {
     pub(super) attempts: Attempts<'a>,
     pub(super) message: Box<Message>,
@@ -41,7 +42,7 @@ pub(super) struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// What comes of it, unless the lease or the time ends first: neither says anything against that server.
+    /// Runs `future` until the lease or the deadline ends. Neither of the two is a failure of the server.
     async fn within<T>(&mut self, future: impl Future<Output = T>) -> Result<T, Stop> {
         tokio::select! {
             biased;
@@ -57,7 +58,7 @@ impl Asking<'_> {
         }
     }
 
-    /// All of an answer.
+    /// Reads a whole response body.
     pub(super) async fn all(
         &mut self,
         conn: &mut UpstreamConn,
@@ -73,7 +74,7 @@ impl Asking<'_> {
         })
     }
 
-    /// The connection broke: the server may have died of what it was asked.
+    /// Records a broken connection: the request may have killed the server.
     fn broke(&self, whole: bool) -> Stop {
         if let Some(print) = self.message.sent().print().filter(|_| whole) {
             self.lease.broke(print);
@@ -82,7 +83,7 @@ impl Asking<'_> {
         Stop::Over("the process that followed ended, too".to_owned())
     }
 
-    /// All of the answer to a probe.
+    /// Reads the whole response to a probe.
     pub(super) async fn answer(
         &mut self,
         (response, (mut conn, is_sent), pool): Probed,
@@ -97,12 +98,12 @@ impl Asking<'_> {
         Ok(told)
     }
 
-    /// The answer to a question.
+    /// Sends a question to `path` and returns the answer.
     pub(super) async fn ask(&mut self, path: &'static str, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
         self.ask_of(Some(path), body).await
     }
 
-    /// The answer to a question of the client's own route.
+    /// Sends a question to the client's own route and returns the answer.
     pub(super) async fn ask_again(&mut self, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
         self.ask_of(None, body).await
     }
@@ -126,7 +127,7 @@ impl Asking<'_> {
         Ok(answer)
     }
 
-    /// The stream that is the rest.
+    /// Requests the stream that is the rest of the answer.
     pub(super) async fn stream(mut self, path: Option<&'static str>, body: Vec<u8>) -> Result<Relayed, Stop> {
         let mut message = beside(&self.message, path, body, true)?;
         let lease = self.lease.clone();

@@ -1,23 +1,25 @@
-//! A streamed answer whose server died in the middle of it: another server computes the rest, and the client sees one stream.
+//! Continues a streamed answer whose server died: another server computes the rest, and the client sees one
+//! stream.
 //!
 //! ```text
-//!   transcript (what the client has) --+
-//!   request (as it went to the dead) --+--> plain text, and all of it is understood?
-//!                                      |      | no, or what the next server makes of it says no
-//!                                      |      +--> the same draw can be expected? --> the request once more --> compared with
-//!                                      |      |                                        what the client has (`repeat`)
-//!                                      |      +--> one text so far? --> the request with that text as the beginning of the answer,
-//!                                      |                                if the next server shows that it goes on there (`prefill`)
-//!                                      +--> probe: what does the next server make of the request?
-//!                                      +--> chat: its prompt, rendered there --> tokens of what was delivered
-//!                                             |
-//!                                             v
-//!                            the prompt and those tokens, for the rest (`rest`) --> voice --> the client
+//!   transcript (what the client has) ----+
+//!   request (as sent to the dead server) +--> plain text, and all of it is understood?
+//!      | no, or the next server's own view of the request rules it out
+//!      |   +--> same answer expected again? --> the request once more, compared with the transcript (`repeat`)
+//!      |   +--> one text so far? --> the request with that text as the beginning of the answer,
+//!      |                             if the next server shows that it continues there (`prefill`)
+//!      | yes
+//!      +--> probe: how does the next server see the request?
+//!      +--> chat: its prompt, rendered there --> tokens of the delivered text
+//!             |
+//!             v
+//!        prompt and those tokens, for the rest (`rest`) --> voice --> the client
 //! ```
 //!
-//! When in doubt, the error: half of one answer and an unrelated second half must be impossible. Therefore a server that is given
-//! tokens has the same command, binary and files as the dead one, all of the request is understood, and the server counts as many
-//! tokens of prompt as are meant; and the answer to a request that is sent once more begins with what the client has.
+//! In doubt the stream ends with an error: half of one answer followed by an unrelated second half must be
+//! impossible. Therefore a server that is given tokens has the same command, binary and files as the dead
+//! one. All of the request is understood, and the server counts the expected number of prompt tokens. The
+//! answer to a repeated request must begin with the text that the client has.
 
 mod asking;
 mod prefill;
@@ -51,13 +53,14 @@ use crate::backend::backends::BackendLease;
 use crate::observe::{Outcome, Record};
 use crate::refusal::Refusal;
 
-/// Bytes of an answer to one of our own questions beside what it repeats: settings, tokens, a prompt.
+/// Bytes allowed in the answer to one of our questions, apart from what it repeats: settings, tokens, a
+/// prompt.
 const ANSWER: usize = 64 * 1024;
 
-/// Bytes of the answer for each byte of the question: a token comes with its number and its piece.
+/// Bytes of the answer for each byte of the question: a token is listed with its number and its piece.
 const TIMES: usize = 48;
 
-/// Why a stream ends with an error instead.
+/// Error with which a stream ends instead.
 #[derive(Debug)]
 pub(crate) struct Cut {
     pub(crate) outcome: Outcome,
@@ -70,19 +73,19 @@ impl From<Refusal> for Cut {
     }
 }
 
-/// Whether a request wants its counters behind the end of its answer.
+/// Returns whether a request asks for usage counters after the end of its answer.
 pub(crate) fn wants_usage(again: &Again) -> bool {
     let body = again.message.json().unwrap_or_default();
     let body = serde_json::from_slice::<serde_json::Value>(&body);
     body.map_or(true, |body| body["stream_options"]["include_usage"] == true)
 }
 
-/// Whether the answer is one whose end can be seen: what has several is over when all of them are.
+/// Returns whether the request has a single answer, so that its end can be recognised.
 pub(crate) fn is_one(again: &Again, heard: &Transcript) -> bool {
     again.message.json().is_some_and(|body| repeat::is_one(heard.kind(), &body).is_ok())
 }
 
-/// What became of the server.
+/// Describes the end of the server in words.
 pub(crate) fn in_the_middle(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Revoked => "its process was stopped in the middle of the answer",
@@ -90,12 +93,13 @@ pub(crate) fn in_the_middle(outcome: Outcome) -> &'static str {
     }
 }
 
-/// What a client is told instead of the rest.
+/// Error text for the client in place of the rest.
 pub(crate) fn instead(died: &str, why: &str) -> String {
     format!("{died} (the rest of it cannot be computed elsewhere: {why})")
 }
 
-/// Has the rest of an answer computed. `died` is what its client is told if that cannot be, `paid` what it has had.
+/// Has the rest of an answer computed. `died` is the client's error text if that fails; `paid` is the work
+/// already delivered.
 pub(crate) async fn go_on(
     again: Again,
     heard: Box<Transcript>,
@@ -113,11 +117,11 @@ pub(crate) async fn go_on(
     })
 }
 
-/// Why there is no rest.
+/// Reasons to stop a continuation.
 enum Stop {
-    /// Not this way.
+    /// This way is impossible; another one may work.
     Cannot(Why),
-    /// Nor any other.
+    /// No way works.
     Over(Why),
     Refused(Refusal),
 }
@@ -161,16 +165,16 @@ async fn computed(
         model: &model,
         kind: lease_kind,
         tokens,
-        // It was let in, and its process comes back by itself.
+        // The request was admitted before, and its process is restarted anyway.
         loads: true,
         limits: &limits,
-        // That a canary died is no death that its client would hear of.
+        // The death of a canary is not reported to the client.
         died: (!dead.is_canary()).then_some(died),
         patience: Duration::ZERO,
     };
     let lease = attempts.once_more(dead).await.map_err(|refusal| Stop::Refused(attempts.judged(refusal)))?;
     let repeat = |heard| Repeat::of(heard, paid).map(Voice::Repeat).ok_or_else(no_event);
-    // Where the server's own settings decide, they are asked for, if there is another way.
+    // If the server's own settings decide, ask for them, provided that there is another way.
     let asks_first = may_repeat == Ok(Draw::Default) && prefill.is_ok();
     if planned.is_err() && may_repeat.is_ok() && !asks_first {
         let voice = repeat(heard)?;
@@ -181,7 +185,7 @@ async fn computed(
         Ok(plan) => beside(&message, None, plan.wish.probe(), false)?,
         Err(_) => beside(&message, Some("/completion"), Prefill::settings(), false)?,
     };
-    // With all that holds for a request that a server may have died of: it may have to be alone there.
+    // All rules for a suspect request apply: it may have to run alone there.
     let probed = attempts.run(lease, Box::new(probe), deadline).await.map_err(Stop::Refused)?;
     let Relayed { response, backend, .. } = probed;
     let Backend { lease, revoked, conn, pool, sent, deadline, .. } = *backend;
@@ -201,13 +205,13 @@ async fn computed(
         },
         Err(why) => {
             let settings = match asking.answer(probed).await {
-                // It tells nothing.
+                // The probe's answer is unusable; continue without it.
                 Err(Stop::Cannot(_)) => Vec::new(),
                 told => told?,
             };
             let is_greedy = Prefill::is_greedy(&settings).ok();
             match may_repeat.and_then(|draw| draw.known(is_greedy)) {
-                // What cannot be told is shown by the comparison.
+                // The comparison covers what the build does not report.
                 Ok(()) => {
                     let voice = repeat(heard)?;
                     return Ok((asking.stream(None, body.to_vec()).await?, voice));
@@ -231,8 +235,9 @@ async fn computed(
     }
 }
 
-/// The request for what is behind a text, if the next server shows that it goes on there. `settings`: with which it computes, if that was
-/// asked already. That comes before the prompt, whose slot it would take.
+/// Builds the request for the rest after a text, if the next server shows that it continues there.
+/// `settings`: the server's settings, if already known. They are asked for before the prompt, because the
+/// question would take its slot.
 async fn behind_its_text(
     asking: &mut Asking<'_>,
     prefill: &Prefill,
@@ -261,19 +266,22 @@ async fn behind_its_text(
     Ok((rest, Prefill::shift(&first, tokens)))
 }
 
-/// What the server was made of that began an answer.
+/// Identity of the server that began an answer.
 #[derive(Clone, Copy)]
 struct Begun {
     kin: Kin,
-    /// It was a build that is tried beside the model's own.
+    /// The server was a canary.
     by_canary: bool,
 }
 
 impl Begun {
-    /// Whether a server made of this may compute the rest: it has the same command, binary and files. The answer of a canary may be gone on
-    /// with by the model's own build, which differs from it in the binary alone: it has the same vocabulary, and what it computes is
-    /// conditioned on the prompt as it renders that itself and on exactly the text that the client has. So the whole is what that
-    /// build might have said, and one half does not belong to another answer than the other.
+    /// Returns whether a server with this identity may compute the rest: it needs the same command, binary
+    /// and files.
+    ///
+    /// The model's own build may also continue the answer of a canary, which differs in the binary alone.
+    /// Both have the same vocabulary. The own build computes the rest from the prompt as it renders it and
+    /// from exactly the text that the client has, so the whole is an answer that this build might have
+    /// given.
     fn goes_on_by(self, next: Option<Kin>) -> bool {
         let Some(next) = next else { return false };
         next == self.kin
@@ -291,11 +299,11 @@ fn no_event() -> Stop {
     Stop::Over("it has no event".to_owned())
 }
 
-/// An answer that can be continued by its tokens, as far as that shows without asking.
+/// An answer that can be continued by its tokens, as far as that is known without asking the server.
 struct Plan {
     wish: Wish,
     kin: Begun,
-    /// The same request has the same answer each time, as the next server says.
+    /// The next server gives the same answer to the same request each time.
     is_greedy: Option<bool>,
 }
 
@@ -310,10 +318,11 @@ impl Plan {
         heard.is_plain()?;
         let mut wish = Wish::of(kind, body)?;
         if wish.is_shaped() && *may_repeat == Ok(Draw::Same) {
-            // There may be blanks and fences around it that its client does not have.
+            // The raw answer may have blanks and fences around the text that the client does not have.
             return Err("it has a shape, and can be had to the letter".to_owned());
         }
-        // Those of a text are drawn again. A client of llama-server's own dialect has the tokens, though not their text.
+        // Withheld tokens of a text are drawn again. In llama-server's own dialect the client has those
+        // tokens, though not their text.
         if heard.withholds() && (kind == Kind::Native || !wish.stops()) {
             return Err("its last tokens have no text, or stop words may begin there".to_owned());
         }
@@ -323,12 +332,13 @@ impl Plan {
         let Some(kin) = kin else {
             return Err("it is not known what its server was started from".to_owned());
         };
-        // A server with an end of its own would begin to count anew.
+        // A server with its own token limit would begin to count at zero again.
         wish.limit = wish.limit.or(kin.kin.answer_tokens);
         Ok(Self { wish, kin, is_greedy: None })
     }
 
-    /// What the next server is asked for, and where, after it has said what it makes of the request.
+    /// Returns path and body of the request for the rest, after the server has reported its view of the
+    /// client's request.
     async fn rest(
         &mut self,
         asking: &mut Asking<'_>,
@@ -374,14 +384,14 @@ impl Plan {
             None => {
                 let answer = asking.ask("/tokenize", spelling::tokenize(heard)).await?;
                 let ids = spelling::tokens(&answer, heard.text());
-                // Where the stream counts them, they must be as many.
+                // If the stream counts tokens, the number must match.
                 let ids = ids.filter(|ids| heard.counted.is_none_or(|counted| counted == ids.len() as u64));
                 ids.ok_or_else(|| "its vocabulary spells that text otherwise".to_owned())?
             }
         };
         let text = heard.text();
         if let Some(measure) = wish.measure(&settings, rendered.clone(), &ids, text) {
-            // A vocabulary that spells the text otherwise leads to a refusal.
+            // A vocabulary that tokenizes the text differently leads to a refusal.
             let is_in_place = match asking.ask("/completion", measure).await {
                 Ok(answer) => request::is_in_place(&answer),
                 Err(Stop::Cannot(_)) => false,

@@ -1,18 +1,20 @@
-//! A text that another server goes on with, as the beginning of the answer's own message. Pure.
+//! Continues a text on another server by sending it as the beginning of the assistant message. Pure.
 //!
 //! ```text
-//!   the request, for one token                               P tokens of prompt
-//!   the request, its last message the text, for one token    P + T tokens of prompt, P of them known already
-//!   the same, for the rest                                    the text once more, and what is behind it
+//!   the request, for one token                               P prompt tokens
+//!   the request, its last message the text, for one token    P + T prompt tokens, P of them cached
+//!   the same, for the rest                                    the text once more, then its continuation
 //! ```
 //!
-//! It is the way of those routes that do not tell what is made of their prompts, and of chats with tools: the next server's own
-//! reader of the route makes the prompt, so all that the request says of drawing, tools and templates holds for the rest, too. A server
-//! that would begin another message behind the text (older builds do) has more tokens than P + T, and one that makes anything else
-//! of the beginning does not know P of them. Another model would go on as well, so the next server has to be made of the same.
+//! Used for routes that do not report the prompt they render, and for chats with tools. The next server's
+//! own handler of the route renders the prompt, so the request's sampling, tools and templates hold for the
+//! rest, too. Older builds begin another message after the text: they report more than P + T tokens. A
+//! server that treats the beginning in any other way does not have P tokens cached. Another model would
+//! continue as well, so the next server must have the same command, binary and files.
 //!
-//! Only servers that say the text again are asked for the rest: what they say is compared to the letter, and what comes behind it has
-//! the blanks that belong there. Readers of older builds take away blanks with which the rest begins.
+//! The rest is requested only from a server that repeats the text. Its repetition is compared byte by byte,
+//! and the text after it then has the right blanks. The chat parsers of older builds strip blanks at the
+//! beginning of the rest.
 
 use serde_json::{Map, Value, json};
 use warden_policies::units::{exact, scale};
@@ -23,16 +25,17 @@ use super::spelling;
 use super::transcript::{Stage, Transcript};
 use crate::answer::assemble::Kind;
 
-/// Members that limit an answer, by their routes.
+/// Members of a request that limit the length of its answer, over all routes.
 const LIMITS: [&str; 4] = ["max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens"];
 
-/// A slot is found again by a tenth of a prompt, if nothing else is said.
+/// Largest growth of a prompt from one step to the next. llama-server by default reuses a slot that shares
+/// a tenth of the prompt.
 const GROWTH: u64 = 4;
 
-/// Tokens of a message whose request names no end.
+/// Default token limit of the messages route.
 const MESSAGE: u64 = 4096;
 
-/// What gives an answer a shape, or a state that the next process does not have.
+/// Members that give an answer a shape, or a sampling state that the next process does not have.
 const STATES: [&str; 12] = [
     "grammar",
     "json_schema",
@@ -48,7 +51,7 @@ const STATES: [&str; 12] = [
     "functions",
 ];
 
-/// A request, and what its client has of the answer.
+/// A request and the part of its answer that the client has.
 #[derive(Debug)]
 pub(super) struct Prefill {
     kind: Kind,
@@ -56,18 +59,18 @@ pub(super) struct Prefill {
     pub(super) text: String,
 }
 
-/// What a server said of a request for one token.
+/// A server's counters for a request for one token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Counted {
-    /// Tokens of the prompt.
     pub(super) prompt: u64,
-    /// Those of them that it knew already.
+    /// Prompt tokens that were cached.
     cached: u64,
     text: String,
 }
 
 impl Prefill {
-    /// Of a whole body, as it went to the server that died. Else, why it cannot go on like this.
+    /// Reads the whole body as it was sent to the dead server. The error says why the text cannot be
+    /// continued like this.
     pub(super) fn of(heard: &Transcript, body: &[u8]) -> Result<Self, Why> {
         let kind = heard.kind();
         let why = |why: &str| Err(why.to_owned());
@@ -119,13 +122,14 @@ impl Prefill {
         Ok(Self { kind, body, text: text.to_owned() })
     }
 
-    /// The request, for one token.
+    /// Builds the request for one token, without the text.
     pub(super) fn first(&self) -> Vec<u8> {
         bytes(self.of_one(self.body.clone()))
     }
 
-    /// Beginnings of the text, the last of which is all of it. A server with several slots looks for the one that holds a good part of
-    /// a prompt: behind a prompt of so many tokens, a text of so many is shown to it in steps that are no larger than that.
+    /// Returns beginnings of the text, the last of which is all of it. A server with several slots picks
+    /// the slot that holds a good part of the prompt. Therefore a text of `tokens` tokens after a prompt of
+    /// `prompt` tokens is sent in steps small enough for that.
     pub(super) fn steps(&self, prompt: u64, tokens: u64) -> Vec<&str> {
         let all = self.text.len();
         let (mut held, mut steps) = (prompt.max(1), Vec::new());
@@ -134,7 +138,7 @@ impl Prefill {
             if next >= tokens {
                 break;
             }
-            // In bytes; behind a word, where no token goes on.
+            // In bytes; cut after a word, where no token crosses the cut.
             let end = scale(all as u64, exact(next) / exact(tokens));
             let end = usize::try_from(end).unwrap_or(all).min(all);
             let begun = steps.last().map_or(0, |step: &&str| step.len());
@@ -149,13 +153,13 @@ impl Prefill {
         steps
     }
 
-    /// The request with a beginning of the text as the beginning of the answer, for one token.
+    /// Builds the request for one token, with a beginning of the text as the beginning of the answer.
     pub(super) fn second(&self, text: &str) -> Vec<u8> {
         bytes(self.of_one(self.begun(text)))
     }
 
-    /// The same for the rest, of an answer of which the client has so many tokens. `own`: where a request names no end, its server ends an
-    /// answer behind as many.
+    /// Builds the request for the rest of an answer of which the client has `had` tokens. `own`: the token
+    /// limit that the server applies to requests without one.
     pub(super) fn rest(&self, had: u64, own: Option<u64>) -> Result<Vec<u8>, Why> {
         let mut body = self.begun(&self.text);
         let left = |most: u64| most.checked_sub(had).filter(|left| *left > 0);
@@ -167,7 +171,7 @@ impl Prefill {
             *limit = json!(left(most).ok_or_else(full)?);
             is_limited = true;
         }
-        // Such an end would begin to count anew.
+        // A default limit would begin to count at zero again.
         let of_route = (self.kind == Kind::Messages).then_some(MESSAGE);
         if let Some(most) = [own, of_route].into_iter().flatten().min().filter(|_| !is_limited) {
             let name = if self.kind == Kind::Responses { "max_output_tokens" } else { "max_tokens" };
@@ -177,13 +181,13 @@ impl Prefill {
         Ok(bytes(body))
     }
 
-    /// Asks with which settings a server computes where nothing is said.
+    /// Builds a request whose answer reports the server's default settings.
     pub(super) fn settings() -> Vec<u8> {
         json!({ "prompt": "a", "n_predict": 1, "stream": false }).to_string().into_bytes()
     }
 
-    /// Whether the same request has the same answer each time, by the answer to [`Self::settings`]. Else, which of the settings has a
-    /// state that the next process does not have.
+    /// Returns whether the same request gets the same answer each time, read from the answer to
+    /// [`Self::settings`]. The error names a setting with a state that the next process does not have.
     pub(super) fn is_greedy(answer: &[u8]) -> Result<bool, Why> {
         let told: Value = serde_json::from_slice(answer).unwrap_or_default();
         let settings = &told["generation_settings"];
@@ -194,7 +198,7 @@ impl Prefill {
         Ok(is_greedy(Kind::Native, answer).unwrap_or(false))
     }
 
-    /// What a server said to one of the requests for one token.
+    /// Reads the counters from the answer to a request for one token.
     pub(super) fn counted(&self, answer: &[u8]) -> Result<Counted, Why> {
         let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
         let usage = &answer["usage"];
@@ -224,15 +228,17 @@ impl Prefill {
         Ok(Counted { prompt, cached, text })
     }
 
-    /// Whether an answer shows that its server goes on behind a beginning of the text, which has so many tokens. `first`: what it said to the
-    /// request without; `before`: to the one with the beginning before this one, if there is one.
+    /// Checks that an answer shows a server that continues after a beginning of the text, which has
+    /// `tokens` tokens. `first`: its answer without the text; `before`: its answer with the previous,
+    /// shorter beginning, if any.
     pub(super) fn shows(
         first: &Counted,
         before: Option<&Counted>,
         now: &Counted,
         (text, tokens): (&str, u64),
     ) -> Result<(), Why> {
-        // The one token that was drawn may be the text's own; the last one of a beginning may be another one where the text goes on.
+        // The one drawn token may be part of the text. The last token of a beginning may differ in a longer
+        // one.
         let known = match before {
             None => first.prompt..=first.prompt + 1,
             Some(before) => before.prompt.saturating_sub(2)..=before.prompt + 1,
@@ -242,14 +248,14 @@ impl Prefill {
                 "its build does not go on behind a text, or the prompt is not known any more".to_owned()
             );
         }
-        // One token cannot say a text of several, so that has been said again.
+        // A single token cannot spell a text of several, so the server has repeated the text.
         if tokens < 2 || !now.text.starts_with(text) {
             return Err("its build does not say again what it goes on with".to_owned());
         }
         Ok(())
     }
 
-    /// What has to be counted otherwise where a text of so many tokens stood in the prompt.
+    /// Returns the correction of counters for a text of `tokens` tokens that was in the prompt.
     pub(super) fn shift(first: &Counted, tokens: u64) -> Shift {
         Shift { tokens, evaluated: first.prompt.saturating_sub(first.cached) }
     }
@@ -288,7 +294,7 @@ fn is_nothing(value: &Value) -> bool {
         Value::Number(number) => number.as_f64() == Some(0.0),
         Value::String(text) => text.is_empty(),
         Value::Array(items) => items.is_empty(),
-        // OpenAI's words for any text.
+        // OpenAI's values for unrestricted text.
         Value::Object(format) => format.iter().all(|(name, value)| match name.as_str() {
             "type" => *value == "text",
             "format" => is_nothing(value),
@@ -298,7 +304,7 @@ fn is_nothing(value: &Value) -> bool {
     }
 }
 
-/// Whether a turn has nothing but texts, calls of tools and what came of them.
+/// Returns whether a turn consists of texts, tool calls and tool results only.
 fn is_of_texts(turn: &Value) -> bool {
     let is_known = |part: &Value| match part["type"].as_str() {
         Some("text" | "input_text" | "output_text" | "tool_use" | "thinking") => true,
@@ -315,7 +321,7 @@ fn is_of_texts(turn: &Value) -> bool {
     }
 }
 
-/// A text, or the texts of its parts.
+/// Returns a text, or the concatenated texts of its parts.
 fn text_of(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),

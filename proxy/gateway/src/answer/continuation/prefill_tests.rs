@@ -1,4 +1,4 @@
-//! What a text has to be to stand at the beginning of a message, and what shows that a server goes on behind it.
+//! Texts that can be the beginning of a message, and proofs that a server continues after them.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn heard(kind: Kind, events: &str) -> Transcript {
     heard
 }
 
-/// A text of a message so far, behind a block of this kind.
+/// A transcript with the text of a message so far, after a block of this kind.
 fn message(block: &str, text: &str) -> Transcript {
     let events = [
         json!({ "type": "message_start", "message": { "id": "one" } }),
@@ -149,7 +149,7 @@ fn only_a_server_that_counts_the_text_and_knows_all_before_it_goes_on() {
     let shows = |second: &Counted| Prefill::shows(&first, None, second, ("Once", 3)).is_ok();
     assert!(shows(&said(3, 52, "Once upon")) && shows(&said(2, 53, "Once upon")));
     assert_eq!(Prefill::shift(&first, 3), Shift { tokens: 3, evaluated: 50 });
-    // Another message begins, the beginning is another one, its slot is gone, or it was asked the same before.
+    // Another message begins, the beginning differs, its slot is gone, or the same was requested before.
     for second in [
         said(8, 52, "On"),
         said(55, 0, "Once upon"),
@@ -159,10 +159,10 @@ fn only_a_server_that_counts_the_text_and_knows_all_before_it_goes_on() {
     ] {
         assert!(!shows(&second), "{second:?}");
     }
-    // Older builds do not say it again, and take blanks away behind it. One token may be the same by chance.
+    // Older builds do not repeat the text, and strip blanks after it. A single token may be equal by chance.
     assert!(!shows(&said(3, 52, " upon")));
     assert!(Prefill::shows(&first, None, &said(1, 52, "Once"), ("Once", 1)).is_err());
-    // In steps, each knows the one before.
+    // Each step has the previous one in its cache.
     let second = said(3, 52, "Once upon");
     let next = |now: &Counted| Prefill::shows(&first, Some(&second), now, ("Once upon a time", 8)).is_ok();
     assert!(next(&said(5, 55, "Once upon a time there")) && next(&said(7, 53, "Once upon a time there")));

@@ -1,27 +1,27 @@
-//! What the events of a streamed answer say, in the dialect of each route. Pure.
+//! Reads the events of a streamed answer in the dialect of each route. Pure.
 //!
-//! What is not known here may say something that the client of a continued stream would get twice or not at all, so it is a
-//! reason not to continue the stream.
+//! An unknown event is a reason not to continue the stream: the client could get its content twice or not
+//! at all.
 
 use serde_json::{Map, Value};
 
 use super::said::{Channel, Item, What};
 use crate::answer::assemble::Kind;
 
-/// What one event is for the way of its answer.
+/// Progress of an answer that one event reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     On,
-    /// The answer has its reason to finish; `counted`: its counters, too.
+    /// The answer has its finish reason; `counted`: its counters, too.
     Finished {
         counted: bool,
     },
-    /// Counters come.
+    /// The event has counters.
     Counted,
     Done,
 }
 
-/// One event.
+/// Content of one event.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Reading {
     pub(super) items: Vec<Item>,
@@ -44,10 +44,10 @@ impl Reading {
     }
 }
 
-/// Why a stream cannot go on elsewhere.
+/// Reason why a stream cannot be continued elsewhere.
 pub(super) type Why = &'static str;
 
-/// The parts of an event: its name, if it has one, and its data.
+/// Splits an event into its name, if any, and its data.
 pub(super) fn parts(event: &[u8]) -> Result<(Option<&[u8]>, &[u8]), Why> {
     let odd = "its events are not written as llama-server writes them";
     let (name, line) = match event.strip_prefix(b"event: ") {
@@ -61,7 +61,7 @@ pub(super) fn parts(event: &[u8]) -> Result<(Option<&[u8]>, &[u8]), Why> {
     data.map(|data| (name, data)).ok_or(odd)
 }
 
-/// Of a JSON object that is the data of an event.
+/// Reads the JSON object that is the data of an event.
 pub(super) fn read(kind: Kind, event: &Map<String, Value>) -> Result<Reading, Why> {
     if event.get("error").is_some_and(|error| !error.is_null()) {
         return Err("its server reported an error");
@@ -74,12 +74,12 @@ pub(super) fn read(kind: Kind, event: &Map<String, Value>) -> Result<Reading, Wh
     }
 }
 
-/// Whether an event tells how much of the prompt is evaluated.
+/// Returns whether an event reports prompt progress.
 pub(super) fn is_progress(event: &Map<String, Value>) -> bool {
     event.get("prompt_progress").is_some_and(|progress| !progress.is_null())
 }
 
-/// An event in llama-server's own dialect.
+/// Reads an event in llama-server's own dialect.
 fn native(event: &Map<String, Value>) -> Result<Reading, Why> {
     if event.contains_key("completion_probabilities") {
         return Err("it has probabilities");
@@ -95,7 +95,7 @@ fn native(event: &Map<String, Value>) -> Result<Reading, Why> {
     Ok(reading)
 }
 
-/// An event in `OpenAI`'s dialect.
+/// Reads an event in `OpenAI`'s dialect.
 fn choice(kind: Kind, event: &Map<String, Value>) -> Result<Reading, Why> {
     if event.contains_key("__verbose") {
         return Err("it tells what debugging needs");
@@ -128,7 +128,7 @@ fn choice(kind: Kind, event: &Map<String, Value>) -> Result<Reading, Why> {
     Ok(reading)
 }
 
-/// What a chunk of a chat adds.
+/// Returns the items that a chat chunk adds.
 fn delta(delta: Option<&Value>) -> Result<Vec<Item>, Why> {
     let Some(Value::Object(delta)) = delta else { return Err("an event has no delta") };
     let mut items = Vec::new();
@@ -170,7 +170,7 @@ fn tool_call(call: &Value, items: &mut Vec<Item>) -> Result<(), Why> {
     Ok(())
 }
 
-/// The texts of these members, of those that are there.
+/// Returns the string values of these members, as far as they exist.
 fn names<const N: usize>(of: &Value, members: [&str; N]) -> Vec<String> {
     members.into_iter().filter_map(|member| Some(of[member].as_str()?.to_owned())).collect()
 }

@@ -1,5 +1,5 @@
-//! A stream that goes on by the answer to the same request from another server: of that answer the client gets what comes behind
-//! all that it has. Pure.
+//! Continues a stream by sending the same request to another server: the client gets the part of the second
+//! answer that comes after the text it has. Pure.
 //!
 //! ```text
 //!   the client has:   reasoning "so" | content "Hel"
@@ -7,9 +7,10 @@
 //!   the client gets:                                 "lo" " you" | end      under the names that it knows
 //! ```
 //!
-//! What the client has in the end is one answer of one server, whatever made it: a grammar, tools, a thought. If the other
-//! server says anything else than the client has, the stream ends with an error. So nothing has to be known of either server,
-//! and only what is drawn the same way again can be continued like this: see [`may_repeat`].
+//! The client ends up with the complete answer of one server, including grammars, tools and reasoning. If
+//! the second server says anything else than the client has, the stream ends with an error. So nothing has
+//! to be known about either server. Only answers that are drawn the same way again can be continued like
+//! this: see [`may_repeat`].
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -22,58 +23,59 @@ use super::transcript::Transcript;
 use super::voice::{DONE, SAME, Why, put, set};
 use crate::answer::assemble::Kind;
 
-/// The other answer is another one.
+/// Error for a second answer that differs from the first.
 const DIFFERS: Why = "asked for the same again, the process that follows says something else";
 
-/// Members whose value names something for the length of one answer.
+/// Members whose value is an identifier within one answer.
 const NAMES: [&str; 3] = ["id", "item_id", "call_id"];
 
-/// What is left to say of an answer that is computed once more from its beginning.
+/// State of an answer that is computed once more from its beginning.
 #[derive(Debug)]
 pub(crate) struct Repeat {
     kind: Kind,
     /// The first event of the stream.
     frame: Map<String, Value>,
     had: Comparing,
-    /// Names of the other answer, and those that the client knows in their place.
+    /// Identifiers in the second answer, each with the identifier known to the client.
     names: Vec<(Box<str>, Box<str>)>,
-    /// Tokens that the client has, in llama-server's own dialect.
+    /// Tokens that the client has; llama-server's own dialect only.
     counted: u64,
-    /// Events that the client has with that count: of tokens that were guessed together, each counts all.
+    /// Events that the client has with that count: tokens drafted together come in several events with the
+    /// same count.
     with_count: u64,
-    /// The same of the other answer, as far as it has come.
+    /// Count and events with that count of the second answer, so far.
     came: (u64, u64),
-    /// The last number that an event had, where they are numbered.
+    /// Last sequence number of an event, where events have one.
     sequence: Option<u64>,
-    /// What of the answer stood in the other server's prompt.
+    /// Part of the answer that was in the second server's prompt.
     shift: Option<Shift>,
-    /// What the client has is paid for, whatever becomes of the rest.
+    /// Work that the client has; counted whether or not the rest arrives.
     paid: Work,
     is_ended: bool,
 }
 
-/// An answer of which the beginning stood in the prompt.
+/// Correction for an answer whose beginning was in the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shift {
     /// Tokens of that beginning.
     pub(super) tokens: u64,
-    /// Tokens of the prompt that were evaluated for it, before.
+    /// Prompt tokens that were evaluated in the preparing requests.
     pub(super) evaluated: u64,
 }
 
-/// How the answer to a request would be drawn once more.
+/// Reproducibility of the answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Draw {
-    /// The same way.
+    /// Drawn the same way again.
     Same,
-    /// As the server does where nothing is said, which may be the same way.
+    /// The server's default settings decide.
     Default,
 }
 
 const ANOTHER: &str = "another answer would be drawn, with a temperature and no seed";
 
 impl Draw {
-    /// With what is known of the server. Else, why not.
+    /// Decides with the server's setting, if known. The error says why the answer would differ.
     pub(super) fn known(self, is_greedy: Option<bool>) -> Result<(), String> {
         match (self, is_greedy) {
             (Self::Default, Some(false)) => Err(ANOTHER.to_owned()),
@@ -82,7 +84,7 @@ impl Draw {
     }
 }
 
-/// Whether the answer to a request can be expected to be the same again. Else, why not.
+/// Decides whether the answer to a request can be expected to be the same again. The error says why not.
 pub(super) fn may_repeat(kind: Kind, body: &[u8]) -> Result<Draw, String> {
     let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
         return Err("its request is no JSON object".to_owned());
@@ -93,19 +95,20 @@ pub(super) fn may_repeat(kind: Kind, body: &[u8]) -> Result<Draw, String> {
     let temperature = member("temperature").and_then(Value::as_f64);
     let is_greedy =
         !mirostat && (temperature.is_some_and(|temperature| temperature <= 0.0) || top_k == Some(1));
-    // -1 and its unsigned twin mean another one each time. The route of messages passes none on.
+    // -1 and u32::MAX mean a random seed each time. The messages route passes no seed on.
     let seed = member("seed").filter(|_| kind != Kind::Messages).and_then(Value::as_u64);
     let has_seed = seed.is_some_and(|seed| seed < u64::from(u32::MAX));
     match (is_greedy || has_seed, member("temperature")) {
         (true, _) => Ok(Draw::Same),
-        // The comparison tells.
+        // The comparison of the two answers decides.
         (false, None) if !mirostat => Ok(Draw::Default),
         _ => Err(ANOTHER.to_owned()),
     }
 }
 
-/// Whether the answer to a request is one, told in events that can be read to its end. Else, why not. Several answers may
-/// come one behind the other, and then the end of the first would look like the end of all.
+/// Checks that a request has a single answer, in events that can be read to its end. The error says why
+/// not. Several answers may come one after the other, and the end of the first would look like the end of
+/// all.
 pub(super) fn is_one(kind: Kind, body: &[u8]) -> Result<(), String> {
     let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
         return Err("its request is no JSON object".to_owned());
@@ -136,7 +139,7 @@ pub(super) fn is_one(kind: Kind, body: &[u8]) -> Result<(), String> {
 }
 
 impl Repeat {
-    /// Of what a client has. `None`: it has no event.
+    /// Starts from what a client has; `None` if that contains no event.
     pub(crate) fn of(heard: Transcript, paid: Work) -> Option<Self> {
         let kind = heard.kind();
         let Transcript { said, frame, counted, with_count, sequence, .. } = heard;
@@ -155,7 +158,7 @@ impl Repeat {
         })
     }
 
-    /// The same, where the beginning stood in the prompt.
+    /// Like [`Self::of`], for an answer whose beginning was in the prompt.
     pub(super) fn behind(heard: Transcript, paid: Work, shift: Shift) -> Option<Self> {
         let mut repeat = Self::of(heard, paid)?;
         repeat.shift = Some(shift);
@@ -166,17 +169,17 @@ impl Repeat {
         self.is_ended
     }
 
-    /// The number of the last event that the client has, where they are numbered.
+    /// Last sequence number that the client has, where events have one.
     pub(crate) fn sequence(&self) -> Option<u64> {
         self.sequence
     }
 
-    /// Whether nothing new has come yet.
+    /// Returns whether the second answer has not yet passed what the client has.
     pub(crate) fn is_catching_up(&self) -> bool {
         !self.had.is_over()
     }
 
-    /// The work of the answer as its client got it.
+    /// Returns the work of the answer as the client got it.
     pub(crate) fn work(&self, all: Work) -> Work {
         let Some(Shift { tokens, evaluated }) = self.shift.filter(|_| !self.is_catching_up()) else {
             return if self.is_catching_up() { self.paid } else { all };
@@ -184,7 +187,7 @@ impl Repeat {
         Work { prompt_tokens: evaluated, output_tokens: all.output_tokens + tokens, ..all }
     }
 
-    /// Whole events of the other answer, as far as the client does not have them.
+    /// Translates complete events of the second answer into the events missing at the client.
     pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, Why> {
         let mut out = Vec::new();
         let mut name = None;
@@ -215,7 +218,7 @@ impl Repeat {
         };
         let is_error = event.get("error").is_some_and(|error| !error.is_null());
         if is_error || event.get("type").is_some_and(|kind| kind == "error" || kind == "response.failed") {
-            // The server's own words for what is wrong.
+            // An error event: passed on with the server's own words.
             self.is_ended = true;
             self.tell(out, name, event);
             return Ok(());
@@ -231,7 +234,7 @@ impl Repeat {
         let is_said = match self.kind {
             Kind::Native => ends || self.is_left(&event, is_new, was_over)?,
             Kind::Chat if was_over && !is_new => is_left_of_chat(&mut event, step),
-            // That it has begun the client knows.
+            // The client already has the event that begins the response.
             Kind::Responses if step == Step::On && !has_items => false,
             _ => is_new || was_over,
         };
@@ -243,7 +246,7 @@ impl Repeat {
         Ok(())
     }
 
-    /// Takes out what the client has. Whether anything else is there.
+    /// Removes what the client has from an event. Returns whether anything else is left.
     fn compare(&mut self, items: Vec<Item>, event: &mut Map<String, Value>) -> Result<bool, Why> {
         let mut is_new = false;
         for item in items {
@@ -273,7 +276,8 @@ impl Repeat {
         Ok(is_new)
     }
 
-    /// Whether an event in llama-server's own dialect has tokens that the client lacks. Its tokens cannot be cut.
+    /// Returns whether an event in llama-server's own dialect has tokens that the client lacks. Its tokens
+    /// cannot be split.
     fn is_left(&mut self, event: &Map<String, Value>, is_new: bool, was_over: bool) -> Result<bool, Why> {
         let counted = event.get("tokens_predicted").and_then(Value::as_u64).filter(|_| !is_progress(event));
         let is_had = counted.is_some_and(|counted| {
@@ -286,7 +290,7 @@ impl Repeat {
         }
     }
 
-    /// An event under the names that the client knows.
+    /// Writes an event with the identifiers that the client knows.
     fn tell(&mut self, out: &mut Vec<u8>, name: Option<&[u8]>, mut event: Map<String, Value>) {
         if matches!(self.kind, Kind::Chat | Kind::Text) && !event.contains_key("error") {
             for name in SAME {
@@ -336,7 +340,7 @@ impl Repeat {
     }
 }
 
-/// Whether an event of a chat without a text is anything to its client, who has had the role.
+/// Returns whether a chat event without text is news to the client, who has the role already.
 fn is_left_of_chat(event: &mut Map<String, Value>, step: Step) -> bool {
     let delta = event.get_mut("choices").and_then(|choices| choices.get_mut(0)?.get_mut("delta"));
     let Some(Value::Object(delta)) = delta else { return true };
@@ -344,7 +348,7 @@ fn is_left_of_chat(event: &mut Map<String, Value>, step: Step) -> bool {
     step != Step::On || !had_role || is_progress(event)
 }
 
-/// Leaves only this of a text in an event.
+/// Replaces a text in an event by its remaining part.
 fn cut(kind: Kind, event: &mut Map<String, Value>, what: What, rest: &str) {
     let at = |event: &mut Map<String, Value>, path: &[&str]| -> Option<()> {
         let (first, path) = path.split_first()?;
@@ -374,7 +378,7 @@ fn cut(kind: Kind, event: &mut Map<String, Value>, what: What, rest: &str) {
     at(event, path);
 }
 
-/// Counts as many tokens of the prompt as tokens of the answer.
+/// Moves `tokens` tokens from the prompt's count to the answer's count.
 fn recount(of: &mut Map<String, Value>, tokens: u64) {
     let known = |of: &Map<String, Value>, name: &str| of.get(name).and_then(Value::as_u64);
     if let Some(Value::Object(timings)) = of.get_mut("timings")
@@ -389,7 +393,7 @@ fn recount(of: &mut Map<String, Value>, tokens: u64) {
         }
     }
     let Some(Value::Object(usage)) = of.get_mut("usage") else { return };
-    // One route counts what was known already apart.
+    // The messages route counts cached tokens separately.
     let apart = known(usage, "cache_read_input_tokens");
     for name in ["prompt_tokens", "input_tokens"] {
         let Some(counted) = known(usage, name) else { continue };
@@ -414,7 +418,7 @@ fn recount(of: &mut Map<String, Value>, tokens: u64) {
     }
 }
 
-/// Takes out of a chunk what begins a call: the client has it.
+/// Removes the beginning of a tool call from a chunk: the client has it.
 fn without_head_of_call(event: &mut Map<String, Value>) {
     let call = event.get_mut("choices").and_then(|choices| choices.get_mut(0)?.get_mut("delta"));
     let call = call.and_then(|delta| delta.get_mut("tool_calls")?.get_mut(0));

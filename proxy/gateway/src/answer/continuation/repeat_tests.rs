@@ -1,4 +1,4 @@
-//! An answer that is computed once more goes on behind what its client has, or ends.
+//! A repeated answer continues after the client's part, or fails.
 
 use super::*;
 use crate::answer::continuation::Transcript;
@@ -30,7 +30,7 @@ fn repeat(kind: Kind, heard: &str) -> Repeat {
     Repeat::of(transcript, Work::default()).unwrap()
 }
 
-/// What a client gets behind what it has heard.
+/// Returns what a client that has `heard` gets of the repeated answer.
 fn behind(kind: Kind, heard: &str, again: &str) -> Result<String, Why> {
     let mut repeat = repeat(kind, heard);
     let mut told = String::new();
@@ -44,7 +44,7 @@ fn behind(kind: Kind, heard: &str, again: &str) -> Result<String, Why> {
     Ok(told)
 }
 
-/// All beginnings of a stream, also those that end in the middle of a piece of the other server's.
+/// All beginnings of a stream, including those that end within a piece of the other server's.
 fn beginnings(events: &str) -> impl Iterator<Item = String> {
     let ends: Vec<usize> = memchr::memmem::find_iter(events.as_bytes(), "\n\n").map(|at| at + 2).collect();
     let events = events.to_owned();
@@ -85,7 +85,7 @@ fn wherever_a_chat_ended_the_client_has_one_answer() {
     }
 }
 
-/// What a client of a chat makes of events: reasoning, text, the name and arguments of a call, the end, counters.
+/// Returns a chat client's view of events: reasoning, text, name and arguments of a call, the end, counters.
 fn texts(events: &str) -> [String; 6] {
     let mut all: [String; 6] = Default::default();
     for data in events.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap()) {
@@ -184,7 +184,7 @@ fn responses_go_on_with_their_names_and_numbers() {
         })
     };
     let first: Vec<String> = answer("a", 3).collect();
-    // Another server may have told more of its prompt, and have counted that.
+    // The other server may have reported more prompt progress, with sequence numbers.
     let again: String = named(&json!({ "type": "response.in_progress", "sequence_number": 0 }))
         + &answer("b", 1).collect::<String>();
     for had in 1..first.len() {
@@ -221,16 +221,16 @@ fn llama_servers_own_tokens_are_not_told_twice() {
         let told = behind(Kind::Native, &all[..had].concat(), &again).unwrap();
         assert_eq!(all[..had].concat() + &told, again, "{had}");
     }
-    // Tokens that were guessed together: each counts all of them.
+    // Tokens that were drafted together: each event counts all of them.
     let all = [one("a", 1), one("b", 4), one("c", 4), one("", 4), one("d", 6), one("e", 6)];
     let again = all.concat() + end;
     for had in 1..all.len() {
         let told = behind(Kind::Native, &all[..had].concat(), &again).unwrap();
         assert_eq!(all[..had].concat() + &told, again, "{had}");
     }
-    // Other tokens for the same text are another answer.
+    // Other tokens for the same text are a different answer.
     assert_eq!(behind(Kind::Native, &one("ab", 1), &(one("a", 1) + &one("bc", 2) + end)), Err(DIFFERS));
-    // A build that does not count.
+    // A build that does not count tokens.
     let one = |text: &str| format!("data: {}\n\n", json!({ "content": text, "stop": false }));
     let again = one("a") + &one("b") + &one("c") + end;
     assert_eq!(behind(Kind::Native, &(one("a") + &one("b")), &again).unwrap(), one("c") + end);

@@ -1,7 +1,7 @@
-//! The requests by which another server computes the rest of an answer. Pure.
+//! Requests by which another server computes the rest of an answer. Pure.
 //!
-//! A request is continued only if all of it is understood: whatever is not in the lists below may change how tokens are drawn
-//! or how events look, and then the end of the stream is an error instead of something unrelated.
+//! A request is continued only if every member is in the lists below. An unknown member may change sampling
+//! or the form of events; then the stream ends with an error instead of something unrelated.
 
 use std::fmt::Write as _;
 
@@ -10,10 +10,10 @@ use serde_json::{Map, Value, json};
 use super::spelling::{THOUGHT, unknown_marks};
 use crate::answer::assemble::Kind;
 
-/// Why an answer is not continued: completes "the rest of it cannot be computed elsewhere: ".
+/// Reason why an answer is not continued: completes "the rest of it cannot be computed elsewhere: ".
 pub(crate) type Why = String;
 
-/// How tokens are drawn: goes along as it is.
+/// Sampling members: passed on unchanged.
 const DRAWING: [&str; 30] = [
     "cache_prompt",
     "dry_allowed_length",
@@ -48,7 +48,7 @@ const DRAWING: [&str; 30] = [
 ];
 const DRAWING_TOO: [&str; 2] = ["xtc_probability", "xtc_threshold"];
 
-/// Says nothing about tokens, or is put in anew.
+/// Members that do not affect tokens, or that are set again for the rest.
 const BESIDE: [&str; 15] = [
     "max_completion_tokens",
     "max_tokens",
@@ -67,32 +67,33 @@ const BESIDE: [&str; 15] = [
     "user",
 ];
 
-/// What makes a prompt of a chat: the next server's own template does that.
+/// Members from which a chat's prompt is made: the next server's own template renders them.
 const TEMPLATE: [&str; 4] = ["chat_template_kwargs", "messages", "reasoning_effort", "reasoning_format"];
 
-/// What gives an answer a shape: it becomes a grammar, which has to be where the text is.
+/// Members that give an answer a shape. They become a grammar, which must start after the delivered text.
 const SHAPES: [&str; 3] = ["grammar", "json_schema", "response_format"];
 
-/// What is needed of the last event of a chat's rest.
+/// Fields needed from the last event of a chat's rest.
 const LAST: [&str; 8] =
     ["content", "index", "stop", "stop_type", "timings", "tokens_evaluated", "tokens_predicted", "truncated"];
 
-/// Tokens of a probe: enough to show whether the build's reader of chats takes anything out of the beginning of an answer.
+/// Tokens of a probe: enough to show whether the build's chat parser strips anything from the beginning of
+/// an answer.
 const PROBE: u64 = 8;
 
-/// A request that can be continued.
+/// A request that can be continued by its tokens.
 #[derive(Debug)]
 pub(super) struct Wish {
     kind: Kind,
     body: Map<String, Value>,
-    /// Tokens of the whole answer, if the client set an end.
+    /// Token limit of the whole answer, if the client set one.
     pub(super) limit: Option<u64>,
-    /// The client wants counters at the end of a chat.
+    /// The client asks for usage counters at the end of a chat.
     pub(super) wants_usage: bool,
 }
 
 impl Wish {
-    /// Of a whole body, as it went to the server that died.
+    /// Reads the whole body as it was sent to the dead server.
     pub(super) fn of(kind: Kind, body: &[u8]) -> Result<Self, Why> {
         let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
             return Err("the request is no JSON object".to_owned());
@@ -111,7 +112,7 @@ impl Wish {
         Ok(Self { kind, body, limit, wants_usage })
     }
 
-    /// The same request, to learn what the server makes of it: some tokens, told with all settings.
+    /// Builds a probe: the same request for a few tokens, with all settings in the answer.
     pub(super) fn probe(&self) -> Vec<u8> {
         let mut body = self.body.clone();
         for name in ["stream_options", "max_completion_tokens", "return_progress", "timings_per_token"] {
@@ -124,22 +125,22 @@ impl Wish {
         bytes(body)
     }
 
-    /// Whether its answer has a shape that it names itself: a grammar, a schema.
+    /// Returns whether the request gives its answer a shape: a grammar or a schema.
     pub(super) fn is_shaped(&self) -> bool {
         SHAPES.iter().any(|name| self.body.get(*name).is_some_and(|value| !is_no_shape(name, value)))
     }
 
-    /// Whether it names stop words.
+    /// Returns whether the request has stop words.
     pub(super) fn stops(&self) -> bool {
         self.body.get("stop").is_some_and(|stop| !stop.is_null())
     }
 
-    /// What renders the prompt of a chat.
+    /// Builds the request that renders the prompt of a chat.
     pub(super) fn template(&self) -> Vec<u8> {
         bytes(self.body.clone())
     }
 
-    /// What the server is to go on with: the prompt and the tokens that were delivered, which are this text.
+    /// Builds the request for the rest: the prompt and the delivered tokens, which spell `text`.
     pub(super) fn rest(
         &self,
         settings: &Settings,
@@ -150,8 +151,8 @@ impl Wish {
         bytes(self.rest_of(settings, rendered, said, text))
     }
 
-    /// What shows whether the server puts a grammar where the text is: behind it, this one allows [`LETTER`] and nothing else.
-    /// `None`: nothing has a shape.
+    /// Builds a test of whether the server starts a grammar after the delivered text: this grammar then
+    /// allows [`LETTER`] and nothing else. `None` if the answer has no shape.
     pub(super) fn measure(
         &self,
         settings: &Settings,
@@ -181,19 +182,21 @@ impl Wish {
             body.insert("stop".to_owned(), stop);
         }
         if let Some(limit) = self.limit {
-            // Where nothing is left, the one token is thrown away.
+            // If no token is left, the one drawn token is thrown away.
             body.insert("n_predict".to_owned(), json!(limit.saturating_sub(said.len() as u64).max(1)));
         }
         let begun =
             rendered.map_or_else(|| self.body.get("prompt").cloned().unwrap_or_default(), Value::String);
         body.insert("prompt".to_owned(), joined(begun, said));
         if self.kind == Kind::Chat {
-            // Of the last event only what a chat's has: without this it repeats the prompt and all settings.
+            // Without this the last event repeats the prompt and all settings, which a chat's last event
+            // lacks.
             body.insert("response_fields".to_owned(), json!(LAST));
         }
         if let Some((grammar, begun)) = &settings.shape {
             body.insert("grammar".to_owned(), json!(grammar));
-            // Builds that put a grammar where a text is do so for those of their own, which this says that it is.
+            // Builds that start a grammar after given text do so only for their own grammars; this declares
+            // it one.
             body.insert("grammar_type".to_owned(), json!("tool_calls"));
             let is_own = self.body.get("grammar").is_some_and(|grammar| *grammar != "");
             let begun = if is_own { "" } else { begun };
@@ -203,7 +206,7 @@ impl Wish {
         body
     }
 
-    /// A template has words of its own at which a chat stops.
+    /// Returns the stop words. A chat template adds some of its own.
     fn stop(&self, settings: &Settings) -> Option<Value> {
         match self.kind {
             Kind::Chat => Some(settings.stop.clone())
@@ -213,16 +216,17 @@ impl Wish {
     }
 }
 
-/// What a grammar that is where it should be lets a server say.
+/// The only text that the test grammar allows after the delivered text.
 const LETTER: &str = "q";
 
-/// Whether the answer to [`Wish::measure`] is what a server says that puts grammars where texts are.
+/// Returns whether the answer to [`Wish::measure`] shows a server that starts grammars after the delivered
+/// text.
 pub(super) fn is_in_place(answer: &[u8]) -> bool {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     answer["content"] == LETTER && answer["stop_type"] == "eos"
 }
 
-/// A text as a grammar spells it.
+/// Quotes a text as a grammar literal.
 fn literal(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -230,7 +234,7 @@ fn literal(text: &str) -> String {
         match letter {
             '"' | '\\' => out.extend(['\\', letter]),
             '\u{80}'.. | ' '..='~' => out.push(letter),
-            // Control characters, of which all are one byte. A String takes everything.
+            // Control characters are one byte each. Writing to a String cannot fail.
             _ => drop(write!(out, "\\x{:02X}", u32::from(letter))),
         }
     }
@@ -238,8 +242,9 @@ fn literal(text: &str) -> String {
     out
 }
 
-/// A prompt with what was delivered behind it, as the very tokens: a text would be spelled anew across the seam, with a blank more
-/// in some vocabularies, and what looks like a mark of the template would be one.
+/// Appends the delivered tokens to a prompt, as token numbers. As text they could be tokenized differently
+/// at the seam (with one more blank in some vocabularies), and text that looks like a template marker would
+/// become one.
 fn joined(prompt: Value, said: &[u32]) -> Value {
     let said = said.iter().map(|id| json!(id));
     match prompt {
@@ -254,22 +259,22 @@ fn joined(prompt: Value, said: &[u32]) -> Value {
     }
 }
 
-/// What the server makes of a request.
+/// A server's own view of a request.
 #[derive(Debug)]
 pub(super) struct Settings {
     stop: Value,
-    /// Tokens of the prompt.
     pub(super) prompt: u64,
-    /// Tokens that the template wants to see in the text.
+    /// Special tokens that the template preserves in the text.
     pub(super) marks: Vec<u32>,
-    /// The same request has the same answer each time.
+    /// Repeating the request gives the same answer.
     pub(super) is_greedy: bool,
-    /// What shapes the answer, and what it has to be given first to be where the answer begins.
+    /// Grammar of the answer, and the text that it must be fed first so that it starts where the answer
+    /// begins.
     shape: Option<(String, String)>,
 }
 
 impl Settings {
-    /// Of the answer to [`Wish::probe`].
+    /// Reads the answer to [`Wish::probe`].
     pub(super) fn of(kind: Kind, answer: &[u8]) -> Result<Self, Why> {
         let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
         let told = told(kind, &answer);
@@ -291,13 +296,14 @@ impl Settings {
         Ok(Self { stop: settings["stop"].clone(), prompt, marks, is_greedy, shape })
     }
 
-    /// Whether there is a grammar.
+    /// Returns whether the answer is bound to a grammar.
     pub(super) fn has_shape(&self) -> bool {
         self.shape.is_some()
     }
 
-    /// Whether the answer may have begun with something that the client does not have, though the probe did not: at another
-    /// draw a model that can think may begin with an empty thought. Not if the prompt itself has ended the thought.
+    /// Returns whether the answer may have begun with text that the client does not have, although the
+    /// probe did not: with another draw a reasoning model may begin with an empty thought. Not if the
+    /// prompt itself has ended the thought.
     pub(super) fn may_hide(&self, marks: &str, rendered: &str) -> bool {
         let thinks = marks.contains(THOUGHT) || rendered.contains(THOUGHT);
         thinks && !self.is_greedy && !rendered.trim_ascii_end().ends_with(THOUGHT)
@@ -308,10 +314,10 @@ pub(super) fn untold() -> Why {
     "its build does not tell with which settings it computes".to_owned()
 }
 
-/// What any server may compute with that has a state which the next process does not have.
+/// Settings of any server whose sampling state the next process does not have.
 const STATES: [&str; 3] = ["mirostat", "adaptive_target", "n_probs"];
 
-/// Whether these settings have no such state, nor any of `more`. Else, which one.
+/// Checks that these settings have no such state, nor any of `more`. The error names the setting.
 pub(super) fn has_no_state(settings: &Value, more: &[&str]) -> Result<(), Why> {
     let is_empty = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
@@ -326,7 +332,7 @@ pub(super) fn has_no_state(settings: &Value, more: &[&str]) -> Result<(), Why> {
     }
 }
 
-/// What an answer to a probe says of its request.
+/// Returns the part of a probe's answer that describes the request.
 fn told(kind: Kind, answer: &Value) -> &Value {
     if kind == Kind::Native { answer } else { &answer["__verbose"] }
 }
@@ -336,15 +342,15 @@ fn is_greedy_of(settings: &Value) -> Option<bool> {
     Some((temperature <= 0.0 || settings["top_k"] == 1) && settings["mirostat"].as_u64().unwrap_or(0) == 0)
 }
 
-/// Whether the same request has the same answer each time, if the answer to a probe says so.
+/// Returns whether the same request gets the same answer each time, if the answer to a probe reports that.
 pub(super) fn is_greedy(kind: Kind, answer: &[u8]) -> Option<bool> {
     let answer: Value = serde_json::from_slice(answer).ok()?;
     is_greedy_of(&told(kind, &answer)["generation_settings"])
 }
 
-/// Whether a client has all that the model said, to the byte: what a build's reader of chats takes out (blanks before the text,
-/// thoughts, marks) would be missing from what the next server goes on with. Around what has a shape there may be blanks and a
-/// fence, which say nothing of how it goes on.
+/// Returns whether the client gets every byte that the model produced. Text that the build's chat parser
+/// strips (leading blanks, thoughts, markers) would be missing from the next server's prompt. Shaped
+/// answers may have blanks and a fence around them, which do not affect the continuation.
 fn is_passed_whole(answer: &Value, told: &Value, has_shape: bool) -> bool {
     let message = &answer["choices"][0]["message"];
     let content = match &message["content"] {
@@ -361,7 +367,7 @@ fn is_drawing(name: &str) -> bool {
     DRAWING.contains(&name) || DRAWING_TOO.contains(&name)
 }
 
-/// Whether a member of a request is known to change nothing that is not done here.
+/// Returns whether a member of a request is known to have no effect that is not reproduced here.
 fn is_understood(kind: Kind, name: &str, value: &Value) -> bool {
     value.is_null()
         || is_drawing(name)
@@ -390,7 +396,7 @@ fn is_understood(kind: Kind, name: &str, value: &Value) -> bool {
         }
 }
 
-/// Whether this says of an answer that it is any text.
+/// Returns whether this value of a shape member leaves the answer unrestricted.
 fn is_no_shape(name: &str, value: &Value) -> bool {
     match name {
         "grammar" => *value == "",
@@ -401,7 +407,7 @@ fn is_no_shape(name: &str, value: &Value) -> bool {
     }
 }
 
-/// A prompt that is one text, or tokens of one.
+/// Checks that a prompt is one text, or the tokens of one.
 pub(super) fn prompt(prompt: Option<&Value>) -> Result<(), Why> {
     let is_one = match prompt {
         Some(Value::String(_)) => true,
@@ -413,7 +419,7 @@ pub(super) fn prompt(prompt: Option<&Value>) -> Result<(), Why> {
     if is_one { Ok(()) } else { Err("it has several prompts, or one with more than text".to_owned()) }
 }
 
-/// A conversation of texts whose next message is the answer.
+/// Checks that a conversation has only texts and that the answer is its next message.
 fn messages(messages: Option<&Value>) -> Result<(), Why> {
     let Some(Value::Array(messages)) = messages else { return Err("it has no messages".to_owned()) };
     for message in messages {
@@ -432,7 +438,7 @@ fn messages(messages: Option<&Value>) -> Result<(), Why> {
     Ok(())
 }
 
-/// Tokens of the answer at most. Below 0 means no end.
+/// Returns the token limit of the answer. Values below 0 mean no limit.
 fn limit(body: &Map<String, Value>) -> Result<Option<u64>, Why> {
     let mut limit: Option<i64> = None;
     for name in ["n_predict", "max_tokens", "max_completion_tokens"] {

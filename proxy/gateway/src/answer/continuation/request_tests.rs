@@ -1,4 +1,4 @@
-//! Which requests go on elsewhere, and as what.
+//! Requests that can be continued elsewhere, and the requests made from them.
 
 use super::*;
 
@@ -95,7 +95,7 @@ fn the_probe_asks_for_a_few_tokens_and_all_settings() {
         (&json!(false), &json!(true), &json!(PROBE), &json!(PROBE))
     );
     assert_eq!((&probe["top_k"], &probe["messages"][0]["content"]), (&json!(3), &json!("hi")));
-    // llama-server refuses options of a stream where none is asked for.
+    // llama-server refuses stream options if no stream is requested.
     assert!(probe.get("stream_options").is_none() && probe.get("max_completion_tokens").is_none());
     assert_eq!((wish.limit, wish.wants_usage), (Some(9), true));
 }
@@ -111,9 +111,9 @@ fn the_rest_has_what_was_delivered_behind_the_prompt_and_as_many_tokens_as_are_l
     );
     assert_eq!(asked["stop"], json!(["<|im_end|>"]), "a template's own");
     assert!(["user", "messages", "max_tokens"].iter().all(|name| asked.get(name).is_none()), "{asked}");
-    // Else its last event repeats a prompt that may be larger than an event that is held.
+    // Otherwise its last event repeats the prompt, which may be larger than the limit for one event.
     assert_eq!(asked["response_fields"], json!(LAST));
-    // Nothing is left: one is computed and thrown away.
+    // No token is left: one is computed and thrown away.
     assert_eq!(rest(&wish, Some("P"), &[1; 10])["n_predict"], 1);
     let endless = self::wish(Kind::Native, &json!({ "prompt": [7, "a"], "stop": "x" })).unwrap();
     let asked = rest(&endless, None, &[8]);
@@ -183,7 +183,7 @@ fn a_thought_that_may_have_come_before_is_not_passed_over() {
         (&drawn, "", "<user>hi<assistant>a</think>b<user>so<assistant>", true),
         (&drawn, "<think></think>", "<user>hi<assistant><think>\n\n</think>\n\n", false),
         (&drawn, "", "<user>hi<assistant>", false),
-        // The probe said the same.
+        // The probe gave the same answer.
         (&greedy, "<think></think>", "<user>hi<assistant>", false),
         (&first, "<think></think>", "<user>hi<assistant>", false),
     ] {
@@ -210,7 +210,7 @@ fn a_grammar_is_put_where_the_text_is_and_that_is_measured() {
     assert_eq!(measure["grammar"], "root ::= \"<a>\\x0A{\\\"a\\\\\\x09漢\" \"q\"");
     assert_eq!((&measure["stream"], &measure["prompt"]), (&json!(false), &json!(["P", 5, 6])));
     assert_eq!(measure["generation_prompt"], rest["generation_prompt"]);
-    // A client's own grammar says nothing of what the template begins the answer with.
+    // A client's own grammar does not cover the text with which the template begins the answer.
     let own = wish(Kind::Chat, &json!({ "grammar": "root ::= x" })).unwrap();
     assert_eq!(read(own.rest(&told, Some("P".to_owned()), &[5], "t"))["generation_prompt"], "t");
     let none = wish(Kind::Chat, &json!({})).unwrap();

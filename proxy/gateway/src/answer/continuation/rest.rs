@@ -1,8 +1,8 @@
-//! Makes the events of a continuation those of the stream that they continue: the same id, names and indices, counters that add
-//! up, one end. Pure.
+//! Rewrites the events of a continuation into those of the stream that they continue: the same id, names
+//! and indices, added-up counters, one end. Pure.
 //!
-//! A chat is continued by llama-server's own completions, which have no roles and no reasoning: its events become chunks of a
-//! chat. The other kinds are continued in their own dialect.
+//! A chat is continued by llama-server's own completions, which have no roles and no reasoning; their
+//! events become chat chunks. The other kinds are continued in their own dialect.
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -11,7 +11,7 @@ use warden_policies::Work;
 use super::voice::{DONE, SAME, Why, put, set};
 use crate::answer::assemble::Kind;
 
-/// What is told anew in each event of a continuation.
+/// Values that are rewritten in each event of a continuation.
 #[derive(Debug)]
 pub(crate) struct Rest {
     pub(super) kind: Kind,
@@ -19,30 +19,29 @@ pub(crate) struct Rest {
     pub(super) frame: Map<String, Value>,
     /// Tokens that the client had before.
     pub(super) delivered: u64,
-    /// Tokens of the prompt, as the client sees it.
+    /// Prompt tokens, as the client sees them.
     pub(super) prompt: u64,
-    /// The text that the client had before.
+    /// Text that the client had before.
     pub(super) text: String,
-    /// Tokens of the whole answer, at most.
+    /// Token limit of the whole answer.
     pub(super) limit: Option<u64>,
     pub(super) wants_usage: bool,
     pub(super) ended: bool,
 }
 
 impl Rest {
-    /// Whether the answer has its end.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// The work of the whole answer, of which that of the continuation is known.
+    /// Returns the work of the whole answer, given that of the continuation.
     pub(crate) fn work(&self, continued: Work) -> Work {
         let output_tokens = continued.output_tokens + self.delivered;
         let prompt_tokens = continued.prompt_tokens.min(self.prompt);
         Work { prompt_tokens, output_tokens, ..continued }
     }
 
-    /// Whole events of the continuation, as the client gets them.
+    /// Translates complete events of the continuation into those for the client.
     pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, Why> {
         let mut out = Vec::with_capacity(whole.len() + whole.len() / 2);
         for event in whole.split_inclusive(|byte| *byte == b'\n') {
@@ -60,7 +59,7 @@ impl Rest {
                 return Err("its continuation is not written as llama-server writes one");
             };
             if event.contains_key("error") {
-                // The server's own words for what is wrong.
+                // An error event: passed on with the server's own words.
                 put(&mut out, &event);
                 self.ended = true;
                 continue;
@@ -74,12 +73,12 @@ impl Rest {
         Ok(out.into())
     }
 
-    /// Whether the client has as many tokens as it asked for.
+    /// Returns whether the client has as many tokens as it asked for.
     fn is_full(&self) -> bool {
         self.limit.is_some_and(|limit| self.delivered >= limit)
     }
 
-    /// Whether the server counts as many tokens of prompt as it was meant to get: those of the prompt and the delivered ones.
+    /// Checks the server's prompt count: it must be the prompt tokens plus the delivered ones.
     fn check(&self, counted: Option<u64>) -> Result<(), Why> {
         match counted {
             Some(counted) if counted != self.prompt + self.delivered => {
@@ -89,7 +88,7 @@ impl Rest {
         }
     }
 
-    /// Gives an event the names of the stream.
+    /// Gives an event the identifiers of the stream.
     fn rename(&self, event: &mut Map<String, Value>) {
         for name in SAME {
             if let Some(value) = self.frame.get(name) {
@@ -215,7 +214,8 @@ impl Rest {
         Ok(())
     }
 
-    /// Counts of the whole answer; times and speeds stay those of the process that goes on.
+    /// Sets the token counts to those of the whole answer. Times and speeds stay those of the continuing
+    /// process.
     fn tell_timings(&self, event: &mut Map<String, Value>) {
         let Some(Value::Object(timings)) = event.get_mut("timings") else { return };
         let told = |name: &str| timings.get(name).and_then(Value::as_u64).unwrap_or(0);
@@ -232,10 +232,10 @@ impl Rest {
         }
     }
 
-    /// A chunk like the first one of the stream.
+    /// Builds a chunk like the first one of the stream.
     fn chunk(&self, choices: Value, beside: Option<(&str, Value)>) -> Map<String, Value> {
         let mut chunk = self.frame.clone();
-        // How far the prompt is, and the first timings, are the first event's own.
+        // Prompt progress and timings of the first event belong to that event only.
         chunk.retain(|name, _| {
             SAME.contains(&name.as_str()) || ["choices", "object"].contains(&name.as_str())
         });

@@ -1,4 +1,4 @@
-//! A continuation sounds like the stream that it continues.
+//! Events of a continuation look like those of the stream that it continues.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn native(text: &str, made: u64, stop: bool) -> Value {
     event
 }
 
-/// What is said of these events; without its end mark.
+/// Returns the events made of these, without the end mark, and whether the answer has ended.
 fn said(voice: &mut Rest, events: &[Value]) -> (Vec<Value>, bool) {
     let mut all = Vec::new();
     for event in events {

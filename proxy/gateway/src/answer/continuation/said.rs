@@ -1,26 +1,26 @@
-//! What an answer has said so far, in order: texts, each of its channel, and what stands between them. Pure.
+//! The content of an answer so far, in order: texts with their channels, and the marks between them. Pure.
 //!
 //! ```text
-//!   reasoning "so, the user" | reasoning ends | content "Hello" | call 0 `weather` | arguments of 0 "{\"city\":"
+//!   reasoning "so, the user" | reasoning ends | content "Hello" | call 0 `weather` | arguments 0
+//!   "{\"city\":"
 //! ```
 //!
-//! It is what the answer to the same request from another server is compared with: of that answer, the client gets only what
-//! comes behind all of this.
+//! The answer of another server to the same request is compared with it. The client gets only what comes
+//! after it.
 
-/// Where a text belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Content,
     Reasoning,
-    /// Of the call of a tool.
+    /// Arguments of a tool call.
     Arguments,
 }
 
-/// One of the texts that an answer is made of.
+/// Identifies one of the texts that make up an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Channel {
     pub(super) what: What,
-    /// Of the block or call, where they are numbered.
+    /// Index of the block or call, where they are numbered.
     pub(super) index: u64,
 }
 
@@ -29,58 +29,59 @@ impl Channel {
     pub(super) const REASONING: Self = Self { what: What::Reasoning, index: 0 };
 }
 
-/// What one event says, as far as two answers to one request have to agree in it.
+/// Content of one event, as far as two answers to one request must agree in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Item {
     Text(Channel, String),
-    /// Whatever is no text: a block or a call begins or ends. Names that are drawn anew for each answer stand apart.
+    /// Anything but text: a block or a call begins or ends. Identifiers that differ between answers are
+    /// kept apart.
     Mark(String, Vec<String>),
 }
 
-/// The marks behind which a text of content begins.
+/// Marks after which a text of content begins.
 const BEGINNINGS: [&str; 5] =
     ["start", "block 0 text ", "created", "item \"message\" ", "part \"output_text\""];
 
-/// Bytes for each entry beside its text.
+/// Overhead of an entry in bytes, apart from its text.
 const PER_ENTRY: usize = 48;
 
 #[derive(Debug)]
 enum Entry {
-    /// It ends here in `text`.
+    /// Ends at this offset of `text`.
     Text(Channel, usize),
     Mark(Box<str>),
 }
 
-/// All that was said.
+/// Complete content of an answer so far.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     text: String,
     entries: Vec<Entry>,
-    /// The names in the order of their marks.
+    /// Identifiers in the order of their marks.
     names: Vec<Box<str>>,
-    /// Bytes of marks and names.
+    /// Bytes of marks and identifiers.
     beside: usize,
 }
 
 impl Said {
-    /// Bytes that it holds, or nearly so.
+    /// Returns about how many bytes this holds.
     pub(super) fn held(&self) -> usize {
         self.text.len() + self.beside + self.entries.len() * PER_ENTRY
     }
 
-    /// All texts behind one another.
+    /// Returns all texts, concatenated.
     pub(super) fn text(&self) -> &str {
         &self.text
     }
 
-    /// The same, if nothing was thought and no tool was called.
+    /// Like [`Self::text`], if there is no reasoning and no tool call.
     pub(super) fn content(&self) -> Option<&str> {
         let beside =
             |entry: &Entry| matches!(entry, Entry::Text(channel, _) if channel.what != What::Content);
         (!self.entries.iter().any(beside)).then_some(&self.text)
     }
 
-    /// The text, if there is one of content and nothing has ended it, and if nothing else has been said or begun.
+    /// Returns the text if it is an unfinished content text and the answer has nothing else.
     pub(super) fn only_text(&self) -> Option<&str> {
         let (last, before) = self.entries.split_last()?;
         let begins = |entry: &Entry| match entry {
@@ -91,12 +92,12 @@ impl Said {
         (is_content && before.iter().all(begins)).then_some(&self.text)
     }
 
-    /// Whether no text has been said.
+    /// Returns whether there is no text yet.
     pub(super) fn is_silent(&self) -> bool {
         self.text.is_empty()
     }
 
-    /// A text goes on, or another one begins.
+    /// Extends the last text, or begins another one.
     pub(super) fn add_text(&mut self, channel: Channel, text: &str) {
         if text.is_empty() {
             return;
@@ -116,27 +117,27 @@ impl Said {
     }
 }
 
-/// What of an item of the other answer the client has.
+/// Part of an item of the second answer that the client has already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Had {
     All,
-    /// As many bytes of its text.
+    /// This many bytes of its text.
     Part(usize),
     Nothing,
 }
 
-/// How far another answer has come in what was said.
+/// Progress of a second answer through what was said.
 #[derive(Debug, Default)]
 pub(super) struct Comparing {
     said: Said,
     entry: usize,
-    /// Bytes of all texts.
+    /// Offset in the concatenated texts.
     at: usize,
-    /// Names that the client has.
+    /// Identifiers passed so far.
     name: usize,
 }
 
-/// The other answer is another one.
+/// Error: the second answer differs from the first.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Differs;
 
@@ -145,22 +146,22 @@ impl Comparing {
         Self { said, ..Self::default() }
     }
 
-    /// Whether all of it has come again.
+    /// Returns whether the second answer has passed all of it.
     pub(super) fn is_over(&self) -> bool {
         self.entry >= self.said.entries.len()
     }
 
-    /// Lets go of what has come again.
+    /// Frees the content once the second answer has passed it.
     pub(super) fn forget(&mut self) {
         if self.is_over() && self.entry > 0 {
             *self = Self::default();
         }
     }
 
-    /// A text comes.
+    /// Compares a text of the second answer.
     ///
     /// # Errors
-    /// It is not the one that the client has, or more than that with something else behind it.
+    /// The client has another text there, or has something else after a shorter one.
     pub(super) fn text(&mut self, channel: Channel, text: &str) -> Result<Had, Differs> {
         let (own, end) = match self.said.entries.get(self.entry) {
             _ if text.is_empty() => return Ok(Had::All),
@@ -185,7 +186,7 @@ impl Comparing {
         Ok(Had::Part(had))
     }
 
-    /// Something else comes. With the names by which the client knows what it names.
+    /// Compares a mark of the second answer. Returns the client's identifiers for it.
     ///
     /// # Errors
     /// The client has something else there.

@@ -1,4 +1,4 @@
-//! What is asked of a server about texts and tokens, and what its answers mean. Pure.
+//! Questions to a server about texts and their tokens, and the meaning of its answers. Pure.
 
 use std::borrow::Cow;
 
@@ -8,15 +8,15 @@ use serde_json::{Value, json};
 use super::request::Why;
 use super::transcript::Transcript;
 
-/// Where a thought ends.
+/// Marker that ends reasoning.
 pub(super) const THOUGHT: &str = "</think>";
 
-/// Tokens that a template may want to see in a text and that do not change how it goes on: where reasoning and calls begin
-/// and end, of which the answer has none.
+/// Special tokens that a template may preserve in a text without effect on its continuation: beginning and
+/// end of reasoning and of tool calls, none of which occur in the answer.
 const MARKS: [&str; 6] =
     ["<think>", THOUGHT, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
 
-/// The rendered prompt of a chat.
+/// Reads the rendered prompt of a chat.
 pub(super) fn rendered(answer: &[u8]) -> Result<String, Why> {
     match serde_json::from_slice::<Value>(answer).unwrap_or_default()["prompt"].take() {
         Value::String(prompt) => Ok(prompt),
@@ -24,12 +24,12 @@ pub(super) fn rendered(answer: &[u8]) -> Result<String, Why> {
     }
 }
 
-/// Asks what tokens say.
+/// Builds the question for the text of tokens.
 pub(super) fn detokenize(ids: &[u32]) -> Vec<u8> {
     json!({ "tokens": ids }).to_string().into_bytes()
 }
 
-/// The marks, if all of them are of those that do no harm.
+/// Returns the markers, if all of them are harmless ones.
 pub(super) fn harmless(marks: &[u8]) -> Result<String, Why> {
     let mut told = serde_json::from_slice::<Value>(marks).unwrap_or_default();
     let Value::String(marks) = told["content"].take() else { return Err(unknown_marks()) };
@@ -40,7 +40,8 @@ pub(super) fn harmless(marks: &[u8]) -> Result<String, Why> {
     Ok(marks)
 }
 
-/// Whether a text has what may have been one token of the template's and would be several of the text.
+/// Returns whether a text contains something that may have been one token of the template and would be
+/// tokenized as several tokens of text.
 pub(super) fn has_marks(text: &str) -> bool {
     text.contains("<|") || MARKS.iter().any(|mark| text.contains(mark))
 }
@@ -49,7 +50,7 @@ pub(super) fn unknown_marks() -> Why {
     "its template has marks in the text that are not passed on".to_owned()
 }
 
-/// Asks which tokens the pieces of a text are.
+/// Builds the question for the tokens of each piece of a text.
 pub(super) fn tokenize(heard: &Transcript) -> Vec<u8> {
     let pieces: Vec<&str> = heard.pieces().collect();
     json!({ "content": pieces, "add_special": false, "parse_special": false, "with_pieces": true })
@@ -57,19 +58,20 @@ pub(super) fn tokenize(heard: &Transcript) -> Vec<u8> {
         .into_bytes()
 }
 
-/// Asks how many tokens a text has.
+/// Builds the question for the number of tokens in a text.
 pub(super) fn count(text: &str) -> Vec<u8> {
     json!({ "content": text, "add_special": false, "parse_special": false }).to_string().into_bytes()
 }
 
-/// The answer to that.
+/// Reads the answer to [`count`].
 pub(super) fn counted(answer: &[u8]) -> Result<u64, Why> {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     let tokens = answer["tokens"].as_array().map(|tokens| tokens.len() as u64);
     tokens.filter(|tokens| *tokens > 0).ok_or_else(|| "its build does not spell texts".to_owned())
 }
 
-/// The answer to [`tokenize`]. Read as such, and not as any JSON: it has a token for each few bytes of a text that may be long.
+/// Answer to [`tokenize`]. Parsed into this type and not into a JSON tree, because a long text has a token
+/// for every few bytes.
 #[derive(Deserialize)]
 struct Tokenized<'a> {
     #[serde(borrow)]
@@ -87,11 +89,11 @@ struct Token<'a> {
 #[serde(untagged)]
 enum Piece<'a> {
     Text(#[serde(borrow)] Cow<'a, str>),
-    /// Of a character that is not whole.
+    /// Part of a multi-byte character.
     Bytes(Vec<u8>),
 }
 
-/// The tokens of a text, if they are that text to the byte.
+/// Returns the tokens of a text, if they spell it byte for byte.
 pub(super) fn tokens(answer: &[u8], text: &str) -> Option<Vec<u32>> {
     let Tokenized { tokens } = serde_json::from_slice(answer).ok()?;
     let mut rest = text.as_bytes();

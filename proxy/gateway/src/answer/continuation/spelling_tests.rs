@@ -1,4 +1,4 @@
-//! Which texts and marks can be told to another server.
+//! Texts and markers that can be given to another server.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn marks_of_reasoning_and_calls_do_no_harm_and_others_may() {
         assert!(told(text).is_err(), "{text}");
     }
     assert!(harmless(b"{}").is_err() && harmless(b"").is_err());
-    // In the text itself they may have been one token, and would be several now.
+    // In the text they may have been one token, and would be tokenized as several.
     assert!(has_marks("a <think> b") && has_marks("<|im_end|>") && !has_marks("a < b | c > think"));
 }
 

@@ -1,17 +1,18 @@
-//! What a client has of a streamed answer, kept so that another server can compute the rest. Pure.
+//! Keeps the part of a streamed answer that the client has, so that another server can compute the rest.
+//! Pure.
 //!
 //! ```text
-//!   whole events --> [ the event before, with another text? ] --yes--> its text is noted (the usual case: nothing is parsed)
+//!   whole events --> [ previous event with another text? ] --yes--> the text is noted, nothing is parsed
 //!                           | no
 //!                           v
 //!                    parsed --> texts | marks | finish | counters | end (see `reading`)
 //!                           | anything else
 //!                           v
-//!                    given up, with the reason: the rest could not be said in the same voice
+//!                    given up, with the reason: the rest could not be sent in the same form
 //! ```
 //!
-//! It holds the texts once, what stands between them, and of an answer that is plain text where each piece of it ends, and token
-//! ids where the stream has them: at most the bytes that it was given.
+//! A transcript holds the texts once, and the marks between them. For plain text it also holds the end of
+//! each piece, and token ids where the stream has them. Its bytes never exceed its limit.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -25,46 +26,46 @@ use crate::answer::assemble::Kind;
 
 static BLANK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\n\n"));
 
-/// How far an answer has come.
+/// Progress of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Tokens are missing.
     Going,
-    /// It has its reason to finish; `counted`: its counters, too.
+    /// The answer has its finish reason; `counted`: its counters, too.
     Finished { counted: bool },
     /// Nothing is missing.
     Done,
 }
 
-/// What a client has of an answer.
+/// The part of an answer that a client has.
 #[derive(Debug)]
 pub(crate) struct Transcript {
     kind: Kind,
     limit: usize,
     pub(super) said: Said,
-    /// Where each piece of the text ends, while there is only one text.
+    /// End of each piece of the text, while there is only one text.
     pub(super) ends: Vec<u32>,
-    /// Token ids, of llama-server's own dialect, while it tells one for each token.
+    /// Token ids in llama-server's own dialect, as long as the stream has one for each token.
     ids: Vec<u32>,
     spelled: bool,
-    /// Tokens so far as the stream itself counts them, in that dialect.
+    /// Tokens so far by the stream's own count, in that dialect.
     pub(super) counted: Option<u64>,
     /// Events with that count.
     pub(super) with_count: u64,
-    /// The last number that the stream gave an event, in dialects that number them.
+    /// Last sequence number of an event, in dialects that have one.
     pub(super) sequence: Option<u64>,
-    /// The last tokens have no text. While stop words may be beginning, llama-server holds their text back.
+    /// The last tokens have no text yet: llama-server holds text back that may begin a stop word.
     withholds: bool,
-    /// The first event, whose id and names all others have.
+    /// First event, whose id and names all others repeat.
     pub(super) frame: Option<Map<String, Value>>,
     stage: Stage,
-    /// Why it is more than one text, whose tokens could be told to another server.
+    /// Reason why the answer is more than one text and its tokens cannot be given to another server.
     not_plain: Option<Why>,
     lost: Option<Why>,
     mould: Option<Mould>,
 }
 
-/// An event around its text: what comes before the text, and what behind.
+/// The parts of an event before and after its text.
 #[derive(Debug)]
 struct Mould {
     before: Box<[u8]>,
@@ -72,13 +73,13 @@ struct Mould {
     channel: Channel,
 }
 
-/// Bytes for each piece beside its text.
+/// Overhead of a piece in bytes, apart from its text.
 const PER_PIECE: usize = 8;
 /// Bytes for each token.
 const PER_TOKEN: usize = 4;
 
 impl Transcript {
-    /// Of a stream of this kind. Holds `limit` bytes at most.
+    /// Starts the transcript of a stream of this kind. The transcript holds at most `limit` bytes.
     pub(crate) fn of(kind: Kind, limit: usize) -> Self {
         let not_plain = match kind {
             Kind::Chat | Kind::Text | Kind::Native => None,
@@ -103,7 +104,7 @@ impl Transcript {
         }
     }
 
-    /// It is one whose tokens cannot be told to another server.
+    /// Marks the answer as one whose tokens cannot be given to another server.
     pub(crate) fn not_plain(mut self, why: Why) -> Self {
         self.complicate(why);
         self
@@ -117,22 +118,22 @@ impl Transcript {
         self.stage
     }
 
-    /// Why the rest cannot be computed elsewhere.
+    /// Returns the reason why the rest cannot be computed elsewhere, if there is one.
     pub(crate) fn lost(&self) -> Option<Why> {
         self.lost
     }
 
-    /// All of the answer, if it is known and is content and nothing else.
+    /// Returns the whole answer, if it is known and has content only.
     pub(crate) fn all(&self) -> Option<&str> {
         self.lost.is_none().then(|| self.said.content()).flatten()
     }
 
-    /// All of the answer, if it is one text of content that goes on.
+    /// Returns the whole answer, if it is one unfinished text of content.
     pub(super) fn one_text(&self) -> Option<&str> {
         self.lost.is_none().then(|| self.said.only_text()).flatten()
     }
 
-    /// Gives it up.
+    /// Gives the transcript up.
     pub(crate) fn lose(&mut self, why: Why) {
         if self.lost.is_none() {
             self.lost = Some(why);
@@ -146,7 +147,7 @@ impl Transcript {
         (self.ends, self.ids, self.spelled) = (Vec::new(), Vec::new(), false);
     }
 
-    /// Whether it is the beginning of one text and nothing else. Else, why not.
+    /// Checks that the answer is the beginning of one text and nothing else. The error says why not.
     pub(super) fn is_plain(&self) -> Result<(), Why> {
         match (self.not_plain, self.stage) {
             (Some(why), _) => Err(why),
@@ -159,7 +160,7 @@ impl Transcript {
         self.said.text()
     }
 
-    /// The pieces of the text, one for each chunk that had one.
+    /// Returns the pieces of the text, one per chunk with text.
     pub(super) fn pieces(&self) -> impl Iterator<Item = &str> {
         let mut from = 0;
         self.ends.iter().filter_map(move |end| {
@@ -170,28 +171,28 @@ impl Transcript {
         })
     }
 
-    /// The tokens of all of the text, where the stream has each of them.
+    /// Returns the tokens of the whole text, if the stream had each of them.
     pub(super) fn ids_of_all(&self) -> Option<&[u32]> {
         (self.spelled && self.counted == Some(self.ids.len() as u64)).then_some(&*self.ids)
     }
 
-    /// Whether the client has no token of the answer, but for the head of it.
+    /// Returns whether the client has the first event of the answer and no token.
     pub(crate) fn is_blank(&self) -> bool {
         let begun = self.stage == Stage::Going && self.frame.is_some();
         begun && self.said.is_silent() && !self.withholds && self.counted.unwrap_or(0) == 0
     }
 
-    /// Whether there are tokens whose text the client does not have.
+    /// Returns whether there are tokens whose text the client does not have.
     pub(super) fn withholds(&self) -> bool {
         self.withholds
     }
 
-    /// Whole events, as they passed.
+    /// Records whole events that were passed to the client.
     pub(crate) fn feed(&mut self, whole: &[u8]) {
         let mut rest = whole;
         while self.lost.is_none() && !rest.is_empty() {
             let Some(end) = BLANK.find(rest) else {
-                // The end of another server's lines.
+                // Lines end differently: another server wrote this.
                 return self.lose("its stream is not written as llama-server writes one");
             };
             let (event, behind) = rest.split_at(end);
@@ -268,8 +269,9 @@ impl Transcript {
         Ok(())
     }
 
-    /// The tokens of an event. One whose tokens are not told, or not all of them (the bytes of one character come with the last
-    /// one), is a gap behind which no list of them is whole again, whatever it counts.
+    /// Records the tokens of an event. An event without its tokens, or without all of them, leaves a gap:
+    /// no list with a gap is complete again, even if later counts match. (The bytes of one character come
+    /// with its last token.)
     fn tokens(&mut self, chunk: &Map<String, Value>) {
         let counted = chunk.get("tokens_predicted").and_then(Value::as_u64);
         let told = chunk.get("tokens").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
@@ -316,7 +318,7 @@ impl Transcript {
     }
 }
 
-/// The members that hold texts, each with the quote before it.
+/// Members that hold texts, each with its opening quote.
 const TEXTS: [&[u8]; 7] = [
     b"\"content",
     b"\"reasoning_content",
@@ -328,7 +330,7 @@ const TEXTS: [&[u8]; 7] = [
 ];
 
 impl Mould {
-    /// Of an event with this text, if that stands in it once.
+    /// Makes a mould from an event with this text, if the text occurs in it exactly once.
     fn of(event: &[u8], channel: Channel, text: &str) -> Option<Self> {
         let quoted = serde_json::to_string(text).ok()?;
         let mut found = memchr::memmem::find_iter(event, &quoted);
@@ -341,7 +343,7 @@ impl Mould {
         Some(Self { before: event[..from].into(), behind: event[to..].into(), channel })
     }
 
-    /// What stands in its place, quotes included, if this is the same chunk with another text.
+    /// Returns the text of an event, with its quotes, if the event otherwise equals the mould.
     fn text<'a>(&self, event: &'a [u8]) -> Option<&'a [u8]> {
         let (before, behind) = (self.before.len(), self.behind.len());
         if event.len() < before + behind || !event.starts_with(&self.before) || !event.ends_with(&self.behind)
@@ -353,13 +355,13 @@ impl Mould {
     }
 }
 
-/// Whether no quote in these bytes of a JSON text ends it, nor makes the quote behind them part of it.
+/// Returns whether these bytes, put between quotes, are exactly one JSON string.
 fn ends_with_itself(inner: &[u8]) -> bool {
     let is_escaped = |at: usize| inner[..at].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1;
     memchr::memchr_iter(b'"', inner).all(is_escaped) && !is_escaped(inner.len())
 }
 
-/// What a JSON text says.
+/// Decodes a quoted JSON string.
 fn text(quoted: &[u8]) -> Option<Cow<'_, str>> {
     let inner = &quoted[1..quoted.len() - 1];
     if memchr::memchr(b'\\', inner).is_none() {

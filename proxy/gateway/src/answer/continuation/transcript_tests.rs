@@ -1,4 +1,4 @@
-//! What is heard of streams as llama-server writes them, and what makes one that cannot go on elsewhere.
+//! Transcripts of streams as llama-server writes them, and reasons why one cannot be continued elsewhere.
 
 use serde_json::json;
 
@@ -63,7 +63,7 @@ fn each_piece_of_a_chat_is_kept_whatever_stands_in_it() {
 
 #[test]
 fn the_fast_way_and_the_slow_one_hear_the_same() {
-    // Another time stamp in each second event: the mould does not fit, and everything is parsed.
+    // Every second event has another time stamp: the mould does not fit, and everything is parsed.
     for piece in
         ["x", "\"quoted\"", "back\\slash", "\\", "ends\\\\", "\"},\"delta\":{\"content\":\"y", "é漢\u{0}"]
     {
@@ -85,10 +85,10 @@ fn the_fast_way_and_the_slow_one_hear_the_same() {
 fn tokens_of_llama_servers_own_dialect_count_only_if_none_is_missing() {
     let all = heard(Kind::Native, &[native("a", 5, 1), native("b", 6, 2)]);
     assert_eq!(all.ids_of_all(), Some(&[5, 6][..]));
-    // Of a letter in several tokens the last one comes along only.
+    // Of a character with several tokens, the event has only the last one.
     let some = heard(Kind::Native, &[native("a", 5, 1), native("漢", 9, 4)]);
     assert_eq!((some.ids_of_all(), some.text()), (None, "a漢"));
-    // Events about the prompt have a token 0; as many as are missing later do not make up for them.
+    // Events about the prompt have a token 0; they do not make up for tokens missing later.
     let mut progress = native("", 0, 0);
     progress["prompt_progress"] = json!({ "total": 9 });
     let told = heard(Kind::Native, &[progress.clone(), progress.clone(), native("漢", 162, 3)]);
@@ -96,7 +96,7 @@ fn tokens_of_llama_servers_own_dialect_count_only_if_none_is_missing() {
     let told = heard(Kind::Native, &[progress.clone(), native("a", 5, 1)]);
     assert_eq!(told.ids_of_all(), Some(&[5][..]));
     assert!(heard(Kind::Native, &[progress]).is_blank() && !told.is_blank());
-    // Nothing makes a list with a gap whole again.
+    // A list with a gap never becomes complete again.
     let gap = heard(Kind::Native, &[native("漢", 162, 3), native("b", 6, 4), native("", 7, 3)]);
     assert_eq!(gap.ids_of_all(), None);
 }
@@ -109,7 +109,8 @@ fn tokens_whose_text_is_held_back_are_known_until_the_text_comes() {
     assert!(!come.withholds());
     assert_eq!(come.ids_of_all(), Some(&[5, 6, 7][..]));
     assert!(heard(Kind::Native, &[native("", 6, 1)]).withholds());
-    // In the other dialects there are no tokens to be seen: an event without text is such a sign where nothing else is.
+    // The other dialects have no token ids: there, an event without text is the only sign of a withheld
+    // token.
     let one = |piece: &str| text(piece, &Value::Null);
     assert!(heard(Kind::Text, &[one("a"), one("")]).withholds());
     assert!(!heard(Kind::Text, &[one("a"), one(""), one("b")]).withholds());
@@ -260,7 +261,7 @@ fn no_more_is_held_than_may_be() {
         assert!(fed < 200, "it must come to an end");
     }
     assert!(heard.lost().is_some_and(|lost| lost.contains("continue_bytes")));
-    // Pieces without text cost, too.
+    // Pieces without text have an overhead, too.
     let mut empty = Transcript::of(Kind::Text, 1000);
     for _ in 0..10_000 {
         empty.feed(event(&text("", &Value::Null)).as_bytes());

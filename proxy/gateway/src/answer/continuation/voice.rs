@@ -1,4 +1,4 @@
-//! How the events of another server become those of the stream that it goes on with.
+//! Translates the events of another server into those of the stream that it continues.
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -7,26 +7,25 @@ use warden_policies::Work;
 use super::repeat::Repeat;
 use super::rest::Rest;
 
-/// The end of a stream in `OpenAI`'s dialect.
+/// Last line of a stream in `OpenAI`'s dialect.
 pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
 
-/// What all events of one stream have in common, in that dialect.
+/// Members that are the same in all events of one stream, in that dialect.
 pub(super) const SAME: [&str; 4] = ["id", "created", "model", "system_fingerprint"];
 
-/// Why a continuation is none.
+/// Reason why a stream does not continue the first one.
 pub(crate) type Why = &'static str;
 
-/// In which way the other server goes on.
+/// The two ways in which another server continues an answer.
 #[derive(Debug)]
 pub(crate) enum Voice {
-    /// It was told the tokens of the answer so far.
+    /// The server was given the tokens of the answer so far.
     Rest(Rest),
-    /// It computes the whole answer once more.
+    /// The server computes the whole answer once more.
     Repeat(Repeat),
 }
 
 impl Voice {
-    /// Whether the answer has its end.
     pub(crate) fn has_ended(&self) -> bool {
         match self {
             Self::Rest(rest) => rest.has_ended(),
@@ -34,12 +33,12 @@ impl Voice {
         }
     }
 
-    /// Whether the other server is not yet where the first one was.
+    /// Returns whether the other server has not yet reached the point where the first one stopped.
     pub(crate) fn is_catching_up(&self) -> bool {
         matches!(self, Self::Repeat(repeat) if repeat.is_catching_up())
     }
 
-    /// The number of the last event that the client has, where they are numbered.
+    /// Last sequence number that the client has, where events have one.
     pub(crate) fn sequence(&self) -> Option<u64> {
         match self {
             Self::Rest(_) => None,
@@ -47,7 +46,7 @@ impl Voice {
         }
     }
 
-    /// The work of the whole answer, of which that of the other server is known.
+    /// Returns the work of the whole answer, given that of the other server.
     pub(crate) fn work(&self, continued: Work) -> Work {
         match self {
             Self::Rest(rest) => rest.work(continued),
@@ -55,12 +54,12 @@ impl Voice {
         }
     }
 
-    /// Tokens of the whole answer, if the other server has generated so many.
+    /// Returns the tokens of the whole answer, given those of the other server.
     pub(crate) fn tokens(&self, continued: u64) -> u64 {
         self.work(Work { output_tokens: continued, ..Work::default() }).output_tokens
     }
 
-    /// Whole events of the other server, as the client gets them.
+    /// Translates complete events of the other server into those for the client.
     pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, Why> {
         match self {
             Self::Rest(rest) => rest.say(whole),
@@ -69,14 +68,14 @@ impl Voice {
     }
 }
 
-/// Puts a value in, at the place of the one that was there.
+/// Sets a member in place, which keeps the order of the members.
 pub(super) fn set(event: &mut Map<String, Value>, name: &str, value: Value) {
     event.insert(name.to_owned(), value);
 }
 
 pub(super) fn put(out: &mut Vec<u8>, event: &Map<String, Value>) {
     out.extend_from_slice(b"data: ");
-    // Values that were read can be written.
+    // A value that was parsed can be serialized.
     drop(serde_json::to_writer(&mut *out, event));
     out.extend_from_slice(b"\n\n");
 }

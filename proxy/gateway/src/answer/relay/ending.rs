@@ -1,4 +1,5 @@
-//! How an answer ends: counted, with everything given back, and with words for its client where it is not whole.
+//! Ends a relayed answer: counts its work, returns its resources, and reports an incomplete answer to the
+//! client.
 
 use std::io;
 use std::task::{Context, Poll};
@@ -16,7 +17,7 @@ use crate::protocol::sse::Events;
 use crate::refusal::{CANCELLED, StreamEnd, stream_error};
 
 impl Relay {
-    /// The answer cannot go on. An event stream gets an error event; everything else breaks off.
+    /// Cuts an answer that cannot continue. An event stream gets an error event; any other body breaks off.
     pub(super) fn cut(&mut self, outcome: Outcome, why: &str) -> io::Result<()> {
         self.reusable = false;
         let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
@@ -32,21 +33,23 @@ impl Relay {
         if in_band { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned())) }
     }
 
-    /// An operator has ended it: everything is given back as if the client had left, which is told. An answer that breaks off does so
-    /// in the next poll, as any other that is cut: its head may have been taken by hyper just now, and must not be thrown away.
+    /// Ends the answer for an operator's cancel request: returns everything as if the client had left, and
+    /// records the cancellation. The body breaks off only in the next poll, as with any cut: hyper may just
+    /// have taken the head, and must not discard it.
     pub(in crate::answer) fn cancel<T>(&mut self, context: &Context<'_>) -> Option<Poll<T>> {
         if self.ended {
             return None;
         }
-        // Whoever looks for another backend, or has one, gives that up.
+        // Stop looking for another backend.
         self.resuming = None;
         let cut = self.cut(Outcome::Cancelled, CANCELLED);
-        // Between two backends there is no lease with which that would be told.
+        // Between two backends there is no lease, so `cut` reports nothing.
         self.flight.finish(Outcome::Cancelled);
         cut.err().map(|error| self.break_off(error, context))
     }
 
-    /// Another backend's answer to the same request is another one. That says nothing against that backend.
+    /// Cuts the stream because another backend's answer to the same request differs. The backend is not at
+    /// fault.
     pub(super) fn leave_off(&mut self, why: &str) {
         self.reusable = false;
         let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
@@ -56,7 +59,7 @@ impl Relay {
         self.close(Outcome::UpstreamGarbled, Outcome::UpstreamDied);
     }
 
-    /// The error event of a stream that cannot go on; nothing for any other answer.
+    /// Adds the error event of a stream that cannot continue; does nothing for any other answer.
     pub(super) fn say(&mut self, message: &str) {
         self.say_at(StreamEnd::Fault, message);
     }
@@ -70,20 +73,20 @@ impl Relay {
         self.last_words = Some(Bytes::from(words));
     }
 
-    /// A comment, which clients skip.
+    /// Returns an SSE comment, which clients skip.
     pub(super) fn comment(&mut self, words: &'static str) -> Bytes {
         self.flight.passed(words.len());
         Bytes::from_static(words.as_bytes())
     }
 
-    /// What clients skip, and take for a sign of life, as proxies do.
+    /// Returns a keep-alive: clients skip it, but clients and proxies reset their timeouts.
     pub(super) fn life_sign(&mut self, comment: &'static str) -> Bytes {
         let sign = life_sign(self.dialect, true, comment);
         self.flight.passed(sign.len());
         sign
     }
 
-    /// Its backend died when the client had all that it computed.
+    /// Finishes the answer of a backend that died after the client had all of its output.
     pub(super) fn finish_for(&mut self, words: Bytes) {
         self.reusable = false;
         if let Some(lease) = &self.lease {
@@ -100,8 +103,8 @@ impl Relay {
         self.close(outcome, outcome);
     }
 
-    /// Counts, gives everything back, reports. Only the first call does anything. `told` is what became of the answer, which may
-    /// be the fault of an earlier backend.
+    /// Counts the work, returns all resources and reports. Only the first call has an effect. The second
+    /// outcome is that of the whole answer, which may be the fault of an earlier backend.
     pub(super) fn close(&mut self, outcome: Outcome, told: Outcome) {
         self.ended = true;
         let Some(lease) = self.lease.take() else { return };
@@ -109,7 +112,7 @@ impl Relay {
         if outcome == Outcome::Ok {
             lease.answered(self.sent.print());
         }
-        // The connection first: once the lease is back, its generation may be stopped.
+        // Release the connection first: without the lease its generation may be stopped.
         if let Some(conn) = self.conn.take()
             && outcome == Outcome::Ok
             && self.reusable
@@ -127,7 +130,7 @@ impl Relay {
         if let Some(meter) = &self.meter
             && outcome == Outcome::Ok
         {
-            // Only a whole answer says how its backend fares; one that was cut shows in other ways.
+            // Only a whole answer is evidence of the backend's health; a cut one is recorded elsewhere.
             let ended = meter.outcome(record.answer_status());
             lease.note_outcome(&ended);
             let ms = |took: Option<(u64, f64)>| took.map(|(_, ms)| ms);
@@ -152,7 +155,7 @@ impl Relay {
             let is_paid = !meter.tells_prompt() && matches!(outcome, Outcome::Ok | Outcome::ClientGone);
             self.flight.untold = output + if is_paid { prompt } else { 0 };
         } else {
-            // What was refused was not evaluated.
+            // The prompt of a refused request was not evaluated.
             self.flight.prompt_bytes = 0;
         }
         drop(lease);
@@ -167,7 +170,7 @@ impl Drop for Relay {
     }
 }
 
-/// What is known against a request whose backend has gone, and against that backend.
+/// Records the loss of a backend against the request and against that backend.
 pub(super) fn blame(lease: &dyn BackendLease, sent: &Sent, outcome: Outcome) {
     match (outcome, sent.whole_print()) {
         (Outcome::UpstreamDied, print) => {

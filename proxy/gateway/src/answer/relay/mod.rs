@@ -1,27 +1,27 @@
-//! The body of an answer on its way to the client. The lease, the backend's connection and the record live in it and end
-//! with it, however it ends.
+//! The body of a backend's answer to the client. The body owns the lease, the backend's connection and the
+//! record, which end with it, however it ends.
 //!
 //! ```text
-//!   Passing --end--> done: work counted, connection kept if it may be, lease given back
+//!   Passing --end--> done: work counted, connection kept if reusable, lease returned
 //!      | backend died or was stopped before the first event of a stream that may be executed again
 //!      |---- `Resuming`: comments, until another backend answers --> Passing
-//!      | the same behind the first event, and another one can go on from there (see `continuation`)
-//!      |---- `Resuming` --> Passing, in the voice of the first
+//!      | the same after the first event, if another backend can continue from there (see `continuation`)
+//!      |---- `Resuming` --> Passing, with the ids and counters of the first stream
 //!      | backend died, stalled, was stopped, took too long
 //!      |---- event stream --> error event, then a proper end (without [DONE])
-//!      |---- anything else -> the client's connection breaks off, so that the cut is seen
+//!      |---- anything else -> the client's connection breaks off, so that the client sees the cut
 //!      | dropped (client left)
-//!      +---> connection closed at once, lease given back
+//!      +---> connection closed at once, lease returned
 //! ```
 //!
 //! | file | job |
 //! |---|---|
-//! | `terms` | numbers and manner of a relay |
-//! | `onward` | another backend for an answer whose own is gone |
-//! | `ending` | counts, gives back, tells |
+//! | `terms` | limits and modes of a relay |
+//! | `onward` | moves an answer to another backend when its own is gone |
+//! | `ending` | counts, returns resources, reports |
 //!
-//! It asks for the next piece when the client has taken the last one, or reads ahead of it as far as
-//! [`super::unread`] has room: a slow reader stalls its own backend.
+//! The relay requests the next piece when the client has taken the last one, or reads ahead as far as
+//! [`super::unread`] has room. So a slow reader slows down its own backend only.
 
 mod ending;
 mod onward;
@@ -58,7 +58,7 @@ use crate::refusal::Dialect;
 
 pub(crate) struct Relay {
     incoming: Incoming,
-    /// What was read of it before its head passed.
+    /// Pieces that were read before the head was passed on.
     ahead: VecDeque<Bytes>,
     flight: Box<Flight>,
     lease: Option<Arc<dyn BackendLease>>,
@@ -71,31 +71,31 @@ pub(crate) struct Relay {
     generates: bool,
     events: Option<Events>,
     terms: Option<EventTerms>,
-    /// The request, as long as it may be executed again or its answer go on elsewhere.
+    /// The request, as long as it may be executed again or its answer continued elsewhere.
     again: Option<Box<Again>>,
-    /// How yet another server is looked for, while one takes the place of a build that was only tried.
+    /// Parameters of a search for yet another server, while a server replaces a canary.
     spare: Option<Box<Search>>,
-    /// The request and its answer, for the process that follows.
+    /// Request and answer, kept for the next process.
     remember: Option<Box<Remember>>,
-    /// What the client has of a stream that may go on elsewhere.
+    /// The client's part of a stream that may be continued elsewhere.
     heard: Option<Box<Transcript>>,
-    /// How the rest of a stream is told that another backend began.
+    /// Translation of a second backend's events.
     voice: Option<Box<Voice>>,
     resuming: Option<Box<Resuming>>,
-    /// Since when the next piece is awaited; `None` while the client is at work on the last one. So a client that does
-    /// not read is never taken for the backend's silence.
+    /// Start of the wait for the next piece; `None` while the client handles the last one. So a client that
+    /// does not read is never mistaken for a silent backend.
     waiting: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
-    /// When the next sign of life is due, while another backend says again what the client has.
+    /// Time of the next keep-alive while another backend repeats what the client has.
     comment: Option<Pin<Box<Sleep>>>,
     deadline: Instant,
-    /// Until when the first event of a build that is only tried is awaited.
+    /// Deadline for the first event of a canary.
     begins_by: Option<Instant>,
     dialect: Dialect,
     reusable: bool,
     ended: bool,
     last_words: Option<Bytes>,
-    /// How the client's connection is broken off once it has what was passed before.
+    /// Error that breaks the client's connection off once it has everything passed before.
     breaking: Option<io::Error>,
 }
 
@@ -112,7 +112,7 @@ impl Relay {
         let again = again.filter(|_| terms.events.is_some());
         let continues = again.as_ref().and(terms.events).and_then(|terms| terms.continues);
         let heard = continues.map(|continues| Box::new(continues.transcript()));
-        // Made where it stays.
+        // Built in place on the heap.
         let place = Box::new_uninit();
         let mut relay = Box::write(
             place,
@@ -152,24 +152,25 @@ impl Relay {
         relay
     }
 
-    /// An answer begins, with whatever of the request is still on its way.
+    /// Starts an answer. A part of its request may still be in transit.
     fn begin(&mut self) {
         if self.incoming.is_end_stream() && self.ahead.is_empty() {
             self.end(Outcome::Ok);
         } else if !self.sent.is_whole()
             && let Some(conn) = &mut self.conn
         {
-            // We are polled only while the client reads; the rest of its request must not wait for that.
+            // The relay is polled only while the client reads; the rest of its request must not wait for
+            // that.
             conn.detach(self.pool.tracker());
         }
     }
 
-    /// Whether nothing more comes.
+    /// Returns whether no more frames follow.
     pub(super) fn is_over(&self) -> bool {
         self.ended && self.last_words.is_none() && self.breaking.is_none()
     }
 
-    /// A stream that is cut gets more bytes than its backend meant to send.
+    /// Gives no size for event streams: a stream that is cut gets more bytes than its backend announced.
     pub(super) fn size_hint(&self) -> SizeHint {
         if self.ended || self.events.is_some() {
             return SizeHint::new();
@@ -234,7 +235,7 @@ impl Relay {
             {
                 return Poll::Ready(Some(Ok(Frame::data(piece))));
             }
-            // The connection is dropped only when the answer has ended, so a missing one means that nothing is left.
+            // The connection is dropped only when the answer has ended.
             let Some(conn) = &mut self.conn else { return Poll::Ready(None) };
             let piece = match conn.poll_piece(&mut self.incoming, context) {
                 Poll::Ready(Some(Ok(piece))) => match self.piece(piece) {
@@ -253,7 +254,8 @@ impl Relay {
                 },
                 Poll::Ready(Some(Err(error))) => {
                     tracing::debug!(%error, "a backend's answer broke off");
-                    // A request that is still being sent may have failed instead, which is no fault of the backend's.
+                    // If the request is still being sent, its own failure may be the cause, not the
+                    // backend's.
                     let cut = match self.sent.fault() {
                         Some(fault) => self.cut(fault.outcome(), &fault.to_string()),
                         None if self.goes_on(Outcome::UpstreamDied) => Ok(()),
@@ -273,10 +275,10 @@ impl Relay {
                     }
                     continue;
                 }
-                // The stream of a canary that ends in the middle has not ended.
+                // A canary's stream that ends early is treated as a death.
                 Poll::Ready(None) if self.is_unfinished() && self.goes_on(Outcome::UpstreamDied) => continue,
                 Poll::Ready(None) => {
-                    // What is no whole event of a continuation is nobody's.
+                    // An incomplete event of a continuation is dropped.
                     let rest = self.events.as_mut().filter(|_| self.voice.is_none()).map(Events::finish);
                     self.last_words = rest.filter(|rest| !rest.is_empty());
                     self.end(Outcome::Ok);
@@ -287,7 +289,7 @@ impl Relay {
                     Some((end @ (Outcome::Revoked | Outcome::UpstreamDied), _)) if self.goes_on(end) => {
                         continue;
                     }
-                    // Of a canary that says nothing any more nobody has to wait for the end.
+                    // A silent canary is replaced at once; the client does not wait for its end.
                     Some((Outcome::UpstreamStalled, _))
                         if self.is_canarys() && self.goes_on(Outcome::UpstreamDied) =>
                     {
@@ -307,7 +309,7 @@ impl Relay {
         }
     }
 
-    /// The error comes with the next poll: hyper throws away what it has not sent yet when it meets one, and it sends
+    /// Defers the error to the next poll. hyper discards unsent data when it sees an error, and flushes
     /// before it polls again.
     pub(super) fn break_off<T>(&mut self, error: io::Error, context: &Context<'_>) -> Poll<T> {
         self.breaking = Some(error);
@@ -315,7 +317,7 @@ impl Relay {
         Poll::Pending
     }
 
-    /// A piece came: what of it may pass now.
+    /// Handles a piece from the backend; returns the part that may pass now.
     fn piece(&mut self, piece: Bytes) -> Result<Bytes, &'static str> {
         if let Some(lease) = &self.lease {
             lease.note_progress(piece.len());
@@ -341,7 +343,7 @@ impl Relay {
             }
             let is_torn = events.is_torn();
             if is_canarys && (before == 0 || self.heard.is_some()) && tells_of_an_error(&piece) {
-                // Neither its client nor the transcript has that piece.
+                // Neither the client nor the transcript has that piece.
                 events.take_back(before);
                 return Err("it ended with an error");
             }
@@ -362,26 +364,26 @@ impl Relay {
         if !piece.is_empty() {
             self.flight.passed(piece.len());
         }
-        // A body of known length ends with its last byte: the client's side may never ask for more.
+        // A body of known length ends with its last byte: the client's side may never poll again.
         if self.events.is_none() && self.incoming.is_end_stream() && self.ahead.is_empty() {
             self.end(Outcome::Ok);
         }
         Ok(piece)
     }
 
-    /// Whether a build that is only tried answers, and a stream that ends now is not whole.
+    /// Returns whether a canary is answering and a stream that ended now would be incomplete.
     fn is_unfinished(&self) -> bool {
         let is_empty = || self.events.as_ref().is_some_and(|events| events.seen() == 0);
         let is_going = || self.heard.as_ref().is_some_and(|heard| heard.stage() == Stage::Going);
         self.is_canarys() && (is_empty() || is_going())
     }
 
-    /// Whether a build answers that is only tried.
+    /// Returns whether a canary is answering.
     fn is_canarys(&self) -> bool {
         self.lease.as_ref().is_some_and(|lease| lease.is_canary())
     }
 
-    /// What passes of a stream that may have to go on elsewhere. One that cannot is let go of.
+    /// Records events of a stream that may have to continue elsewhere. Drops the records once it cannot.
     fn hear(&mut self, whole: &[u8], begins: bool, is_torn: bool) {
         let Some(again) = &self.again else { return };
         let Some(heard) = &mut self.heard else {
@@ -403,7 +405,8 @@ impl Relay {
         }
     }
 
-    /// Nothing came: whether that has lasted too long, or has no end to wait for.
+    /// Checks the time limits of an answer that is silent. Returns its outcome and the reason, if one has
+    /// passed.
     fn overdue(&mut self, context: &mut Context<'_>) -> Option<(Outcome, &'static str)> {
         if self.revoked.as_mut().poll(context).is_ready() {
             let stopped = self.lease.as_ref().is_none_or(|lease| lease.was_stopped());
@@ -416,10 +419,10 @@ impl Relay {
                 if let Some(lease) = &self.lease {
                     lease.note_waiting(since);
                 }
-                // Before the first sign of a stream that is kept open by comments, or of its first token, a prompt may be
-                // evaluated: how long that may take is judged by what it takes elsewhere.
+                // Before the first comment or token of a stream, the backend may be evaluating a prompt.
+                // The supervisor's health checks limit that time by the times of other prompts.
                 let told = self.events.as_ref().is_some_and(Events::has_spoken);
-                // But nobody waits longer than is usual for one that is only tried.
+                // A canary gets no longer than is usual.
                 let begun =
                     self.begins_by.is_none() || self.events.as_ref().is_some_and(|events| events.seen() > 0);
                 let due = if told { (since + silence).min(self.deadline) } else { self.deadline };
@@ -427,8 +430,8 @@ impl Relay {
             }
             None => self.deadline,
         };
-        // The timer is set anew only when it has fired too early, not for every piece; and once the stream has spoken, when it
-        // was set before that for the end of everything.
+        // The timer is not reset for every piece, only when it has fired too early. The timer is also reset
+        // when the stream has its first event, if it was set for the overall deadline before.
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
         if timer.deadline() > due {
             timer.as_mut().reset(due);
@@ -452,7 +455,7 @@ impl Relay {
         None
     }
 
-    /// Whether the client of a stream that is computed once more has heard nothing for long enough.
+    /// Returns whether a keep-alive is due for the client of a stream that is computed once more.
     fn is_comment_due(&mut self, context: &mut Context<'_>) -> bool {
         let Some(EventTerms { comment, .. }) = self.terms else { return false };
         if !self.voice.as_ref().is_some_and(|voice| voice.is_catching_up()) {
@@ -468,7 +471,7 @@ impl Relay {
     }
 }
 
-/// Whether one of these events says that computing the answer failed.
+/// Returns whether one of these events reports that computing the answer failed.
 fn tells_of_an_error(events: &[u8]) -> bool {
     let Ok(events) = std::str::from_utf8(events) else { return false };
     events.contains("error")

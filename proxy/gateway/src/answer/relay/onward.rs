@@ -1,4 +1,4 @@
-//! An answer whose backend is gone goes on by another one.
+//! Moves an answer whose backend is gone to another one.
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -18,7 +18,7 @@ use crate::protocol::wire;
 use crate::refusal::Refusal;
 
 impl Relay {
-    /// The backend is gone: whether the stream goes on all the same, or has all that it needs. Else, why not.
+    /// Handles the loss of the backend. Returns whether the stream continues, or already has everything.
     pub(super) fn goes_on(&mut self, outcome: Outcome) -> bool {
         if self.voice.as_ref().is_some_and(|voice| voice.has_ended()) {
             self.finish_for(Bytes::new());
@@ -49,7 +49,7 @@ impl Relay {
         }
         let Some(lease) = self.lease.take() else { return false };
         blame(&*lease, &self.sent, outcome);
-        // Paid for, whatever becomes of the rest.
+        // This work counts, whether or not the rest arrives.
         if begun && let Some(meter) = &self.meter {
             let (images, audio) = self.sent.media();
             let seen = self.events.as_ref().map(Events::seen);
@@ -76,7 +76,7 @@ impl Relay {
                     let found = again.run(&mut record, lease, died).await;
                     found.map(|relayed| (relayed, None)).map_err(Cut::from)
                 }
-                // Nothing of the answer is with the client, whatever it will be: it is begun anew in the same voice.
+                // The client has no content yet, so any answer will do: begin again under the same ids.
                 Some(heard) if heard.is_blank() && is_one => {
                     let voice = Repeat::of(*heard, paid).map(Voice::Repeat);
                     let found = again.run(&mut record, lease, died).await;
@@ -93,7 +93,7 @@ impl Relay {
         true
     }
 
-    /// Another backend's answer to the same request begins, or the rest of the first one's.
+    /// Starts relaying another backend's answer to the same request, or its rest of the first answer.
     pub(super) fn resume(&mut self, relayed: Relayed, voice: Option<Voice>) {
         let Relayed { response, backend, kept, .. } = relayed;
         let Backend { lease, revoked, conn, pool, sent, deadline, begins_by } = *backend;
@@ -102,12 +102,12 @@ impl Relay {
         self.incoming = response.into_body();
         (self.lease, self.conn) = (Some(lease), Some(conn));
         (self.revoked, self.pool, self.sent, self.deadline) = (revoked, pool, sent, deadline);
-        // What the first one began and did not end is nobody's.
+        // An incomplete event of the first backend is dropped.
         self.events = self.terms.map(|terms| Events::new(terms.limit));
         self.meter = self.tail_bytes.map(Meter::new);
         self.voice = voice.map(Box::new);
         (self.waiting, self.timer, self.begins_by) = (None, None, begins_by);
-        // Its own death is another matter than that of the build that was only tried.
+        // If this backend dies, too, the request may be moved again: the first one was only a canary.
         if let Some((search, message)) = self.spare.take().zip(kept) {
             self.again = Some(Box::new(Again { search: *search, message }));
             self.heard = self
@@ -119,7 +119,7 @@ impl Relay {
     }
 }
 
-/// The answer of a second backend, if it can stand in the place of the stream that the first one began.
+/// Checks that the answer of a second backend can take the place of the first one's stream.
 pub(super) fn of_events(relayed: Relayed, model: &ModelName) -> Result<Relayed, Refusal> {
     let (status, headers) = (relayed.response.status(), relayed.response.headers());
     let why = match wire::check_answer(status, headers) {

@@ -1,4 +1,4 @@
-//! Numbers and manner of a relay.
+//! Limits and modes of a relay.
 
 use std::time::Duration;
 
@@ -6,40 +6,39 @@ use crate::answer::assemble::Kind;
 use crate::answer::continuation::Transcript;
 use crate::refusal::Dialect;
 
-/// Numbers and manner of a relay.
 pub(crate) struct RelayTerms {
-    /// Count the work that the answer reports.
+    /// Bytes held to read the counters of an answer; `None` if they are not read.
     pub(crate) tail_bytes: Option<usize>,
-    /// The answer is text that was generated.
+    /// The answer is generated text.
     pub(crate) generates: bool,
-    /// For an event stream.
+    /// Set for an event stream.
     pub(crate) events: Option<EventTerms>,
-    /// How errors are spelled.
+    /// Format of errors.
     pub(crate) dialect: Dialect,
     /// The connection may carry another request afterwards.
     pub(crate) reusable: bool,
 }
 
-/// Numbers of an event stream.
+/// Limits of an event stream.
 #[derive(Clone, Copy)]
 pub(crate) struct EventTerms {
     /// Bytes held of an incomplete event.
     pub(crate) limit: usize,
-    /// The longest silence.
+    /// Longest time without data from the backend.
     pub(crate) silence: Duration,
-    /// How often a client hears of us while another backend is looked for.
+    /// Interval of keep-alives while another backend is looked for.
     pub(crate) comment: Duration,
-    /// What is kept so that another backend can go on with it.
+    /// Terms of a continuation by another backend; `None` if there is none.
     pub(crate) continues: Option<Continues>,
 }
 
-/// How a stream that is generated can go on by another backend.
+/// Terms under which another backend can continue a generated stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Continues {
     pub(crate) kind: Kind,
-    /// Bytes of it that are kept, at most.
+    /// Bytes of the stream that are kept, at most.
     pub(crate) most: usize,
-    /// What it generates stands in the middle of a text.
+    /// The generated text is inserted into the middle of another text.
     pub(crate) fills_in: bool,
 }
 

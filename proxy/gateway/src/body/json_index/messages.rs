@@ -1,8 +1,8 @@
-//! The inside of a wanted list: its elements are counted, and those that are messages of the system are noted.
+//! Reads a wanted list: counts its elements, and records system messages.
 //!
 //! ```text
 //!   depth 2   elements of the list      counted
-//!   depth 3   fields of a message       key -> colon -> value -> after; of role and content the last counts
+//!   depth 3   fields of a message       key -> colon -> value -> after; last role and content count
 //!   depth 4   parts of a content        is there one?
 //! ```
 
@@ -27,7 +27,7 @@ struct Element {
     content: Option<(u64, Content)>,
 }
 
-/// A list that is being read. Every depth is the one at which something stands: 2 for its elements.
+/// State of a list that is being read. A depth is that of the token itself: 2 for the elements.
 #[derive(Debug, Default)]
 pub(super) struct Messages {
     list: List,
@@ -40,7 +40,7 @@ impl Messages {
         self.list
     }
 
-    /// An object or a list begins.
+    /// Handles the beginning of an object or a list.
     pub(super) fn opens(&mut self, depth: u32, here: u64, byte: u8) {
         match depth {
             2 => {
@@ -61,7 +61,7 @@ impl Messages {
         }
     }
 
-    /// An object or a list that is an element ended in front of `end`.
+    /// Handles the end of an element that is an object or a list; `end` is the offset after it.
     pub(super) fn element_ends(&mut self, end: u64) -> Result<(), Unreadable> {
         let Some(element) = self.element.as_ref().filter(|element| element.is_system) else { return Ok(()) };
         if self.list.system.len() >= MOST {
@@ -103,7 +103,7 @@ impl Messages {
         }
     }
 
-    /// A string, as it is spelled.
+    /// Handles a string, in its raw spelling.
     pub(super) fn text(&mut self, depth: u32, start: u64, raw: &Spelling) {
         match depth {
             2 => self.list.count += 1,
@@ -125,7 +125,7 @@ impl Messages {
         }
     }
 
-    /// A number or a literal.
+    /// Handles a number or a literal.
     pub(super) fn word(&mut self, depth: u32, start: u64) {
         match depth {
             2 => self.list.count += 1,
@@ -134,7 +134,7 @@ impl Messages {
         }
     }
 
-    /// The value of a message's field begins.
+    /// Handles the beginning of a field's value in a message.
     fn field(&mut self, here: u64, content: Content, is_system: bool) {
         if let Some(element) = &mut self.element
             && element.slot == Slot::Value
@@ -148,7 +148,7 @@ impl Messages {
         }
     }
 
-    /// Something stands in what may be the list of a message's parts.
+    /// Notes an element in a list that may hold the parts of a message.
     fn part(&mut self, depth: u32) {
         if depth == 4
             && let Some(element) = &mut self.element

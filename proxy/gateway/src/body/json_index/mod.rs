@@ -1,11 +1,11 @@
-//! Where the wanted members of a JSON body's outermost object are, every time they occur, and the system's messages in
-//! lists of messages. Reads pieces of any size and copies no more than short words.
+//! Offsets of the wanted members in the outermost object of a JSON body, for each occurrence, and of the
+//! system messages in lists of messages. Reads pieces of any size and copies no more than short words.
 //!
-//! llama-server's parser keeps the last of several members with one name, in every object. The index therefore has every
-//! occurrence, and of a message it says what its last occurrences say.
+//! llama-server's parser keeps the last of several members with the same name, in every object. The index
+//! therefore has every occurrence, and describes a message by its last occurrences.
 //!
-//! It does not judge syntax beyond what it needs. A body that llama-server's parser takes is read as that parser reads it;
-//! one that it does not take is refused there, or here as [`Unreadable`].
+//! Syntax is checked only as far as needed. A body that llama-server's parser accepts is read as that
+//! parser reads it. Any other is refused there, or here as [`Unreadable`].
 
 mod messages;
 mod walk;
@@ -17,15 +17,15 @@ use bytes::Bytes;
 use self::walk::Walk;
 use crate::refusal::Unreadable;
 
-/// A client repeats no member this often, and a conversation has fewer system messages.
+/// Maximum number of occurrences of wanted members, and of system messages. Real requests have far fewer.
 const MOST: usize = 64;
 
-/// A member or an element, with the commas around it.
+/// Offsets of a member or an element, and of the commas around it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Its number in its object or list, from 0.
+    /// Position in its object or list, from 0.
     pub(crate) index: u32,
-    /// From its first byte (of a member: of its key) to behind its last.
+    /// From its first byte (of a member: of its key) to the offset after its last.
     pub(crate) range: Range<u64>,
     pub(crate) comma_before: Option<u64>,
     pub(crate) comma_after: Option<u64>,
@@ -34,18 +34,18 @@ pub(crate) struct Place {
 /// A wanted member of the outermost object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
-    /// Which of the wanted names.
+    /// Index into the wanted names.
     pub(crate) name: usize,
     pub(crate) place: Place,
     pub(crate) value: Range<u64>,
     pub(crate) kind: Kind,
 }
 
-/// What a value is, as far as rules ask.
+/// Kind of a value, as far as rules need it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Text,
-    /// A number, `true`, `false` or `null`, as it is spelled; empty if it is longer than any sane one.
+    /// A number, `true`, `false` or `null`, as spelled; empty if it is unreasonably long.
     Word(String),
     List(List),
     Object,
@@ -54,19 +54,18 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct List {
     pub(crate) count: u32,
-    /// Those that are messages of role `system` or `developer`.
+    /// Messages of role `system` or `developer`.
     pub(crate) system: Vec<Message>,
 }
 
-/// A message of the system.
+/// A system message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) place: Place,
-    /// Where its last `content` begins, and what that is.
+    /// Offset and kind of its last `content`.
     pub(crate) content: Option<(u64, Content)>,
 }
 
-/// What a content is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Text,
@@ -74,21 +73,21 @@ pub(crate) enum Content {
     Other,
 }
 
-/// What was found in a body.
+/// Index of a body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JsonIndex {
-    /// Members in all.
+    /// Number of all members.
     pub(crate) count: u32,
-    /// The wanted ones, in order.
+    /// The wanted members, in order.
     pub(crate) members: Vec<Member>,
-    /// Where the opening brace is.
+    /// Offset of the opening brace.
     pub(crate) open: u64,
-    /// Where the closing brace is.
+    /// Offset of the closing brace.
     pub(crate) close: u64,
 }
 
 impl JsonIndex {
-    /// Walks through a body.
+    /// Indexes a body.
     pub(crate) fn of<'a>(
         pieces: impl IntoIterator<Item = &'a Bytes>,
         wanted: &[&str],
@@ -105,7 +104,7 @@ impl JsonIndex {
     }
 }
 
-/// What comes next in an object.
+/// Expected token in an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Key,

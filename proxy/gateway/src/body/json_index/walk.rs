@@ -1,7 +1,7 @@
-//! The walk through the pieces of a body that draws its index: one pass, no copy of more than a short word.
+//! Walks through the pieces of a body and builds its index: one pass, no copy of more than a short word.
 //!
 //! ```text
-//!   depth 1   members of the object: key -> colon -> value -> after; those wanted are noted at their comma
+//!   depth 1   members of the object: key -> colon -> value -> after; wanted ones recorded at their comma
 //!   deeper    only in a wanted list, by `messages`
 //! ```
 
@@ -10,7 +10,7 @@ use super::{JsonIndex, Kind, MOST, Member, Place, Slot};
 use crate::body::spelling::Spelling;
 use crate::refusal::Unreadable;
 
-/// Longest raw spelling of a word that is compared: `developer` with every letter escaped takes 54 bytes.
+/// Longest raw spelling of a compared word: `developer` with every letter escaped takes 54 bytes.
 const SPELLING: usize = 72;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,27 +18,27 @@ enum Lex {
     Between,
     Text,
     Word,
-    /// Behind the end.
+    /// After the end.
     Over,
 }
 
 pub(super) struct Walk<'w> {
     wanted: &'w [&'w str],
     lex: Lex,
-    /// Bytes of all pieces before this one.
+    /// Bytes of all pieces before the current one.
     before: u64,
     depth: u32,
-    /// Of the token that is being read.
+    /// Start of the current token.
     start: u64,
     raw: Spelling,
     raw_limit: usize,
     slot: Slot,
     comma: Option<u64>,
     key: Option<(usize, u64)>,
-    /// The member whose value has ended, until its comma is known.
+    /// Member whose value has ended, until its comma is known.
     pending: Option<Member>,
     value: u64,
-    /// The wanted list that is being read.
+    /// State of the wanted list that is being read.
     list: Option<Messages>,
     index: JsonIndex,
     is_object: Option<bool>,
@@ -125,7 +125,7 @@ impl<'w> Walk<'w> {
         }
         let here = self.before + at as u64;
         if self.is_object.is_none() {
-            // A byte order mark, as llama-server's parser skips it.
+            // A byte order mark is skipped, as by llama-server's parser.
             if matches!((here, byte), (0, 0xEF) | (1, 0xBB) | (2, 0xBF)) {
                 return at + 1;
             }
@@ -139,7 +139,7 @@ impl<'w> Walk<'w> {
         }
         if self.closed {
             if byte == 0 {
-                // llama-server's parser takes it for the end.
+                // llama-server's parser takes it for the end of the input.
                 self.lex = Lex::Over;
             } else {
                 self.fault = Some(Unreadable::NotObject);

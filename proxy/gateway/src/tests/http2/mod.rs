@@ -22,7 +22,7 @@ impl Client {
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
         let mut builder = h2::client::Builder::new();
-        // Only the windows of streams are of interest.
+        // Only the windows of streams matter here.
         builder.initial_window_size(window).initial_connection_window_size(0x7fff_ffff);
         let (send, connection) = timeout(PATIENCE, builder.handshake(stream)).await.unwrap().unwrap();
         let mut tasks = JoinSet::new();
@@ -43,7 +43,7 @@ impl Client {
         ready.send_request(request, ends).unwrap()
     }
 
-    /// One request, answered.
+    /// Sends one request and returns its answer.
     pub(super) async fn ask(&mut self, request: Request<()>, body: &'static [u8]) -> (Response<()>, String) {
         let (answer, mut sending) = self.begin(request, body.is_empty()).await;
         if !body.is_empty() {
@@ -60,7 +60,7 @@ impl Client {
         (Response::from_parts(parts, ()), String::from_utf8(all).unwrap())
     }
 
-    /// How the connection ended.
+    /// Returns how the connection ended.
     pub(super) async fn end(&mut self) -> Result<(), h2::Error> {
         timeout(PATIENCE, self.tasks.join_next()).await.unwrap().unwrap().unwrap()
     }
@@ -99,7 +99,7 @@ async fn requests_and_errors_are_the_same_as_over_http_1() {
     assert_eq!(body, "POST /v1/completions?x=1 HTTP/1.1 {\"a\":1}");
     let (answer, body) = client.ask(request("GET", "/health"), b"").await;
     assert!(answer.status().is_success() && body.contains("ok"), "{body}");
-    // One that is refused with its body unread: the connection goes on, and nothing says that it closes.
+    // A request is refused with its body unread: the connection continues, without a `Connection: close`.
     let mut large = request("POST", "/v1/completions");
     large.headers_mut().insert("content-length", "99999999999".parse().unwrap());
     let (refused, _sending) = client.begin(large, false).await;
@@ -109,7 +109,7 @@ async fn requests_and_errors_are_the_same_as_over_http_1() {
     assert_eq!(refused.headers()["x-warden-executed"], "no");
     let (answer, _) = client.ask(request("GET", "/health"), b"").await;
     assert!(answer.status().is_success());
-    // The same connection speaks HTTP/1.1 to those who begin so.
+    // The same port serves HTTP/1.1 to clients that begin with it.
     let (head, _) = rig.ask(&super::post("/v1/completions", "{}")).await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     drop(client);
@@ -161,7 +161,7 @@ async fn a_preface_in_pieces_or_never_ended_is_dealt_with() {
     }
     client.send(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await;
     assert!(client.more().await && client.buffer.len() >= 9 && client.buffer[3] == 4, "settings come back");
-    // What only begins like it.
+    // Bytes that only begin like the preface.
     let mut other = rig.client().await;
     other.send(b"P").await;
     sleep(Duration::from_millis(10)).await;
@@ -250,7 +250,7 @@ async fn hosts_lengths_and_heads_are_checked_as_over_http_1() {
         let (answer, body) = client.ask(request, b"").await;
         assert_eq!(answer.status().as_u16(), status, "{body}");
     }
-    // Shorter and longer than declared: never given to a backend.
+    // A body shorter or longer than declared never reaches a backend.
     for declared in ["5", "1"] {
         let mut wrong = request("POST", "/v1/completions");
         wrong.headers_mut().insert("content-length", declared.parse().unwrap());

@@ -1,4 +1,4 @@
-//! Many streams on one HTTP/2 connection: each stands for itself, and too many or too fast ones are stopped.
+//! Many streams on one HTTP/2 connection: they are independent, and too many or too fast ones are stopped.
 
 use super::*;
 use crate::Outcome;
@@ -73,13 +73,13 @@ async fn a_stream_that_is_not_read_stalls_its_own_backend_and_no_other_stream() 
         before = written.load(Ordering::SeqCst);
         sleep(Duration::from_millis(200)).await;
     }
-    // What the kernel buffers on the way from the backend, and a window.
+    // The kernel's buffers on the path from the backend, and a window.
     assert!(before < 50 * 2 * 1024 * 1024, "{before} bytes were taken");
     for _ in 0..10 {
         let (answer, _) = client.ask(request("POST", "/quick"), b"{}").await;
         assert_eq!(answer.status().as_u16(), 200);
     }
-    // It goes on when the reader does.
+    // The backend continues when the reader does.
     let mut body = unread.pop().unwrap();
     let mut taken = 0;
     while taken < 4_000_000 {
@@ -144,7 +144,7 @@ async fn more_streams_than_allowed_wait_for_their_turn() {
     rig.is_clean().await;
 }
 
-/// Sends and resets until the server has had enough.
+/// Sends and resets until the server closes the connection.
 async fn flood(rig: &Rig, per_round: usize) {
     let mut client = Client::new(rig).await;
     let until = Instant::now() + PATIENCE;
@@ -175,7 +175,7 @@ async fn rapid_reset_ends_the_connection_and_harms_no_other() {
         assert_eq!(answer.status().as_u16(), 200, "others are unharmed");
     }
     eventually("the floods are closed", || rig.gauges.connections.load(Ordering::SeqCst) == 1).await;
-    // A few resets are anybody's right.
+    // A few resets are permitted.
     for _ in 0..10 {
         let (_, mut sending) = other.begin(request("POST", "/v1/completions"), false).await;
         sending.send_reset(Reason::CANCEL);

@@ -1,4 +1,4 @@
-//! AMD and Intel, by made-up trees.
+//! AMD and Intel, with artificial trees.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn amd(machine: &Machine) {
         .write("sys/class/drm/card1-DP-1/status", "disconnected\n");
 }
 
-/// KFD's node for the card above, of a GPU alone or together with a processor.
+/// Adds KFD's node for the card above, of a GPU alone or together with a CPU.
 fn node(machine: &Machine, cores: u32) {
     let properties = format!("cpu_cores_count {cores}\nsimd_count 192\nlocation_id 768\ndomain 0\n");
     machine
@@ -23,7 +23,7 @@ fn node(machine: &Machine, cores: u32) {
         .write("sys/class/kfd/kfd/topology/nodes/1/properties", &properties);
 }
 
-/// File number `fd` of process `pid`: a GPU, with what its driver says.
+/// Adds file `fd` of process `pid`: a GPU, with its driver's text.
 fn open_gpu(machine: &Machine, pid: u32, fd: u32, text: &str) {
     machine.write(&format!("proc/{pid}/fdinfo/{fd}"), text);
     let folder = machine.path(&format!("proc/{pid}/fd"));
@@ -58,7 +58,7 @@ fn vulkan_memory_is_summed_over_clients_and_a_duplicated_file_counts_once() {
     open_gpu(&machine, 100, 7, &client(1, "drm-resident-vram:\t100 MiB"));
     open_gpu(&machine, 100, 8, &client(1, "drm-resident-vram:\t100 MiB"));
     open_gpu(&machine, 100, 9, &client(2, "drm-memory-vram:\t2048 KiB"));
-    // Not a GPU: never opened.
+    // No GPU: never opened.
     symlink("/dev/null", machine.path("proc/100/fd/0")).unwrap();
     assert_eq!(machine.open().read().of_group(100).readings, [told(0, 102 * MIB)]);
 }

@@ -28,7 +28,7 @@ fn two_devices_are_described_and_read() {
     let free: Vec<_> = read.devices().iter().filter_map(|read| Some((read.index, read.free?))).collect();
     assert_eq!((gpus.free(), free.len()), (free, 2), "asked for alone");
     assert_eq!(second.temperature, Some(41));
-    // This one has no counter of errors, but tells events.
+    // This one has no error counter, but reports events.
     assert_eq!((second.ecc_uncorrected, second.faults.as_deref()), (None, Some(&[][..])));
 }
 
@@ -124,7 +124,7 @@ fn each_xid_and_each_new_memory_error_is_told_once() {
     let machine = Machine::new().nvml(&format!("{H200}ecc 0 5\n"), &[]);
     let gpus = machine.open();
     let faults = || gpus.read().devices()[0].faults.clone().unwrap();
-    // What was there before we came is not news.
+    // Errors before the first reading are not new.
     assert_eq!(faults(), []);
     machine.script(&format!("{H200}ecc 0 7\nxid 0 31\nxid 0 31\nxid 0 79\n"));
     assert_eq!(faults(), [Fault::Xid(Some(31)), Fault::Xid(Some(79)), Fault::Ecc(2)]);
@@ -134,7 +134,7 @@ fn each_xid_and_each_new_memory_error_is_told_once() {
     machine.script(&format!("{H200}fail memory 15\nfail ecc 15\n"));
     assert_eq!(faults(), [Fault::Lost]);
     assert_eq!(faults(), []);
-    // Errors that came meanwhile are not forgotten.
+    // Errors in between are not forgotten.
     machine.script(&format!("{H200}ecc 0 3\n"));
     assert_eq!(faults(), [Fault::Ecc(3)]);
 }
@@ -165,7 +165,7 @@ fn instances_of_a_split_gpu_are_devices_of_their_own() {
 
 #[test]
 fn a_gpu_that_uses_the_hosts_memory_is_left_to_the_host_series() {
-    // GB10 says that it has no memory of its own; Jetson boards are known by name.
+    // GB10 reports that it has no memory of its own; Jetson boards are recognised by name.
     for (name, fail) in [("NVIDIA GB", "fail memory 3\n"), ("Orin (nvgpu)", "")] {
         let script = format!("device -1 100 50 0 GPU-a {name}\ncompute 0 100 5000000\n{fail}");
         let machine = Machine::new().nvml(&script, &[]);
@@ -203,7 +203,7 @@ fn one_reading_asks_the_driver_once_for_any_number_of_backends() {
 #[test]
 #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn two_threads_that_read_two_libraries_do_not_disturb_each_other() {
-    // Tests run beside each other in one process, and NVML itself may be called by any thread.
+    // Tests run concurrently in one process, and any thread may call NVML.
     let machines = [H200, SMALL].map(|script| Machine::new().nvml(script, &[]));
     std::thread::scope(|threads| {
         for (machine, total) in machines.iter().zip([150_754_820_096, 24 * GIB]) {

@@ -1,15 +1,15 @@
-//! Containers, Windows, and estimates: who a pid is, and what may be concluded when it cannot be said.
+//! Containers, Windows, and estimates: identifying a pid, and conclusions if it cannot be identified.
 
 use super::*;
 
 const EMPTY: &str = "device -1 25769803776 3145728 00000000:65:00.0 GPU-a NVIDIA L4\n";
 
-/// The same device with so much in use.
+/// The same device with this many bytes in use.
 fn used(bytes: u64, lists: &str) -> String {
     format!("device -1 25769803776 {bytes} 00000000:65:00.0 GPU-a NVIDIA L4\n{lists}")
 }
 
-/// What is found after a spawn, with a baseline from before it.
+/// Returns the VRAM after a spawn, with a baseline from before it.
 fn across(machine: &Machine, before: &str, after: &str, alone: bool) -> VramOf {
     machine.script(before);
     let gpus = machine.open();
@@ -105,7 +105,7 @@ fn where_windows_draws_its_desktop_nothing_is_estimated() {
     assert_eq!(doubt(&found), Doubt::Windows);
 }
 
-/// The host's view of our process 100 as 54321, started when ours was.
+/// Adds the host's view of our process 100 as 54321, with this start time.
 fn seen_by_the_host(machine: &Machine, host_start: u64) {
     let stat = |start: u64| format!("100 (a) b) S {}{start} 0", "0 ".repeat(18));
     machine

@@ -1,4 +1,4 @@
-//! The callers' side: asking for a lease, waiting for it, leaving.
+//! The requests' side of the queue: asking for a lease, waiting for it, leaving.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
@@ -22,40 +22,40 @@ enum Asked {
     Queued { ticket: Ticket, answer: oneshot::Receiver<Result<Lease, Denied>>, limit: Limit },
 }
 
-/// Whether a caller was let in before.
+/// Distinguishes a first lease from a repeated one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
     First,
-    /// Its generation has died with its work.
+    /// The generation of its first lease died with its work.
     Again,
 }
 
-/// How long a caller waits.
+/// Time limit for waiting.
 #[derive(Clone, Copy)]
 struct Limit {
     since: Instant,
     wait: Duration,
-    /// For how long the clock had stood when the caller came.
+    /// Total paused time of the clock when the request came.
     stood: Duration,
 }
 
 impl Limit {
-    /// When it has passed, if the clock stands no longer than it has stood so far; `None` if it has passed.
+    /// End of the time limit, if the clock is not paused any longer; `None` if it has passed.
     fn ends(self, stood: Duration, now: Instant) -> Option<Instant> {
         let end = clock::after(self.since, self.wait.saturating_add(stood.saturating_sub(self.stood)));
         (end > now).then_some(end)
     }
 }
 
-/// While the clock stands its end moves on, and is looked at this often.
+/// Interval for checking the time limit while the clock is paused.
 const STANDS: Duration = Duration::from_millis(100);
 
-/// What a place was when it was given up.
+/// State of a place when it was given up.
 enum Was {
     InQueue,
-    /// Among those who wait for room in memory, and what was short.
+    /// Waited for room in memory, with the shortage.
     WithoutRoom(NoRoom),
-    /// None any more: an answer is on its way or has been taken.
+    /// Already answered, or its answer is on the way.
     Gone,
 }
 
@@ -66,7 +66,6 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Gives up the place.
     fn leave(&self) -> Was {
         let mut state = lock(&self.leases.state);
         let channel = state.waiters.remove(&self.ticket);
@@ -76,7 +75,7 @@ impl Place<'_> {
             return Was::InQueue;
         }
         let Some(short) = state.admit.leave(self.ticket) else { return Was::Gone };
-        // Nothing is kept for it any more.
+        // Release slots that were held for it.
         let mut outbox = Outbox::default();
         self.leases.settle(&mut state, Vec::new(), &mut outbox);
         drop(state);
@@ -102,7 +101,7 @@ impl Leases {
         self.wait_for(kind, tokens, Turn::First).await
     }
 
-    /// The same for somebody whose generation has died: a full queue does not turn it away.
+    /// Waits for another lease after a generation has died. A full queue does not refuse it.
     pub(crate) async fn lease_again(
         self: &Arc<Self>,
         kind: LeaseKind,
@@ -111,7 +110,7 @@ impl Leases {
         self.wait_for(kind, tokens, Turn::Again).await
     }
 
-    /// A lease, if it can be had at once: nobody waits for it, and it is not even counted as asked for otherwise.
+    /// Lease that is available at once, or `None`. A failure is not counted as a request.
     pub(crate) fn lease_now(self: &Arc<Self>, kind: LeaseKind, tokens: Option<u64>) -> Option<Lease> {
         let mut state = lock(&self.state);
         if state.refusal.is_some() || !state.dispatch.any_open() {
@@ -146,7 +145,7 @@ impl Leases {
         Some(self.lease_on(cell, kind, Duration::ZERO))
     }
 
-    /// A place for a request that runs in another instance, which may be one too many for the slots that there are.
+    /// Takes a slot for a request that runs in another instance, even beyond the limit.
     pub(crate) fn take_for_another(self: &Arc<Self>, generation: GenerationId) -> Option<Lease> {
         let mut state = lock(&self.state);
         let kind = state.dispatch.count_in(generation)?;
@@ -155,7 +154,7 @@ impl Leases {
         Some(self.lease_on(cell, kind, Duration::ZERO))
     }
 
-    /// Work that another instance had a process do.
+    /// Adds work that another instance requested of a process.
     pub(crate) fn add_work(&self, generation: GenerationId, work: Work) {
         if let Some(entry) = lock(&self.state).generations.get(&generation) {
             entry.cell.add_work(work);
@@ -189,7 +188,7 @@ impl Leases {
         match place.leave() {
             Was::InQueue => Err(Denied::Deadline { waited: asked.elapsed() }),
             Was::WithoutRoom(short) => Err(short.into()),
-            // Granted in this very moment: the answer is on its way.
+            // Granted at this very moment: the answer is on its way.
             Was::Gone => answer.await.unwrap_or(Err(Denied::ShuttingDown)),
         }
     }
@@ -219,7 +218,7 @@ impl Leases {
             Turn::Again => state.dispatch.request_again(kind),
         };
         let answer = match answer {
-            // Those who wait for room have their places, too: a newcomer does not push one of them out.
+            // Requests that wait for room keep their places: a new request does not push them out.
             Answer::Queued(ticket) if turn == Turn::First && state.waiting() > state.depth => {
                 state.dispatch.cancel(ticket);
                 Answer::Full { waiting: state.waiting() }
@@ -235,7 +234,7 @@ impl Leases {
                 drop(state);
                 match cell {
                     Some(cell) => Ok(Asked::Granted(self.lease_on(cell, kind, Duration::ZERO))),
-                    // Cannot be: what is open has its entry.
+                    // Unreachable: an open generation has its entry.
                     None => Err(Denied::ShuttingDown),
                 }
             }
@@ -262,7 +261,7 @@ impl Leases {
         }
     }
 
-    /// A prompt was granted a lease at once: whether it has room there. If not, it waits like everybody else.
+    /// Checks the room for a prompt that was granted a lease at once. Without room it waits like others.
     fn weighed(
         self: &Arc<Self>,
         mut state: MutexGuard<'_, State>,
@@ -286,7 +285,7 @@ impl Leases {
         }
     }
 
-    /// Whether a prompt of this size would find room now. Costs one load where nobody wants to know.
+    /// Checks if a prompt of this size would fit now. Costs one load if admission is off.
     pub(crate) fn weigh(&self, size: Size) -> Weighed {
         if !self.asks.load(Ordering::Relaxed) {
             return Weighed::Unasked;

@@ -1,4 +1,5 @@
-//! When a model that serves nobody will serve: to tell callers while they wait, and to refuse those who would wait too long.
+//! Expected time of a model's next process, to inform waiting requests and to refuse those that would wait
+//! too long.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,26 +11,26 @@ use crate::clock;
 use crate::error::Denied;
 use crate::sync::lock;
 
-/// What is known of the next process of a model of which none serves.
+/// Expectation for the next process of a model without a serving one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Coming {
-    /// Since when it starts; `None`: it does not yet.
+    /// Begin of the start; `None` before it.
     pub since: Option<Instant>,
-    /// How long the last one took until it served; `None` if there was none since we run.
+    /// Duration of the last start; `None` if there was none in this run.
     pub took: Option<Duration>,
-    /// How long the fastest one took that was started likewise.
+    /// Duration of the fastest start with the same command.
     pub fastest: Option<Duration>,
-    /// Its model waits until there is room in memory.
+    /// The model waits for room in memory.
     pub waits_for_room: bool,
 }
 
 impl Coming {
-    /// How long it will take from now on, if it is as fast as the last one.
+    /// Remaining time, if the start takes as long as the last one.
     pub fn left(&self, now: Instant) -> Option<Duration> {
         self.took.map(|took| self.rest(took, now))
     }
 
-    /// The same, if it is as fast as the fastest.
+    /// Remaining time, if the start takes as long as the fastest one.
     fn at_least(&self, now: Instant) -> Duration {
         self.fastest.map_or(Duration::ZERO, |took| self.rest(took, now))
     }
@@ -40,8 +41,8 @@ impl Coming {
 }
 
 impl State {
-    /// Whether a caller that comes now would wait in vain: not even the fastest start would end in time. It is expected back
-    /// when the model serves, and the model is loaded for it as if it waited.
+    /// Refuses a request that would wait in vain, because not even the fastest start would end in time. The
+    /// client gets a time to retry at, and the model is loaded as if the request waited.
     pub(super) fn too_slow(&mut self, now: Instant) -> Option<Denied> {
         let least = self.coming.at_least(now);
         if least <= self.wait {
@@ -52,31 +53,31 @@ impl State {
         Some(Denied::TooSlow { left, wait: self.wait })
     }
 
-    /// Whether a caller was refused with a time to come back at, and has not come yet.
+    /// True if a refused request got a time to retry at, and has not come back.
     pub(super) fn expects(&self) -> bool {
         self.expects.is_some_and(|until| until > Instant::now())
     }
 }
 
 impl Leases {
-    /// What is known of the next process, now.
+    /// Sets the expectation.
     pub(crate) fn set_coming(&self, coming: Coming) {
         lock(&self.state).coming = coming;
     }
 
-    /// Nobody is expected any more: an operator has drained the model.
+    /// Expects no retries any more, because an operator has drained the model.
     pub(crate) fn expect_nobody(&self) {
         lock(&self.state).expects = None;
     }
 
-    /// Whether a caller that comes now is turned away at once.
+    /// True if a new request would be refused at once.
     pub(crate) fn refuses(&self) -> bool {
         let state = lock(&self.state);
         let is_shut = state.refusal.is_some() || state.coming.at_least(Instant::now()) > state.wait;
         !state.dispatch.any_open() && is_shut
     }
 
-    /// The same, for callers; `None` while one serves.
+    /// The expectation; `None` while a process serves.
     pub(crate) fn coming(self: &Arc<Self>) -> Option<Coming> {
         let state = lock(&self.state);
         (!state.dispatch.any_open()).then_some(state.coming)

@@ -1,4 +1,4 @@
-//! The side of the model's task: gates are opened and closed, callers turned away.
+//! The task's side of the queue: opens and closes gates, refuses requests.
 
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::lease::cell::Cell;
 use crate::sync::lock;
 
 impl Leases {
-    /// The generation may take leases from now on.
+    /// Opens a generation for leases.
     pub(crate) fn open(self: &Arc<Self>, cell: &Arc<Cell>, limit: u32) -> Opened {
         let mut state = lock(&self.state);
         let opened = Opened { waiting: state.waiting(), gap: state.gap.take() };
@@ -34,7 +34,7 @@ impl Leases {
         opened
     }
 
-    /// The generation takes no more leases. Returns those that it holds.
+    /// Closes a generation. Returns the number of leases that it holds.
     pub(crate) fn close(self: &Arc<Self>, generation: GenerationId) -> u32 {
         let mut state = lock(&self.state);
         state.close(generation);
@@ -43,7 +43,7 @@ impl Leases {
         in_flight
     }
 
-    /// Something changed for those who wait for room. Gives the lock back.
+    /// Judges the prompts that wait for room again. Releases the lock.
     fn look_again(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         if state.admit.waiting() == 0 {
             return;
@@ -54,7 +54,7 @@ impl Leases {
         self.deliver(outbox);
     }
 
-    /// A caller found that the generation takes no connections: closes it and has the task look.
+    /// Closes a generation that refused a connection, and lets the task probe it.
     pub(crate) fn doubt(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         if state.generations.contains_key(&generation) {
@@ -65,12 +65,12 @@ impl Leases {
         self.wake.notify_one();
     }
 
-    /// The generations that were doubted since the last call.
+    /// Takes the generations doubted since the last call.
     pub(crate) fn take_doubts(&self) -> Vec<GenerationId> {
         std::mem::take(&mut lock(&self.state).doubted)
     }
 
-    /// The generation's process is gone.
+    /// Removes a generation whose process is gone.
     pub(crate) fn forget(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         state.close(generation);
@@ -83,8 +83,8 @@ impl Leases {
         drop(entry);
     }
 
-    /// Turns callers away from now on, or no longer. Those who wait and cannot be served are dismissed with the reason;
-    /// a final refusal lets those wait on for whom something is open.
+    /// Starts or stops refusing requests. Waiting requests that cannot be served are refused too; after a
+    /// final refusal those with an open generation keep waiting.
     pub(crate) fn refuse(&self, refusal: Option<Refusal>) {
         let mut state = lock(&self.state);
         if state.refusal.as_ref().is_some_and(Refusal::is_final)
@@ -102,13 +102,13 @@ impl Leases {
         hand_over(dismissed);
     }
 
-    /// Turns everybody away who waits.
+    /// Refuses all waiting requests.
     pub(crate) fn dismiss(&self, denied: &Denied) {
         let dismissed = lock(&self.state).dismiss(denied);
         hand_over(dismissed);
     }
 
-    /// Turns those away who wait since that moment or longer, unless somebody can serve them.
+    /// Refuses requests that have waited since `moment` or longer, unless a generation is open.
     pub(crate) fn dismiss_since(&self, denied: &Denied, moment: Instant) {
         let mut state = lock(&self.state);
         if state.dispatch.any_open() {
@@ -127,14 +127,14 @@ impl Leases {
         hand_over(dismissed);
     }
 
-    /// The clock of those who wait stands from now on, or goes on: how long a process drains and stops is not theirs.
+    /// Pauses or resumes the time limits of waiting requests, which exclude the drain and stop of a process.
     pub(crate) fn stand(&self, stands: bool) {
         let mut state = lock(&self.state);
         state.stood = state.stood();
         state.stands_since = stands.then(Instant::now);
     }
 
-    /// New bounds of the queue.
+    /// Sets new limits of the queue.
     pub(crate) fn set_queue(&self, depth: usize, wait: Duration) {
         let mut state = lock(&self.state);
         state.depth = depth;

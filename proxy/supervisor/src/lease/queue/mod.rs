@@ -1,19 +1,20 @@
-//! One model's queue, leases and open generations, behind one lock: what its callers and its task both touch.
+//! Queue, leases and open generations of one model, behind one lock that its requests and its task share.
 //!
-//! Callers come straight here, without a detour over the model's task; the task is only woken when it has something to
-//! do. Nothing is awaited, sent or dropped under the lock that could come back for it: grants are collected under it and
-//! handed over after it.
+//! Requests come here directly and not through the model's task, which is woken only when it has work.
+//! Under the lock nothing is awaited, sent or dropped that could take the lock again: grants are collected
+//! under it and handed over afterwards.
 //!
 //! ```text
-//!   lease() -> granted at once -------------------------------> Lease
-//!      |                                                          | drop
-//!      +-----> Place in the queue -- granted or dismissed --> answer
+//!     lease() -> granted at once -------------------------------> Lease
+//!        |                                                          | drop
+//!        +-----> Place in the queue -- granted or dismissed --> answer
 //!                    | dropped (client left)
 //!                    v
-//!             place freed, or the lease that was on its way is given back
+//!             place freed, or the lease on its way is given back
 //! ```
 //!
-//! A grant for a prompt that has no room in memory is taken back, and its caller waits in [`crate::lease::admit`] instead.
+//! A grant for a prompt without room in memory is taken back, and the request waits in
+//! [`crate::lease::admit`].
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,34 +53,33 @@ pub(crate) use refusal::Refusal;
 pub(crate) struct Leases {
     name: ModelName,
     journal: Arc<Journal>,
-    /// Wakes the model's task: somebody waits and nothing is open, or a generation has become idle.
+    /// Wakes the model's task: a request waits without an open generation, or a generation has become idle.
     pub(crate) wake: Notify,
-    /// Prompts are weighed at all, so that nobody takes the lock for it where they are not.
+    /// Prompts are checked; avoids the lock where admission is off.
     asks: AtomicBool,
-    /// What clients have set in its processes.
+    /// Settings that clients made in its processes.
     pub(crate) settings: Settings,
-    /// The latest conversations.
     pub(crate) turns: Turns,
-    /// It is a build that is tried beside a model's own.
+    /// The model is a canary, a build that is tried next to a model's own.
     is_canary: AtomicBool,
-    /// Something is known against some request, so that nobody takes the lock for it where nothing is.
+    /// The quarantine knows some request; avoids the lock while it knows none.
     knows: AtomicBool,
-    /// Wakes those who wait to be alone, or for what becomes of a generation.
+    /// Wakes requests that wait to be alone, or for the state of a generation.
     moved: Notify,
     born: Instant,
     state: Mutex<State>,
 }
 
-/// How it is in the instance before us.
+/// Queue of the previous instance.
 #[derive(Debug, Default)]
 pub(crate) struct Elsewhere {
-    /// Callers who wait there, and get their leases there. They have no place in our queue.
+    /// Requests waiting there, which get their leases there and have no place in our queue.
     waiting: usize,
-    /// All callers who have had to wait there so far.
+    /// Total requests that had to wait there so far.
     came: u64,
-    /// Generations that may be given to somebody there.
+    /// Generations that can still grant leases there.
     open: BTreeSet<GenerationId>,
-    /// How many of those who wait cannot be helped.
+    /// Waiting requests there that no process can help.
     hopeless: usize,
 }
 
@@ -88,20 +88,20 @@ impl Elsewhere {
         Self { waiting, came, open, hopeless: 0 }
     }
 
-    /// Who needs a process.
+    /// Requests that need a process.
     fn needy(&self) -> usize {
         self.waiting.saturating_sub(self.hopeless)
     }
 }
 
-/// What a generation has to do.
+/// Requests and work of a generation.
 #[derive(Debug)]
 pub(crate) struct Tally {
     pub(crate) generation: GenerationId,
     pub(crate) in_flight: u32,
-    /// All that was done so far.
+    /// Total work so far.
     pub(crate) work: Work,
-    /// It may be given to somebody: here, or in the instance before us.
+    /// Accepts new leases, here or in the previous instance.
     pub(crate) open: bool,
 }
 
@@ -116,23 +116,23 @@ struct State {
     elsewhere: Elsewhere,
     generations: QuickMap<GenerationId, Entry>,
     refusal: Option<Refusal>,
-    /// Callers so far.
+    /// Requests so far.
     asked: u64,
-    /// Those of them who had to wait.
+    /// Requests that had to wait.
     queued: u64,
-    /// When the last of those generations that are gone had its last lease.
+    /// When the last lease of a removed generation ended.
     rested: Option<Instant>,
-    /// Since when nothing is open, after something was.
+    /// Since when no generation has been open, after one was.
     gap: Option<Instant>,
     full_told: bool,
-    /// For how long the clock of those who wait has stood, and since when it does.
+    /// Total paused time of the waiting requests' clock, and since when it is paused.
     stood: Duration,
     stands_since: Option<Instant>,
-    /// When the next process will serve, while none does.
+    /// Expectation for the next process, while none serves.
     coming: Coming,
-    /// Until when we expect a caller that was refused with a time to come back at.
+    /// Time until which the retry of a refused request is expected.
     expects: Option<Instant>,
-    /// Generations that were found deaf and are closed until the task has looked.
+    /// Generations that refused a connection, closed until the task has probed them.
     doubted: Vec<GenerationId>,
 }
 
@@ -140,7 +140,7 @@ struct State {
 struct Waiter {
     answer: oneshot::Sender<Result<Lease, Denied>>,
     since: Instant,
-    /// Tokens of its prompt, if they are to be weighed.
+    /// Tokens of its prompt, if admission checks them.
     tokens: Option<u64>,
 }
 
@@ -148,27 +148,27 @@ struct Waiter {
 struct Entry {
     cell: Arc<Cell>,
     idle_since: Option<Instant>,
-    /// The task knows of an idle edge and will look again by itself: until then further ones need not wake it.
+    /// The task knows of an idle edge and will look again, so further edges need not wake it.
     looks: bool,
 }
 
-/// What opening a generation found.
+/// State found when a generation was opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Opened {
-    /// Callers that were waiting.
+    /// Waiting requests.
     pub(crate) waiting: usize,
-    /// Since when nothing had been open; `None` if something was, or nothing ever.
+    /// Since when no generation had been open; `None` if one was, or never was.
     pub(crate) gap: Option<Instant>,
 }
 
 type Answers = Vec<(oneshot::Sender<Result<Lease, Denied>>, Result<Lease, Denied>)>;
 
-/// What is handed over and told once the lock is free.
+/// Answers and events to send after the lock is released.
 #[derive(Default)]
 struct Outbox {
     answers: Answers,
     events: Vec<(GenerationId, EventKind)>,
-    /// The task has something to look at.
+    /// The task has work.
     wake: bool,
 }
 
@@ -226,12 +226,12 @@ impl Leases {
         self.is_canary.load(Ordering::Relaxed)
     }
 
-    /// Whether and by which numbers prompts are weighed from now on.
+    /// Sets mode and policy of admission.
     pub(crate) fn set_admission(self: &Arc<Self>, mode: AdmissionMode, policy: AdmissionPolicy) {
         self.reconsider(|admit| admit.set(mode, policy));
     }
 
-    /// What is known about memory now: after each reading, and when a process becomes ready or goes.
+    /// Publishes memory figures: after each reading, and when a process becomes ready or ends.
     pub(crate) fn publish_memory(self: &Arc<Self>, board: Board) {
         self.reconsider(|admit| admit.publish(board));
     }
@@ -246,8 +246,8 @@ impl Leases {
         self.deliver(outbox);
     }
 
-    /// A process has taken what a client has set in it. It is set in the others of the model, too, and again in those that
-    /// follow.
+    /// Records a setting that a process has accepted from a client, to apply it to the model's other and
+    /// later processes.
     pub(crate) fn note_setting(&self, generation: GenerationId, path: &str, body: Bytes) {
         if self.settings.set(generation, path, body) {
             self.wake.notify_one();
@@ -256,7 +256,7 @@ impl Leases {
         }
     }
 
-    /// A process has taken something in another instance that was too large to be kept there.
+    /// Records a setting made in another instance that was too large to be kept there.
     pub(crate) fn lose_setting(&self, generation: GenerationId, path: &str) {
         self.settings.lose(generation, path);
         self.tell_lost(generation, path);
@@ -270,7 +270,7 @@ impl Leases {
         self.journal.tell(Some(&self.name), Some(generation), EventKind::SettingLost { message });
     }
 
-    /// The memory for which a prompt that waits wants a fresh process in the place of this one.
+    /// Memory for which a waiting prompt needs a fresh process in place of this one.
     pub(crate) fn admission_wish(&self, generation: GenerationId) -> Option<MemoryKind> {
         lock(&self.state).admit.wish(generation)
     }
@@ -295,7 +295,7 @@ impl Leases {
         self.deliver(outbox);
     }
 
-    /// An auxiliary lease turns out to watch events without an end: nothing waits for it from now on.
+    /// Marks an auxiliary lease as an endless event stream, for which nothing waits.
     pub(crate) fn watches(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         state.dispatch.watches(generation);
@@ -304,8 +304,8 @@ impl Leases {
         self.deliver(Outbox { wake, ..Outbox::default() });
     }
 
-    /// The task looks whether the generation is idle and, with `returns`, will look again by itself. False if it has become
-    /// idle or busy since `seen`, which is what the task knows: then it has to look once more.
+    /// Watches a generation's idle edges. With `returns` the task will look again by itself. Returns false
+    /// if the generation has become idle or busy since `seen`, so that the task has to look once more.
     pub(crate) fn watch_idle(&self, generation: GenerationId, seen: Option<Instant>, returns: bool) -> bool {
         let mut state = lock(&self.state);
         let Some(entry) = state.generations.get_mut(&generation) else { return seen.is_none() };
@@ -313,8 +313,8 @@ impl Leases {
         entry.idle_since == seen
     }
 
-    /// Hands out grants and looks again at those who wait for room, until neither leads to more. Each round serves
-    /// somebody or ends, so it ends.
+    /// Hands out grants and judges waiting prompts again, until neither leads to more. Each round serves a
+    /// request or is the last.
     fn settle(self: &Arc<Self>, state: &mut State, grants: Vec<Grant>, outbox: &mut Outbox) {
         let mut grants = VecDeque::from(grants);
         loop {
@@ -333,7 +333,7 @@ impl Leases {
                         let lease = self.lease_on(cell, kind, waiter.since.elapsed());
                         outbox.answers.push((waiter.answer, Ok(lease)));
                     }
-                    // Cannot be: who waits has its entry, and so has what is open.
+                    // Unreachable: a waiting request and an open generation have their entries.
                     _ => grants.extend(state.dispatch.release(generation, kind)),
                 }
             }
@@ -351,7 +351,7 @@ impl Leases {
         }
     }
 
-    /// Hands out one grant. If its prompt has no room, the lease goes back, which may be a grant for others.
+    /// Hands out one grant. Without room for its prompt the lease goes back, which may grant it to others.
     fn hand_out(self: &Arc<Self>, state: &mut State, grant: &Grant, outbox: &mut Outbox) -> Vec<Grant> {
         let Grant { ticket, generation, kind } = *grant;
         let Some(waiter) = state.waiters.get(&ticket) else { return Vec::new() };
@@ -363,7 +363,7 @@ impl Leases {
             let told = if enforced { action } else { "warn" }.to_owned();
             outbox.events.push((generation, EventKind::PromptTooLarge { action: told, short: *short }));
             if enforced {
-                // Who has room elsewhere, or nowhere, is answered by the next look.
+                // A prompt with room elsewhere, or nowhere, is answered by the next look.
                 let stays = matches!(judged, Judged::Wait(..) | Judged::Recycle(..));
                 if stays && state.waiting() >= state.depth {
                     let full = Denied::QueueFull { waiting: state.depth, depth: state.depth };
@@ -394,28 +394,28 @@ impl Leases {
         hand_over(outbox.answers);
     }
 
-    /// All who wait: for a slot, for room, or in the instance before us.
+    /// All waiting requests: for a slot, for room, or in the previous instance.
     pub(crate) fn waiting(&self) -> usize {
         let state = lock(&self.state);
         state.waiting() + state.elsewhere.waiting
     }
 
-    /// All who have had to wait so far, here or in the instance before us.
+    /// All requests that had to wait so far, here or in the previous instance.
     pub(crate) fn came(&self) -> u64 {
         let state = lock(&self.state);
         state.queued + state.elsewhere.came
     }
 
-    /// Notes what the instance before us says of itself. It starts no process any more, and it says what it does some milliseconds after it
-    /// has done it.
+    /// Records the queue of the previous instance. That instance starts no process, and reports with a
+    /// delay of some milliseconds.
     pub(crate) fn set_elsewhere(&self, elsewhere: Elsewhere) {
         let mut state = lock(&self.state);
         let known = &state.elsewhere;
-        // Who comes in the moment in which another one leaves is one more, too.
+        // A request that comes at the moment when another one leaves is new, too.
         let instead = elsewhere.waiting > 0 && elsewhere.came > known.came;
         let comes = elsewhere.waiting > known.waiting || instead;
         let closed = !known.open.is_subset(&elsewhere.open);
-        // One more is a reason to try again.
+        // A new request is a reason to try again.
         let hopeless = if comes { 0 } else { known.hopeless.min(elsewhere.waiting) };
         let came = elsewhere.came.max(known.came);
         state.elsewhere = Elsewhere { came, hopeless, ..elsewhere };
@@ -425,19 +425,19 @@ impl Leases {
         }
     }
 
-    /// Those who wait there now are no reason to start anything: it would not help them.
+    /// Marks the requests waiting there now as hopeless, so that they cause no start.
     pub(crate) fn give_up_elsewhere(&self) {
         let mut state = lock(&self.state);
         state.elsewhere.hopeless = state.elsewhere.waiting;
     }
 
-    /// Whether a generation holds no lease, and the instance before us can give none for it.
+    /// True if a generation holds no lease, and the previous instance can grant none.
     pub(crate) fn is_unused(&self, generation: GenerationId) -> bool {
         let state = lock(&self.state);
         state.dispatch.in_flight(generation) == 0 && !state.elsewhere.open.contains(&generation)
     }
 
-    /// What those are told who wait in the instance before us: the same as our own callers, while those are turned away.
+    /// Reason to refuse requests that wait in the previous instance: the same as for our own.
     pub(crate) fn refusal_elsewhere(&self) -> Option<Denied> {
         let state = lock(&self.state);
         let refused = state.elsewhere.waiting > 0 && !state.dispatch.any_open();
@@ -449,18 +449,18 @@ impl Leases {
         lock(&self.state).dispatch.any_open()
     }
 
-    /// Whether a generation takes leases.
+    /// True if a generation takes leases.
     pub(crate) fn is_open(&self, generation: GenerationId) -> bool {
         lock(&self.state).dispatch.is_open(generation)
     }
 
-    /// Whether somebody waits whom nobody can serve, or is expected back.
+    /// True if a request waits, or is expected back, and no generation is open.
     pub(crate) fn in_need(&self) -> bool {
         let state = lock(&self.state);
         (state.waiting() + state.elsewhere.needy() > 0 || state.expects()) && !state.dispatch.any_open()
     }
 
-    /// Whether nobody waits and no lease is held.
+    /// True if no request waits and no lease is held.
     pub(crate) fn is_still(&self) -> bool {
         let state = lock(&self.state);
         state.waiting() == 0 && state.dispatch.in_flight_total() == 0
@@ -470,7 +470,7 @@ impl Leases {
         lock(&self.state).dispatch.in_flight(generation)
     }
 
-    /// What is seen of the model from outside.
+    /// State of the model for the loader.
     pub(crate) fn seen(&self) -> Seen {
         let state = lock(&self.state);
         let waiting = state.waiting() + state.elsewhere.needy();
@@ -479,18 +479,18 @@ impl Leases {
         let since = state.generations.values().filter_map(|entry| entry.idle_since).max();
         let since = since.into_iter().chain(state.rested).max().unwrap_or(self.born);
         let idle_for = if rests { since.elapsed() } else { Duration::ZERO };
-        // A caller that we expect back counts like one that waits.
+        // An expected retry counts like a waiting request.
         let waiting = waiting.max(usize::from(state.expects()));
         let conversations = self.turns.cost();
         Seen { asked: state.asked, waiting, in_flight, idle_for, conversations }
     }
 
-    /// Since when the generation holds no lease; `None` while it holds one, or was never opened.
+    /// Since when the generation holds no lease; `None` while it holds one, or if it was never opened.
     pub(crate) fn idle_since(&self, generation: GenerationId) -> Option<Instant> {
         lock(&self.state).generations.get(&generation).and_then(|entry| entry.idle_since)
     }
 
-    /// What runs of each generation that was opened and lives, and what it has done.
+    /// Requests and work of each living generation that was opened.
     pub(crate) fn counts(&self) -> Vec<Tally> {
         let state = lock(&self.state);
         let count = |(id, entry): (&GenerationId, &Entry)| Tally {
@@ -502,26 +502,26 @@ impl Leases {
         state.generations.iter().map(count).collect()
     }
 
-    /// How many slots a generation has.
+    /// Number of slots of a generation.
     pub(crate) fn limit(&self, generation: GenerationId) -> Option<u32> {
         lock(&self.state).dispatch.limit(generation)
     }
 
-    /// The generations that take leases.
+    /// Generations that take leases.
     pub(crate) fn open_cells(&self) -> Vec<Arc<Cell>> {
         let state = lock(&self.state);
         let open = state.generations.iter().filter(|(id, _)| state.dispatch.is_open(**id));
         open.map(|(_, entry)| Arc::clone(&entry.cell)).collect()
     }
 
-    /// Work done by a generation that was opened and lives.
+    /// Work of a living generation that was opened.
     pub(crate) fn work(&self, generation: GenerationId) -> Option<Work> {
         lock(&self.state).generations.get(&generation).map(|entry| entry.cell.work())
     }
 }
 
 impl State {
-    /// All who wait here: for a slot, or for room.
+    /// Requests waiting here, for a slot or for room.
     fn waiting(&self) -> usize {
         self.dispatch.waiting() + self.admit.waiting()
     }
@@ -529,7 +529,7 @@ impl State {
     fn occupy(&mut self, generation: GenerationId, kind: LeaseKind) -> Option<Arc<Cell>> {
         let entry = self.generations.get_mut(&generation)?;
         if kind == LeaseKind::Slot {
-            // The caller that we expected has come back, or another one was served.
+            // The expected request has come back, or another one was served.
             self.expects = None;
         }
         if !matches!(kind, LeaseKind::Read | LeaseKind::Watch) {
@@ -538,13 +538,13 @@ impl State {
         Some(Arc::clone(&entry.cell))
     }
 
-    /// For how long the clock of those who wait has stood until now.
+    /// Total paused time of the waiting requests' clock.
     fn stood(&self) -> Duration {
         self.stood + self.stands_since.map(|since| since.elapsed()).unwrap_or_default()
     }
 
-    /// A generation has become idle with the end of this lease. True if the task has to be woken for it: when it
-    /// waits for just that, or would not look by itself.
+    /// Handles a generation that has become idle with the end of this lease. Returns true if the task has
+    /// to be woken, because it waits for this or would not look by itself.
     fn idle(&mut self, generation: GenerationId, last: LeaseKind) -> bool {
         let awaited = self.refusal.is_some() || !self.dispatch.is_open(generation);
         let Some(entry) = self.generations.get_mut(&generation) else { return true };
@@ -573,7 +573,7 @@ impl State {
     }
 }
 
-/// A caller that has left meanwhile sends its lease back by dropping it.
+/// Sends the answers. A request that has left gives its lease back by the drop.
 fn hand_over(answers: Answers) {
     for (sender, answer) in answers {
         drop(sender.send(answer));

@@ -1,4 +1,4 @@
-//! Why a model turns callers away, and what they are told.
+//! Reasons for refusing a model's requests, and their answers.
 
 use std::time::Duration;
 
@@ -6,18 +6,18 @@ use tokio::time::Instant;
 
 use crate::error::{Denied, Failure};
 
-/// Why callers are turned away at once.
+/// Why requests are refused at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The process does not start; the next attempt is at this time.
+    /// Starts fail; the next attempt is at this time.
     StartFailed(Failure, Instant),
-    /// It waits for a change; the next attempt without one is at this time.
+    /// The start needs a change; without one the next attempt is at this time.
     Failed(Failure, Instant),
-    /// The endpoint that serves it does not answer; it is asked again at this time.
+    /// The remote endpoint does not answer; the next probe is at this time.
     Silent(Failure, Instant),
-    /// Nobody new is let in, whatever is open.
+    /// No new requests, even if a generation is open.
     ShuttingDown,
-    /// Nobody new is let in, whatever is open.
+    /// No new requests, even if a generation is open.
     Removed,
 }
 
@@ -27,7 +27,7 @@ impl Refusal {
     }
 
     pub(super) fn denied(&self) -> Denied {
-        // Whole seconds, rounded up: whoever comes back then does not come too early.
+        // Whole seconds, rounded up, so that a retry does not come too early.
         let left = |at: &Instant| {
             let left = at.saturating_duration_since(Instant::now());
             Duration::from_secs((left.as_secs() + u64::from(left.subsec_nanos() > 0)).max(1))

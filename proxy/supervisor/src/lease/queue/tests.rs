@@ -1,4 +1,4 @@
-//! The queue, leases and gates of one model, under one lock, tried from several tasks and threads.
+//! Queue, leases and gates of one model, tested with several tasks and threads.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ fn failure() -> Failure {
     Failure { kind, message: "bad".to_owned(), lines: Vec::new(), failures: 1 }
 }
 
-/// A caller in a task of its own, in the queue when this returns.
+/// Spawns a request that is in the queue when this returns.
 async fn queued(leases: &Arc<Leases>, kind: LeaseKind) -> AbortOnDropHandle<Result<Lease, Denied>> {
     let ours = Arc::clone(leases);
     waits(leases, async move { ours.lease(kind, None).await }).await
@@ -72,7 +72,7 @@ async fn a_look_is_no_use_but_a_drain_waits_for_it() {
     assert_eq!((leases.in_flight(cell.id), leases.idle_since(cell.id)), (1, Some(rested)));
     drop(looks);
     assert_eq!((leases.idle_since(cell.id), leases.seen().idle_for), (Some(rested), WAIT));
-    // A request that ends meanwhile is a use.
+    // A request that ends meanwhile counts as use.
     let (looks, runs) = (look(), leases.lease(LeaseKind::Slot, None).await.unwrap());
     drop(runs);
     assert_eq!(leases.idle_since(cell.id), None, "it is not idle yet");
@@ -108,7 +108,7 @@ async fn the_task_is_woken_for_the_first_idle_edge_and_then_not_until_it_has_loo
     assert!(!leases.watch_idle(cell.id, seen, false), "something came since: it looks once more");
     cycle().await;
     assert!(woken().await, "it does not come back by itself");
-    // What waits for the last request is told at once.
+    // A waiter for the last request is woken at once.
     let lease = leases.lease(LeaseKind::Slot, None).await.unwrap();
     leases.close(cell.id);
     drop(lease);
@@ -144,14 +144,14 @@ async fn who_would_wait_in_vain_is_told_at_once_and_is_expected_back() {
     assert_eq!(denied, Denied::TooSlow { left: 3 * wait, wait });
     tokio::time::timeout(WAIT, leases.wake.notified()).await.unwrap();
     assert!(leases.in_need() && leases.seen().waiting == 1 && leases.waiting() == 0);
-    // Once it starts there is less to wait for: the fastest start would be in time.
+    // During the start less time remains, so the fastest start would be in time.
     leases.set_coming(Coming { since: now.checked_sub(wait), ..slow });
     let waiting = queued(&leases, LeaseKind::Slot).await;
     let cell = cell(1);
     leases.open(&cell, 1);
     drop(waiting.await.unwrap().unwrap());
     assert_eq!(leases.seen().waiting, 0, "whoever was expected has been served");
-    // Whose process has died is not turned away for that.
+    // A repeated request is not refused for that.
     leases.close(cell.id);
     leases.set_coming(slow);
     let again = leases.lease_again(LeaseKind::Slot, None).await.unwrap_err();
@@ -179,7 +179,7 @@ async fn a_full_queue_turns_away_at_once_and_says_so_in_one_event() {
 async fn who_was_let_in_before_waits_beyond_the_depth_and_in_the_order_of_arrival() {
     let leases = leases(1);
     let first = queued(&leases, LeaseKind::Slot).await;
-    // Its generation died with its work: there are as many of these as there were leases.
+    // A repeated request: there are at most as many as there were leases.
     let ours = Arc::clone(&leases);
     let again = waits(&leases, async move { ours.lease_again(LeaseKind::Slot, None).await }).await;
     let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
@@ -210,7 +210,7 @@ async fn a_lease_granted_to_a_caller_that_leaves_goes_to_the_next() {
     let next = queued(&leases, LeaseKind::Slot).await;
     let cell = cell(1);
     leases.open(&cell, 1);
-    // Granted, not yet taken.
+    // Granted, but not received yet.
     assert_eq!(leases.in_flight(cell.id), 1);
     drop(leaving);
     let lease = next.await.unwrap().unwrap();
@@ -297,7 +297,7 @@ async fn the_end_lets_those_wait_on_who_can_still_be_served() {
     assert!(waiting.await.unwrap().is_ok());
 }
 
-/// Real threads: callers that are served, that leave at any moment, and a generation that comes and goes.
+/// Real threads: requests that are served, that leave at any moment, and a generation that comes and goes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() {
     const CALLERS: u64 = 2000;
@@ -325,7 +325,7 @@ async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() 
         tokio::task::yield_now().await;
         leases.close(cell.id);
         if id % 7 == 0 {
-            // Its process died.
+            // The process died.
             leases.forget(cell.id);
         } else {
             while leases.in_flight(cell.id) > 0 {
@@ -348,7 +348,7 @@ async fn who_waits_in_another_instance_is_needed_for_but_has_no_place_here_and_m
     assert!(leases.in_need() && leases.waiting() == 2 && leases.seen().waiting == 2);
     let _own = queued(&leases, LeaseKind::Slot).await;
     assert_eq!(leases.waiting(), 3, "the queue of one had room");
-    // Nothing can be done for them: until one more comes they are no reason for anything.
+    // Hopeless requests cause no start until another one comes.
     leases.dismiss(&Denied::NeverLoaded("too large".to_owned()));
     leases.give_up_elsewhere();
     assert!(!leases.in_need() && leases.seen().waiting == 0);

@@ -1,11 +1,12 @@
-//! Requests that may have killed their server: who is suspected, who is tried alone, who is refused. What follows from
-//! what is decided in [`warden_policies::quarantine`]; here it meets leases and processes, under their lock.
+//! Requests that may have killed their server: suspected, tried alone, or refused.
+//! [`warden_policies::quarantine`] decides; this module applies the decisions to leases and processes,
+//! under their lock.
 //!
 //! ```text
-//!   a connection broke (gateway) --> broke --+
-//!                                            +--> died (its process ended) --> suspects, or the one on trial is refused
-//!   its client left ----------> left --------+
-//!   alone (gateway waits) --> trial ---------+--> lives (a probe was answered) --> nobody
+//!     a connection broke (gateway) --> broke --+
+//!                                              +--> died (process ended) --> suspects, or a refusal
+//!     its client left ----------> left --------+                             after a trial
+//!     alone (gateway waits) --> trial ---------+--> lives (a probe was answered) --> no suspects
 //! ```
 
 use std::sync::Arc;
@@ -24,33 +25,33 @@ use crate::sync::lock;
 use crate::view::QuarantineView;
 use crate::view::event::EventKind;
 
-/// What became of a wish to be alone.
+/// Result of waiting to be alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alone {
-    /// Nobody else runs anything in a slot of the generation, until it is told otherwise.
+    /// No other request runs in a slot of the generation, until the solitude ends.
     Granted,
-    /// Others were still running when the time was over: the request may be sent beside them.
+    /// Other requests still ran when the time was over, so the request may run next to them.
     InCompany,
-    /// The generation is told to end, or has ended. Nothing was sent.
+    /// The generation has ended or is being ended. Nothing was sent.
     Gone,
-    /// Meanwhile the request is refused, for this long.
+    /// The request is refused by now, for this long.
     Refused(Duration),
 }
 
 enum Tried {
-    /// Until something moves, or for so long.
+    /// Wait for a change, or for this long.
     Wait(Option<Duration>),
     Is(Alone),
 }
 
-/// How a process ended, as far as requests are concerned.
+/// End of a process, as far as it concerns requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// By itself, or hung so long that it had to be ended.
+    /// By itself, or by us after it had hung.
     OfItself,
-    /// The kernel ended it because memory was short.
+    /// Killed by the kernel for lack of memory.
     OutOfMemory,
-    /// We, or somebody else, stopped it.
+    /// Stopped by us or another program.
     Stopped,
 }
 
@@ -59,7 +60,7 @@ impl Leases {
         self.born.elapsed()
     }
 
-    /// Notes whether anything is known against any request, and wakes those who wait for what becomes of something.
+    /// Updates the flag for known requests, and wakes those that wait for a result.
     fn settled(&self, state: &State) {
         self.knows.store(!state.quarantine.is_empty(), Ordering::Relaxed);
         self.moved.notify_waiters();
@@ -71,7 +72,7 @@ impl Leases {
         self.settled(&state);
     }
 
-    /// What is to be done with a request. Costs one load where nothing is known against any.
+    /// Standing of a request. Costs one load while no request is known.
     pub(crate) fn standing(&self, request: Fingerprint) -> Standing {
         if !self.knows.load(Ordering::Relaxed) {
             return Standing::Clear;
@@ -82,17 +83,17 @@ impl Leases {
         standing
     }
 
-    /// A request was refused because of what is known against it.
+    /// Records that a request was refused by the quarantine.
     pub(crate) fn note_refusal(&self, request: Fingerprint) {
         lock(&self.state).quarantine.note_refusal(request);
     }
 
-    /// The connection of a request that was sent whole broke before its answer was.
+    /// Records that a connection broke after the request was sent whole and before its answer was complete.
     pub(crate) fn broke(&self, generation: GenerationId, request: Fingerprint) {
         let mut state = lock(&self.state);
         let suspect = state.quarantine.broke(generation, request, self.now());
         if state.generations.contains_key(&generation) {
-            // In the same step: no probe that was answered before this is taken for a sign of life after it.
+            // In the same step, so that an earlier answer to a probe is no sign of life after it.
             state.close(generation);
             state.doubted.push(generation);
         }
@@ -104,7 +105,7 @@ impl Leases {
         }
     }
 
-    /// The same, where not the connection told it but the end of the generation: that may have been ours, or asked for.
+    /// Same as [`Self::broke`] after the end of a generation, which may have been stopped.
     pub(crate) fn lost(&self, generation: GenerationId, request: Fingerprint) {
         let has_ended = lock(&self.state).quarantine.has_ended(generation);
         if has_ended {
@@ -112,7 +113,7 @@ impl Leases {
         }
     }
 
-    /// The client of a request that was sent whole has left before the answer was whole.
+    /// Records that a client left after its request was sent whole and before the answer was complete.
     pub(crate) fn left(&self, generation: GenerationId, request: Fingerprint) {
         let mut state = lock(&self.state);
         let suspect = state.quarantine.left(generation, request, self.now());
@@ -123,7 +124,7 @@ impl Leases {
         }
     }
 
-    /// A lease only reads, or one that did has ended.
+    /// Records that a read-only lease begins or ends.
     pub(crate) fn reads(&self, generation: GenerationId, begins: bool) {
         lock(&self.state).dispatch.reads(generation, begins);
     }
@@ -132,27 +133,27 @@ impl Leases {
         self.journal.tell(Some(&self.name), Some(generation), EventKind::RequestsSuspected { fingerprints });
     }
 
-    /// The generation answered a probe.
+    /// Records that the generation answered a probe.
     pub(crate) fn lives(&self, generation: GenerationId) {
         if !self.knows.load(Ordering::Relaxed) {
             return;
         }
         let mut state = lock(&self.state);
         if state.doubted.contains(&generation) {
-            // The probe may have been answered before that.
+            // The probe may have been answered before the connection broke.
             return;
         }
         state.quarantine.lives(generation);
         self.settled(&state);
     }
 
-    /// The generation's process has ended.
+    /// Records the end of the generation's process.
     pub(crate) fn ended(&self, cell: &Cell, ending: Ending) {
         let mut state = lock(&self.state);
         if !state.generations.contains_key(&cell.id) {
             return;
         }
-        // Nobody is let in any more, so nobody comes to be in flight after this count.
+        // Close first, so that no request comes in after this count.
         state.close(cell.id);
         let state = &mut *state;
         if ending == Ending::Stopped {
@@ -177,12 +178,12 @@ impl Leases {
         }
     }
 
-    /// Whether the generation died of a request that is refused from now on.
+    /// True if the generation died of a request that is refused from now on.
     pub(crate) fn was_felled(&self, generation: GenerationId) -> bool {
         lock(&self.state).quarantine.was_felled(generation)
     }
 
-    /// Resolves when it is known what became of a generation whose connection broke.
+    /// Resolves when the state of a generation with a broken connection is known.
     pub(crate) async fn until_settled(&self, generation: GenerationId) {
         loop {
             let mut moved = std::pin::pin!(self.moved.notified());
@@ -194,12 +195,12 @@ impl Leases {
         }
     }
 
-    /// The holder of a lease wants to be alone from now on.
+    /// Starts to seek solitude for a lease.
     pub(crate) fn seek(&self, generation: GenerationId, kind: LeaseKind) {
         lock(&self.state).dispatch.seek(generation, kind);
     }
 
-    /// It does not want that any more.
+    /// Stops seeking solitude.
     pub(crate) fn unseek(self: &Arc<Self>, generation: GenerationId, kind: LeaseKind) {
         let mut state = lock(&self.state);
         let grants = state.dispatch.unseek(generation, kind);
@@ -210,7 +211,7 @@ impl Leases {
         self.deliver(outbox);
     }
 
-    /// Others may join the one that is alone, or it ends.
+    /// Ends the solitude of a lease.
     pub(crate) fn join(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         state.quarantine.end_trial(generation);
@@ -222,14 +223,14 @@ impl Leases {
         self.deliver(outbox);
     }
 
-    /// A request against which something was known was answered.
+    /// Clears a suspected request that was answered.
     pub(crate) fn survived(&self, generation: GenerationId, request: Fingerprint) {
         let mut state = lock(&self.state);
         state.quarantine.survived(generation, request);
         self.settled(&state);
     }
 
-    /// Waits until a lease that seeks is alone.
+    /// Waits until a lease that seeks solitude is alone.
     pub(crate) async fn until_alone(
         &self,
         generation: GenerationId,
@@ -267,15 +268,16 @@ impl Leases {
         if state.quarantine.has_ended(generation) || !state.generations.contains_key(&generation) {
             return Tried::Is(Alone::Gone);
         }
-        // A generation whose connections break is likely to be dead: who is sent there is blamed for another's deed.
+        // A generation with broken connections is probably dead, and a request sent there would be blamed
+        // wrongly.
         if !state.quarantine.is_settled(generation) {
             return Tried::Wait(None);
         }
-        // Nor is anybody to be blamed for what one does whose client left a moment ago.
+        // A request whose client left a moment ago may still run, and could kill the process too.
         let lingers = state.quarantine.lingers(generation, request, self.now());
         match state.quarantine.standing(request, self.now()) {
             Standing::Refused { left } => Tried::Is(Alone::Refused(left)),
-            // Released meanwhile: it may run like everybody else.
+            // Released meanwhile, so it may run like other requests.
             Standing::Clear => Tried::Is(Alone::InCompany),
             Standing::Suspect if lingers.is_some() => Tried::Wait(lingers),
             Standing::Suspect if state.dispatch.try_alone(generation, kind) => {
@@ -286,19 +288,19 @@ impl Leases {
         }
     }
 
-    /// For how long it may be alone.
+    /// Time for which the request may be alone.
     pub(crate) fn alone_for(&self, request: Fingerprint) -> Duration {
         lock(&self.state).quarantine.solitude(request)
     }
 
-    /// What is known, for people.
+    /// View of the quarantine.
     pub(crate) fn quarantine(&self) -> QuarantineView {
         let state = lock(&self.state);
         let (quarantined, refusals) = state.quarantine.counts();
         QuarantineView { requests: state.quarantine.list(self.now()), quarantined, refusals }
     }
 
-    /// Forgets requests, all or those whose fingerprint begins so; returns how many.
+    /// Releases all requests, or those whose fingerprint begins with `which`. Returns their number.
     pub(crate) fn release_requests(&self, which: Option<&str>) -> usize {
         let mut state = lock(&self.state);
         let released = state.quarantine.release(which);

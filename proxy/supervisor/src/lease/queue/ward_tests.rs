@@ -1,4 +1,4 @@
-//! Deaths, suspects and lone trials, where they meet leases.
+//! Deaths, suspects and trials alone, together with leases.
 
 use std::path::PathBuf;
 
@@ -68,7 +68,7 @@ impl Ward {
         self.leases.forget(cell.id);
     }
 
-    /// After a death with this request in flight.
+    /// Lets a process die with this request in flight.
     async fn suspecting(&mut self, request: Fingerprint) -> Arc<Cell> {
         let cell = self.open();
         let lease = self.sent(request).await;
@@ -79,7 +79,7 @@ impl Ward {
         self.open()
     }
 
-    /// Waits to be alone, sends, and is on trial then.
+    /// Waits to be alone, sends, and is then on trial.
     async fn tried(&self, request: Fingerprint) -> Lease {
         let lease = self.leases.lease(LeaseKind::Slot, None).await.unwrap();
         assert_eq!(lease.alone(request).await, Alone::Granted);
@@ -96,9 +96,9 @@ impl Ward {
 async fn a_client_that_leaves_before_its_request_kills_the_server_hides_nothing() {
     let mut ward = Ward::new();
     let cell = ward.open();
-    // Its client does not wait until the server dies of it.
+    // The client leaves before the server dies.
     drop(ward.sent(A).await);
-    // Who was answered has nothing to do with it.
+    // Answered requests are no suspects.
     let answered = ward.sent(B).await;
     answered.note_done();
     drop(answered);
@@ -128,7 +128,7 @@ async fn nobody_is_refused_for_what_a_request_does_whose_client_left_before() {
     lease.note_asked(Arc::new(Whole(A)), true);
     ward.die(&cell);
     assert!(ward.is_refused(A), "by then it was alone");
-    // And if the server dies before.
+    // The server dies first.
     ward.leases.release_requests(None);
     let cell = ward.suspecting(A).await;
     drop(ward.sent(B).await);
@@ -168,7 +168,7 @@ async fn who_only_reads_saves_nobody_from_its_trial() {
     lease.broke(A);
     ward.die(&cell);
     assert!(ward.is_refused(A));
-    // Anything else without a slot may compute.
+    // Other requests without a slot may compute.
     ward.leases.release_requests(None);
     let cell = ward.suspecting(A).await;
     let _tokenizes = ward.leases.lease(LeaseKind::Aux, None).await.unwrap();
@@ -188,7 +188,7 @@ async fn a_trial_whose_connection_broke_is_over_when_the_server_answers() {
     drop(lease);
     assert!(ward.leases.take_doubts().contains(&cell.id));
     ward.leases.lives(cell.id);
-    // Much later, and nothing is in flight.
+    // Much later, with nothing in flight.
     ward.die(&cell);
     assert_eq!(ward.leases.standing(A), Standing::Suspect);
 }
@@ -224,11 +224,11 @@ async fn who_waits_to_be_alone_gives_its_place_back_however_it_leaves() {
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
     let mut other = Box::pin(ward.leases.lease(LeaseKind::Slot, None));
     assert!(futures_util::poll!(other.as_mut()).is_pending(), "nobody comes between");
-    // Its client leaves.
+    // The client leaves.
     drop(alone);
     drop(lease);
     let other = other.await.unwrap();
-    // A drain begins: it runs alone all the same, and the drain waits for it.
+    // A drain begins: the request still runs alone, and the drain waits for it.
     let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
     let mut alone = Box::pin(lease.alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
@@ -239,7 +239,7 @@ async fn who_waits_to_be_alone_gives_its_place_back_however_it_leaves() {
     }
     assert_eq!(alone.await, Alone::Granted);
     assert_eq!(ward.leases.in_flight(cell.id), 1);
-    // The process is told to end: who waits then is sent elsewhere.
+    // The process is asked to end: waiting requests go elsewhere.
     drop(lease);
     ward.leases.open(&cell, 4);
     let running = ward.sent(B).await;

@@ -1,5 +1,5 @@
-//! The task that carries out which models are loaded. It owns [`Loading`], which makes every decision, reads what the machine has, and
-//! passes orders on to the models' tasks.
+//! Task that decides which models are loaded. [`Loading`] makes the decisions; the task reads the machine's
+//! memory, and sends orders to the models' tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
@@ -20,19 +20,19 @@ use crate::spec::Common;
 use crate::sync::lock;
 use crate::view::event::{EventKind, Journal};
 
-/// How often room is looked for while the models that want it have no request waiting.
+/// Interval for looking for room while the models that need it have no waiting request.
 const IDLE_LOOK: Duration = Duration::from_secs(1);
 
-/// A model.
+/// A model known to the loader.
 struct Member {
     leases: Arc<Leases>,
     listener: Listener,
-    /// With which number it has asked last, for room, and whether it may stay.
+    /// Number of its last wish for room, and of its last question whether it may stay.
     asked: u64,
     question: u64,
 }
 
-/// The task.
+/// State of the loader's task.
 pub(crate) struct Loader {
     world: Arc<dyn World>,
     journal: Arc<Journal>,
@@ -41,20 +41,20 @@ pub(crate) struct Loader {
     inbox: LoaderInbox,
     members: BTreeMap<Who, Member>,
     loading: Loading,
-    /// Models whose waiting is in the events already.
+    /// Models whose waiting is logged already.
     waits_told: BTreeSet<Who>,
-    /// Those that know that they will never be loaded as they are.
+    /// Models that know that they can never be loaded as configured.
     never_told: BTreeSet<Who>,
-    /// Those of which that is in the events.
+    /// Models for which that is logged.
     never_said: BTreeSet<Who>,
-    /// What anybody could take, as it was read last.
+    /// Free memory at the last reading.
     free: Option<Amounts>,
-    /// Something has happened since it was shown who has room, and when that was.
+    /// The published room is out of date since the last event, and when it was published.
     stale: bool,
     shown: Instant,
-    /// What the machine has.
+    /// Total memory of the machine.
     total: MachineMemory,
-    /// Drivers and the kernel have this long to answer.
+    /// Time limit for drivers and the kernel.
     limit: Duration,
     epoch: Instant,
 }
@@ -90,8 +90,8 @@ impl Loader {
         }
     }
 
-    /// Runs until everything ends. Without it no model is ever loaded again, so what ends it by mistake does not end
-    /// it for good: it begins again with all that it knew.
+    /// Runs until shutdown. After a panic the loop continues with all its state, because no model could be
+    /// loaded without it.
     pub(crate) async fn run(mut self, end: CancellationToken) {
         while AssertUnwindSafe(self.turn(&end)).catch_unwind().await.is_err() {
             tracing::error!(
@@ -117,13 +117,13 @@ impl Loader {
                 tokio::select! {
                     () = end.cancelled() => return,
                     Some(question) = self.inbox.asked.recv() => {
-                        // The asker may have left. Nothing has changed, and the pause goes on.
+                        // The caller may have stopped waiting. Nothing has changed, and the pause continues.
                         let _left = question.send(());
                         continue;
                     }
                     told = self.inbox.told.recv() => match told {
                         Some((who, told)) => self.take(who, told),
-                        // Cannot be: the desk is ours, too.
+                        // Unreachable: we hold the desk, too.
                         None => return,
                     },
                     () = tokio::time::sleep_until(due) => {}
@@ -140,7 +140,8 @@ impl Loader {
         }
     }
 
-    /// What names that mean several models are chosen by: anew whenever something has happened, and now and then.
+    /// Publishes which models have room, for names that mean several models: after each event, and once in
+    /// a while.
     async fn show_room(&mut self) {
         if !self.stale && self.shown.elapsed() < IDLE_LOOK {
             return;
@@ -149,7 +150,7 @@ impl Loader {
             let capacity = capacity(&self.total, &lock(&self.common));
             self.free = Some(amounts(&self.world.free(self.limit).await, &capacity));
         }
-        // Before anything was loaded nothing is known of the machine, and there is room for all.
+        // Before the first load the machine's memory is unknown, and all models count as having room.
         let free = self.free.as_ref().filter(|_| self.total != MachineMemory::default());
         *lock(&self.desk.roomy) = self.loading.roomy(free);
         *lock(&self.desk.refused) = self.loading.refused();
@@ -157,7 +158,7 @@ impl Loader {
     }
 
     fn take(&mut self, who: Who, told: Told) {
-        // Readings come all the time; what they change is shown within a second.
+        // Readings are frequent; their effect is published within a second.
         self.stale |= !matches!(told, Told::Read(_));
         let (loading, now) = (&mut self.loading, self.epoch.elapsed());
         tracing::trace!(model = %who.name, ?told, "loading");
@@ -214,7 +215,7 @@ impl Loader {
             return;
         }
         let now_there = self.world.total(self.limit).await;
-        // A driver that does not answer for a moment has taken no GPU away.
+        // A driver that does not answer for a moment has lost no GPU.
         if now_there.gpus.len() >= self.total.gpus.len() {
             self.total = now_there;
         }
@@ -258,7 +259,7 @@ impl Loader {
                 let message = never_words(never);
                 self.journal.tell(Some(&who.name), None, EventKind::WaitsForRoom { message });
             }
-            // Once, and then to everybody who waits.
+            // Send it once, and again whenever requests wait.
             if self.never_told.insert(who.clone()) || seen(who).waiting > 0 {
                 let by_room = matches!(never, Never::Room { .. });
                 (member.listener)(Word::Never { why: never_words(never), by_room });
@@ -281,12 +282,12 @@ impl Loader {
     }
 }
 
-/// What is seen of each model now.
+/// State of each model now.
 fn seen(members: &BTreeMap<Who, Member>) -> impl Fn(&Who) -> Seen + Copy + '_ {
     move |who| members.get(who).map_or_else(Seen::default, |member| member.leases.seen())
 }
 
-/// What models may have of a machine. A GPU without memory of its own has none.
+/// Memory that models may use. A GPU without memory of its own has none.
 fn capacity(total: &MachineMemory, common: &Common) -> Amounts {
     let Common { loading, shared, .. } = common;
     let host = total.host.map_or(u64::MAX, |total| loading.left_of_host(total));
@@ -300,7 +301,7 @@ fn capacity(total: &MachineMemory, common: &Common) -> Amounts {
     capacity
 }
 
-/// What anybody could take; where that is not known, all of it.
+/// Free memory; unknown values count as all.
 fn amounts(free: &MachineMemory, capacity: &Amounts) -> Amounts {
     let mut all = Amounts { host: free.host.unwrap_or(u64::MAX), gpus: Vec::new() };
     for (index, most) in (0..).zip(&capacity.gpus) {
@@ -310,7 +311,7 @@ fn amounts(free: &MachineMemory, capacity: &Amounts) -> Amounts {
     all
 }
 
-/// What a model that waits needs, and what is left, for people.
+/// Needs of a waiting model, and what is left, for people.
 fn words(lacks: &Lacks) -> String {
     let Lacks { needed, left, company } = lacks;
     let is_short = |needed: &&Amounts| needed.exceeds(left) != (false, false);
@@ -337,7 +338,7 @@ fn amounts_words(amounts: &Amounts) -> String {
     }
 }
 
-/// Why a model is never loaded, and what to change, for people.
+/// Why a model can never be loaded, and what to change, for people.
 fn never_words(never: &Never) -> String {
     let list = |models: &[ModelName]| {
         let models: Vec<String> = models.iter().map(|model| format!("`{model}`")).collect();

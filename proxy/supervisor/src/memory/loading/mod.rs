@@ -1,9 +1,9 @@
-//! Which models are loaded: what they tell, who decides, and what all of them may know of that.
+//! Messages between models and the loader, and its published state.
 //!
 //! ```text
-//!   models ── told ──> desk ──> loader: decides, with what the machine has left ── word ──> models
-//!                       ^              │
-//!                       └── promised ──┘   what is free and not to be had
+//!     models ── told ──> desk ──> loader: decides by the machine's free memory ── word ──> models
+//!                         ^          │
+//!                         └ promised ┘   free memory that is not available
 //! ```
 
 pub(crate) mod loader;
@@ -20,68 +20,69 @@ use warden_policies::{MemoryKind, ModelName};
 use crate::lease::queue::Leases;
 use crate::sync::lock;
 
-/// What a model's task tells the loader.
+/// Report of a model's task to the loader.
 pub(crate) enum Told {
     /// The model exists from now on. The loader answers through the listener.
     Joins { leases: Arc<Leases>, listener: Listener },
-    /// It wants to be loaded. `urgent`: others leave for it even if nobody waits. `number`: how often it has asked.
+    /// The model wants to be loaded. `urgent`: evict others even if no request waits. `number`: of the wish.
     Wants { spec: Box<Spec>, urgent: bool, number: u64 },
-    /// Other settings.
+    /// New settings.
     Is(Box<Spec>),
-    /// With them its processes are made anew, and it waits to be told whether it may stay for that. The number is that of the question.
+    /// The model's processes will be replaced for the settings, and it waits for permission to stay. The
+    /// number is that of the question.
     Remade(u64),
-    /// No process with them comes: it has what it had.
+    /// No process with the settings comes; the previous ones stay.
     Kept,
-    /// An instance before us has loaded it, each process on these GPUs.
+    /// The previous instance has loaded it, with these GPUs per process.
     Inherited(Vec<Vec<usize>>),
     /// All its processes serve.
     Loaded,
-    /// What they hold.
+    /// Memory of its processes.
     Read(Reading),
-    /// It goes by itself.
+    /// The model unloads by itself.
     Leaves,
-    /// It was asked to give memory back, and what came of that is in its last reading.
+    /// The model has finished a reclaim, whose effect is in its last reading.
     GaveBack,
-    /// Its start found too little memory.
+    /// A start lacked memory.
     Short,
-    /// It has no process any more, and wants none.
+    /// The model has no process and wants none.
     Gone,
-    /// The same, and it is no longer configured.
+    /// The model has no process and is no longer configured.
     Removed,
 }
 
-/// What the loader tells a model's task.
+/// Order of the loader to a model's task.
 #[derive(Debug)]
 pub(crate) enum Word {
-    /// There is room: each process on these GPUs. The number is that with which it had asked.
+    /// Room granted: GPUs per process, and the number of the wish.
     Load(Vec<Vec<usize>>, u64),
-    /// This model needs the room.
+    /// Unload for this model.
     Unload(Who),
-    /// Another model needs what it hoards.
+    /// Another model needs memory that the model hoards.
     GiveBack,
-    /// There is room for what it is now where it is: each process on these GPUs; and whether there is while its old ones are there.
-    /// It answers the question with this number.
+    /// The model may stay with its new settings: GPUs per process, and room next to its old processes.
+    /// Answers this question.
     Stay { places: Vec<Vec<usize>>, beside: bool, question: u64 },
-    /// There is not, in words: it has to leave, and may ask.
+    /// The model may not stay, for this reason: it has to unload, and may ask again.
     Anew { why: String, question: u64 },
-    /// Another one is loaded, and this one along with it.
+    /// Load together with another model.
     Come,
-    /// Memory of the host is short: what it left there when it was unloaded has to go.
+    /// Host memory is short: remove the state kept since the model was unloaded.
     ClearAway,
-    /// It is never loaded, for this reason: who waits does so in vain. `by_room`: with less memory it would be.
+    /// The model can never be loaded, for this reason. `by_room`: less memory would suffice.
     Never { why: String, by_room: bool },
 }
 
-/// Takes a word to a model.
+/// Delivers orders to a model.
 pub(crate) type Listener = Box<dyn Fn(Word) + Send + Sync>;
 
-/// Where the loader hears them, and the watchdog.
+/// Receives the models' reports and the watchdog's checks.
 pub(crate) struct LoaderInbox {
     told: mpsc::UnboundedReceiver<(Who, Told)>,
     asked: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
 }
 
-/// Where models tell it.
+/// Channel from the models to the loader, and its published state.
 #[derive(Debug)]
 pub(crate) struct LoadingDesk {
     sender: mpsc::UnboundedSender<(Who, Told)>,
@@ -111,40 +112,40 @@ impl LoadingDesk {
         )
     }
 
-    /// Asks whether the loader turns. It fails if that task has ended.
+    /// Checks that the loader is responsive. Fails if its task has ended.
     pub(crate) fn ask(&self) -> oneshot::Receiver<()> {
         let (question, answer) = oneshot::channel();
-        // A task that has ended drops it, and that is the answer.
+        // A task that has ended drops the question, which is the answer.
         drop(self.beats.send(question));
         answer
     }
 
-    /// A number that no other model of this run has.
+    /// Number that no other model of this run has.
     pub(crate) fn next_life(&self) -> u64 {
         self.lives.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn tell(&self, who: &Who, told: Told) {
-        // Fails only when everything ends; then nobody is loaded any more.
+        // Fails only at shutdown, when no model is loaded any more.
         drop(self.sender.send((who.clone(), told)));
     }
 
-    /// Whether a model is loaded, or could be without another one's leaving.
+    /// True if a model is loaded, or could be without unloading another one.
     pub(crate) fn has_room(&self, name: &ModelName) -> bool {
         lock(&self.roomy).iter().any(|who| who.name == *name)
     }
 
-    /// Whether who asks for a model is refused, because it is never loaded beside what is there.
+    /// True if requests for a model are refused, because it can never be loaded next to the present ones.
     pub(crate) fn refuses(&self, name: &ModelName) -> bool {
         lock(&self.refused).iter().any(|who| who.name == *name)
     }
 
-    /// Whether a model stays because another one is there that it was loaded along with.
+    /// True if a model stays because another one is loaded with which it belongs.
     pub(crate) fn keeps_company(&self, who: &Who) -> bool {
         lock(&self.company).contains(who)
     }
 
-    /// Bytes of one memory that are free, and that others than this model were promised.
+    /// Free bytes of a memory that are promised to other models.
     pub(crate) fn promised_to_others(&self, besides: &Who, memory: MemoryKind) -> u64 {
         let promised = lock(&self.promised);
         let others = promised.iter().filter(|(who, _)| *who != besides);

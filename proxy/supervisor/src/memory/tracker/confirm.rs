@@ -1,4 +1,4 @@
-//! Whether the kernel's exact figure agrees with what is charged.
+//! Compares growth with the kernel's exact figure.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{MemoryTracker, Taken};
 use crate::process;
 
 impl MemoryTracker {
-    /// Notes whether the kernel's exact figure shows the growth, if it was asked for.
+    /// Records if the exact figure shows the growth, if it was read.
     pub(super) fn confirm(&mut self, taken: &Taken, reading: &process::Sample, now: &[(MemoryKind, u64)]) {
         let Some(share) = taken.confirm else { return };
         let charged = now.iter().find(|(series, _)| *series == MemoryKind::Host).map(|(_, bytes)| *bytes);
@@ -19,25 +19,25 @@ impl MemoryTracker {
             (Some(exact), Some(charged), Some(baseline)) => {
                 shows(exact, baseline, charged.saturating_sub(baseline), share)
             }
-            // Nothing speaks against the kernel's own counters.
+            // Nothing contradicts the kernel's own counters.
             _ => true,
         };
         self.confirmed = Some((taken.at, shown));
     }
 
-    /// What the last exact reading showed, if that is not older than this.
+    /// Result of the last exact reading, if not older than `interval`.
     pub(crate) fn confirmation(&self, now: Instant, interval: Duration) -> Option<bool> {
         let (at, shown) = self.confirmed?;
         (now.saturating_duration_since(at) < interval).then_some(shown)
     }
 
-    /// The next reading is an exact one.
+    /// Requests an exact reading next time.
     pub(crate) fn confirm_next(&mut self) {
         self.confirm_next = true;
     }
 }
 
-/// Whether the exact figure shows this share of the growth, too.
+/// True if the exact figure shows this share of the growth, too.
 fn shows(exact: u64, baseline: u64, growth: u64, share: f64) -> bool {
     exact.saturating_sub(baseline) >= scale(growth, share.min(1.0))
 }

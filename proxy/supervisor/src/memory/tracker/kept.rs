@@ -1,4 +1,4 @@
-//! What is known of the memory of a process, written down for the instance that goes on with it.
+//! Serializes a process's memory history for the next instance.
 
 use serde::{Deserialize, Serialize};
 use warden_policies::book::held::Held;
@@ -9,7 +9,7 @@ use warden_policies::sample::{HostMemory, Vram};
 
 use super::MemoryTracker;
 
-/// All that cannot be read again of the process itself.
+/// Everything that cannot be read from the process again.
 #[derive(Serialize)]
 struct Written<'a> {
     begun: u64,
@@ -45,7 +45,7 @@ struct Read {
 }
 
 impl MemoryTracker {
-    /// What whoever goes on with the process has to know of it.
+    /// Serializes the tracker for the next instance.
     pub(crate) fn bequeath(&self) -> serde_json::Value {
         let written = Written {
             begun: self.begun,
@@ -65,8 +65,8 @@ impl MemoryTracker {
         serde_json::to_value(written).unwrap_or_default()
     }
 
-    /// Goes on with that. False: another version has written what this one does not understand, or judges otherwise, so that it
-    /// is watched from now on only.
+    /// Restores a serialized tracker. Returns false if another version wrote it in an unknown form or
+    /// judges differently; the history then starts here.
     pub(crate) fn inherit(&mut self, written: &serde_json::Value) -> bool {
         let Ok(read) = Read::deserialize(written) else { return false };
         let resumed = self.monitor.resume(&read.monitor);

@@ -1,5 +1,4 @@
-//! What is known of the memory of one generation: readings, what they add up to, what the server is told to keep. It is fed
-//! and asked; it decides nothing and tells nobody.
+//! Memory history of one generation: readings, statistics, declared memory. Makes no decisions.
 //!
 //! ```text
 //!   reading ──┬─> policies' sample ──┬─> monitor: verdicts, forecasts
@@ -18,9 +17,9 @@ use warden_policies::GpuIndex;
 use warden_policies::admission::PromptCost;
 use warden_policies::book::held::{self, Held};
 use warden_policies::declared_memory::DeclaredMemory;
-use warden_policies::experiment::headroom::Learnt;
 use warden_policies::growth::{Growth, Monitor, Prior, Verdict, VerdictChange};
 use warden_policies::health::Offload;
+use warden_policies::measured_needs::MeasuredNeeds;
 use warden_policies::reclaim::Parts;
 use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
 use warden_policies::sample::{Edge, HostMemory, MemoryKind, Sample, Vram, VramSource, Work};
@@ -33,41 +32,42 @@ use crate::process::gpus::Devices;
 use crate::process::{self, NoVram, Props};
 use crate::spec::{Command, Common};
 
-/// When and of what a reading was taken.
+/// Time and circumstances of a reading.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
-    /// The number of the reading: those of a process are counted from 1, as they are begun.
+    /// Number of the reading, counted from 1 per process in the order of their begins.
     pub(crate) number: u64,
-    /// When it was complete.
+    /// Time of completion.
     pub(crate) at: Instant,
     pub(crate) edge: Edge,
     pub(crate) in_flight: u32,
     pub(crate) work: Work,
-    /// Host memory was read page by page, too, and has to show this share of its growth.
+    /// Host memory was also read page by page, and has to show this share of its growth.
     pub(crate) confirm: Option<f64>,
-    /// How often it had given memory back on demand when this was begun.
+    /// Completed reclaims when the reading began.
     pub(crate) reclaims: u64,
 }
 
-/// What a reading changed.
+/// Changes caused by a reading.
 #[derive(Debug)]
 pub(crate) struct Observed {
-    /// It is the first one.
+    /// This is the first reading.
     pub(crate) first: bool,
-    /// The changes of verdict; `None` if it says nothing about growth and health, because a later one was complete before it.
+    /// Changed verdicts; `None` if the reading is ignored for growth and health, because a later one was
+    /// complete before it.
     pub(crate) changes: Option<Vec<VerdictChange>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct MemoryTracker {
-    /// How many readings were begun.
+    /// Readings begun.
     begun: u64,
-    /// The number of the last one that was taken in; 0 before the first.
+    /// Number of the last reading recorded; 0 before the first.
     taken: u64,
-    /// The last known figure.
+    /// Last known figure.
     pub(crate) host: Option<HostMemory>,
     pub(crate) host_at_ready: Option<HostMemory>,
-    /// The last one that it wrote.
+    /// Last report that it wrote.
     pub(crate) report: Option<Report>,
     pub(crate) monitor: Monitor,
     pub(crate) cost: PromptCost,
@@ -76,37 +76,37 @@ pub(crate) struct MemoryTracker {
     /// Requests were in flight at the last reading.
     pub(crate) busy: bool,
     pub(crate) recorder: Option<Recorder>,
-    /// Names what the process is made of, for what is remembered of it.
+    /// Key in the leak history.
     pub(crate) key: String,
     pub(crate) vram: Vec<Vram>,
     pub(crate) vram_at_ready: Vec<Vram>,
-    /// What it had on GPUs when it was ready.
+    /// GPU offload when it was ready.
     pub(crate) offload: Offload,
     pub(crate) no_vram: Option<NoVram>,
-    /// The last one that was told.
+    /// Last reason that was logged.
     no_vram_told: Option<NoVram>,
-    /// The most tokens that anybody counted: prompt and output.
+    /// Highest token counts from any source: prompt and output.
     tokens: (u64, u64),
     /// Why its server is not measured, if it is not.
     unmeasured: Option<String>,
     pub(crate) devices: Option<Arc<Devices>>,
     pub(crate) totals: Option<HostTotals>,
     pub(crate) group: Option<CgroupMemory>,
-    /// What an experiment measured of such a process.
-    measured: Learnt,
-    /// What it was seen to hold.
+    /// Measurements of an experiment with such a process.
+    measured: MeasuredNeeds,
+    /// Memory that it held.
     held: Vec<Held>,
-    /// The facts of the last judgement.
+    /// Facts at the last judgement.
     pub(crate) facts: Option<Facts>,
-    /// When growth of host memory was read page by page, and whether that showed it, too.
+    /// Time of the last page-by-page reading, and whether it showed the growth.
     confirmed: Option<(Instant, bool)>,
     confirm_next: bool,
     declared: DeclaredMemory,
-    /// Who in it can be asked to give memory back; `None` before the first reading.
+    /// Parts that can be asked to give memory back; `None` before the first reading.
     pub(crate) parts: Option<Parts>,
-    /// How often it has answered such a request.
+    /// Reclaim requests that it has answered.
     pub(crate) reclaims: u64,
-    /// Readings before the last ones.
+    /// Previous readings.
     before: Vec<(MemoryKind, u64)>,
     last: Option<Instant>,
 }
@@ -135,7 +135,7 @@ impl MemoryTracker {
             devices: None,
             totals: None,
             group: None,
-            measured: Learnt::default(),
+            measured: MeasuredNeeds::default(),
             held: Vec::new(),
             facts: None,
             confirmed: None,
@@ -150,15 +150,16 @@ impl MemoryTracker {
         memory
     }
 
-    /// What an experiment measured of such a process: prices of prompts, and how much the largest take.
-    pub(crate) fn told(&mut self, measured: Learnt) {
+    /// Sets the measurements of an experiment with such a process: prompt prices, and memory of the largest
+    /// prompts.
+    pub(crate) fn told(&mut self, measured: MeasuredNeeds) {
         for price in &measured.prices {
             self.cost.told(*price);
         }
         self.measured = measured;
     }
 
-    /// What is measured is taken off the readings; the rest is allowed for.
+    /// Updates the allowance: measured memory is subtracted from the readings, the rest is allowed.
     fn allow(&mut self) {
         self.monitor.allow(MemoryKind::Host, self.allowed());
     }
@@ -167,7 +168,7 @@ impl MemoryTracker {
         declared_memory::allowed(&self.declared)
     }
 
-    /// It is ready: `/props` told its slots and the build, and `lines` are what it has said so far.
+    /// Records that it is ready, with slots and build from `/props`. `lines` is its output so far.
     pub(crate) fn ready(
         &mut self,
         command: &Command,
@@ -192,31 +193,31 @@ impl MemoryTracker {
         self.allow();
     }
 
-    /// A line of its output.
+    /// Parses a line of its output.
     pub(crate) fn said(&mut self, line: &str) {
         if !self.offload.learn(line) && self.declared.learn(line).is_some() {
             self.allow();
         }
     }
 
-    /// Numbers the next reading. True if it is to read host memory page by page, too.
+    /// Numbers the next reading. Returns true if host memory has to be read page by page, too.
     pub(crate) fn begin(&mut self) -> (u64, bool) {
         self.begun += 1;
         (self.begun, std::mem::take(&mut self.confirm_next))
     }
 
-    /// It has given memory back. Returns the number of the last reading that was begun before.
+    /// Records a reclaim. Returns the number of the last reading begun before.
     pub(crate) fn note_reclaim(&mut self) -> u64 {
         self.reclaims += 1;
         self.begun
     }
 
-    /// Whether a reading was taken in.
+    /// True after the first reading.
     pub(crate) fn is_known(&self) -> bool {
         self.taken > 0
     }
 
-    /// Takes a reading in; `None` if a later one was before it.
+    /// Records a reading; returns `None` if a later one came before it.
     pub(crate) fn observe(
         &mut self,
         taken: &Taken,
@@ -224,12 +225,12 @@ impl MemoryTracker {
         spawned: Instant,
         cell: &Cell,
     ) -> Option<Observed> {
-        // Two readings may overtake each other: what began earlier shows what was earlier, however late it comes.
+        // Readings may overtake each other: one that began earlier is older, however late it comes.
         if taken.number < self.taken {
             return None;
         }
         let first = std::mem::replace(&mut self.taken, taken.number) == 0;
-        // The last known figure stays: an unreadable file is no sign of less memory.
+        // Keep the last known figure: an unreadable file does not mean less memory.
         self.host = reading.host.or(self.host);
         let changes = self.follow(taken, reading, spawned, cell);
         if first {
@@ -237,7 +238,7 @@ impl MemoryTracker {
             self.vram_at_ready.clone_from(&reading.vram);
             self.offload.vram = reading.vram_held();
         }
-        // A process that was told no place can be asked by nobody.
+        // Without a reclaim file no part can be asked.
         self.parts = Some(reading.parts.unwrap_or_default());
         if let Some(report) = &reading.report {
             self.report = Some(report.clone());
@@ -245,7 +246,7 @@ impl MemoryTracker {
         Some(Observed { first, changes })
     }
 
-    /// The changes of verdict; `None` if this reading began later than the last one and was complete before it.
+    /// Changed verdicts; `None` if this reading began after the last one and was complete before it.
     fn follow(
         &mut self,
         taken: &Taken,
@@ -277,7 +278,7 @@ impl MemoryTracker {
             recorder.write(&sample);
         }
         let changes = self.monitor.observe(&sample);
-        // What is estimated may be somebody else's.
+        // An estimate may include memory of others.
         let read = |series| match series {
             MemoryKind::Host => true,
             MemoryKind::Vram(gpu) => {
@@ -305,7 +306,7 @@ impl MemoryTracker {
         Some(changes)
     }
 
-    /// The work, with its tokens as the server counts them where it tells: it knows of those for clients that left, too.
+    /// Work, with token counts of the server where it reports them, which include clients that left.
     fn work(&mut self, work: Work, reading: &process::Sample) -> Work {
         let told = |tokens: Option<u64>| tokens.unwrap_or(0);
         let metrics = reading.metrics.unwrap_or_default();
@@ -316,7 +317,7 @@ impl MemoryTracker {
         Work { prompt_tokens, output_tokens, ..work }
     }
 
-    /// Why VRAM is not known, if that is worth telling and was not told yet.
+    /// Why VRAM is unknown, if that is worth logging and was not logged yet.
     pub(crate) fn news_of_vram(&mut self) -> Option<String> {
         let news = self.no_vram.clone().filter(|no_vram| !no_vram.is_normal);
         let news = news.filter(|no_vram| self.no_vram_told.as_ref() != Some(no_vram))?;
@@ -324,7 +325,7 @@ impl MemoryTracker {
         Some(news.why)
     }
 
-    /// Whether all its VRAM is in its figures.
+    /// True if the figures include all its VRAM.
     pub(crate) fn knows_vram(&self) -> bool {
         self.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal)
     }
@@ -333,7 +334,7 @@ impl MemoryTracker {
         self.monitor.growth().iter().find(|growth| growth.series == series)
     }
 
-    /// All memories with what is known of each.
+    /// Facts about all memories.
     pub(crate) fn series(&self, policy: &RecyclePolicy) -> Vec<SeriesFacts> {
         let of_host = Reading {
             series: MemoryKind::Host,
@@ -365,7 +366,7 @@ impl MemoryTracker {
         all.map(|reading| SeriesFacts::gather(policy, &self.monitor, &reading)).collect()
     }
 
-    /// Bytes that it holds of one memory.
+    /// Bytes of one memory that it holds.
     pub(crate) fn charged(&self, kind: MemoryKind) -> Option<u64> {
         match kind {
             MemoryKind::Host => self.host.map(HostMemory::charged),
@@ -373,23 +374,23 @@ impl MemoryTracker {
         }
     }
 
-    /// What the last judgement knew of one memory.
+    /// Facts about one memory at the last judgement.
     pub(crate) fn facts_of(&self, kind: Option<MemoryKind>) -> Option<&SeriesFacts> {
         self.facts.as_ref()?.series.iter().find(|facts| Some(facts.series) == kind)
     }
 
-    /// Whether what it holds of one memory is its own need, and no leak as far as is known.
+    /// True if one memory is not known or suspected to leak.
     fn is_sound(&self, series: MemoryKind) -> bool {
         self.growth(series)
             .is_none_or(|growth| !matches!(growth.verdict, Verdict::Suspected | Verdict::Leaking))
     }
 
-    /// Whether anything that it holds grows without an end.
+    /// True if any memory leaks.
     pub(crate) fn leaks(&self) -> bool {
         self.monitor.growth().iter().any(|growth| growth.verdict == Verdict::Leaking)
     }
 
-    /// What it was seen to hold. Of what leaks nobody knows how much was needed: it counts as it was when it was ready.
+    /// Memory that it held. A leaking one counts as it was when ready, because its real need is unknown.
     pub(crate) fn held(&self) -> Vec<Held> {
         let mut all = self.held.clone();
         for held in &mut all {
@@ -404,12 +405,12 @@ impl MemoryTracker {
         self.before.iter().find(|(of, _)| *of == series).map(|(_, bytes)| *bytes)
     }
 
-    /// Whether it has memory on a GPU. One that is lost tells no figures any more, so those of better times count, too.
+    /// True if it has memory on a GPU. A lost GPU reports no figures, so figures at ready count too.
     pub(crate) fn uses(&self, gpu: GpuIndex) -> bool {
         self.vram.iter().chain(&self.vram_at_ready).any(|vram| vram.gpu == gpu)
     }
 
-    /// The GPUs that it uses; all of them where that is not known.
+    /// GPUs that it uses; all of them if unknown.
     pub(crate) fn gpus(&self) -> Vec<GpuIndex> {
         match (&self.no_vram, &self.devices) {
             (Some(no_vram), Some(devices)) if !no_vram.is_normal => devices.with_vram().collect(),

@@ -1,4 +1,4 @@
-//! What is known of a generation's memory, for status and metrics.
+//! View of a generation's memory, for status and metrics.
 
 use warden_policies::recycle::Budget;
 use warden_policies::{MemoryKind, Reason};
@@ -7,7 +7,7 @@ use super::MemoryTracker;
 use crate::view::{BudgetView, ForecastView, MemoryView};
 
 impl MemoryTracker {
-    /// For status and metrics.
+    /// View for status and metrics.
     pub(crate) fn show(&self) -> MemoryView {
         let facts = self.facts.iter().flat_map(|facts| &facts.series);
         let forecasts = facts.flat_map(|facts| {

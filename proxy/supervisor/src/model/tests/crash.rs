@@ -12,7 +12,7 @@ use crate::view::event::EventKind;
 
 const LINE: &str = "CUDA error: an illegal instruction was encountered";
 
-/// Time from the line to the process that takes its place, with the reason of the replacement.
+/// Time from the crash line to the next process, with the reason of the replacement.
 async fn until_the_next(rig: &Rig) -> (Duration, Reason) {
     let logged = Instant::now();
     rig.script.last().say(LINE);
@@ -32,7 +32,7 @@ async fn until_the_next(rig: &Rig) -> (Duration, Reason) {
 
 #[tokio::test(start_paused = true)]
 async fn it_is_replaced_when_its_time_to_end_is_over_and_not_when_three_slow_probes_are_lost() {
-    // Between two probes, and while one is out that would be lost only in ten seconds.
+    // Between two probes, and during a probe that would be lost only after ten seconds.
     for after in [secs(1), secs(6)] {
         let rig = Rig::new(|_, _| {}).await;
         drop(rig.lease().await.unwrap());
@@ -78,7 +78,7 @@ async fn a_line_that_looks_like_a_crash_is_only_a_text_while_probes_are_answered
         pass(Duration::from_millis(200)).await;
     }
     assert_eq!((rig.count("suspect"), rig.script.children().len()), (0, 1));
-    // Nor are probes that are lost later judged by it.
+    // Later lost probes are not judged by it either.
     pass(secs(5)).await;
     rig.script.last().set_deaf(true);
     pass(secs(20)).await;
@@ -174,7 +174,7 @@ async fn what_answers_no_probe_and_moves_no_token_gets_the_short_drain_of_a_cras
         let stopped = Instant::now();
         old.set_deaf(true);
         held.revoked().await;
-        // Three probes of ten seconds, the minute of a process that swaps, and the ten seconds of a crash.
+        // Three probes of ten seconds, the minute for a swapping process, and the ten seconds of a crash.
         assert!(stopped.elapsed() < secs(125), "{:?}, in a drain: {drains}", stopped.elapsed());
         drop(held);
         if let Some(restart) = restart {

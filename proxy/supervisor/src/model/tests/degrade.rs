@@ -1,4 +1,4 @@
-//! Processes that come up with less of the GPU than one like them had.
+//! Processes that come up with less GPU offload than earlier ones.
 
 use warden_policies::Reason;
 
@@ -53,7 +53,7 @@ async fn the_old_process_stays_where_the_new_half_of_an_overlap_has_lost_the_gpu
 #[tokio::test(start_paused = true)]
 async fn in_sequence_it_serves_says_so_and_is_started_again_once_the_memory_can_be_had() {
     let rig = rig(Replace::Sequential, [on_gpu(33, 8 * GIB), on_gpu(0, 0), on_gpu(33, 8 * GIB)]).await;
-    // Somebody else has the GPU.
+    // Another program uses the GPU.
     rig.script.lose(78 * GIB);
     rig.fleet.restart("m").await.unwrap();
     pass(secs(1)).await;

@@ -1,4 +1,4 @@
-//! The end of the fleet.
+//! Shutdown of the fleet.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Several models on one machine: turns, shared budgets, memory that does not come back.
+//! Several models on one machine: permits, shared budgets, memory that does not come back.
 
 use warden_policies::recycle::{GrowthMode, WhyNot};
 use warden_policies::{Action, GpuIndex, MemoryKind, MemoryLimit, Reason};
@@ -43,7 +43,7 @@ async fn two_models_on_one_gpu_are_never_recycled_at_once() {
     let rig = two(|model| model.recycle.vram_hard = mib(10 * 1024), |_| {}).await;
     let (of_a, of_b) = (lease(&rig, "a").await, lease(&rig, "b").await);
     for index in [0, 1] {
-        // Not so far over that a drain would be cut short.
+        // Only slightly over the budget, so that no drain is cut short.
         first_of(&rig, index).set_vram(10 * GIB + GIB / 5);
     }
     pass(secs(60)).await;
@@ -128,7 +128,7 @@ async fn whoever_an_operator_restarts_out_of_turn_is_waited_for_all_the_same() {
     pass(secs(1)).await;
     assert_eq!(rig.count("draining"), 2, "operators do not wait: {:?}", rig.kinds());
     first_of(&rig, 2).set_vram(10 * GIB + GIB / 5);
-    // The first one's turn ends, and the operator's restart goes on.
+    // The first permit becomes free, and the operator's restart continues.
     drop(leases.remove(0));
     pass(secs(30)).await;
     assert_eq!(rig.count("draining"), 2, "{:?}", rig.kinds());
@@ -149,7 +149,7 @@ async fn the_replica_that_serves_is_not_recycled_while_the_other_one_comes_back_
         script.set_gpus(&[80 * GIB]);
         let role = Role { vram: Some(3 * GIB), ..Role::default() };
         script.all([role.clone(), role.clone()]);
-        // The one after the crash loads for a minute.
+        // The process after the crash loads for a minute.
         script.all([Role { ready_after: secs(60), ..role.clone() }, role]);
     })
     .await;
@@ -216,7 +216,7 @@ async fn memory_that_does_not_come_back_is_told_as_the_drivers_and_not_answered_
     drop(rig.lease().await.unwrap());
     for lost in 1..=2 {
         pass(secs(900)).await;
-        // It stays in use when the process has ended.
+        // The memory stays in use after the process has ended.
         rig.script.lose(lost * 2 * GIB);
         pass(secs(130)).await;
         assert_eq!(rig.count("driver_leak"), usize::from(lost == 2), "{:?}", rig.kinds());

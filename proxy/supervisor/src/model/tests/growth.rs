@@ -1,4 +1,4 @@
-//! Growth on the host and on a GPU: what is told, what is done, what holds it back, what is remembered.
+//! Growth on the host and on a GPU: events, actions, holds, and history.
 
 use warden_policies::growth::Verdict;
 use warden_policies::recycle::{GrowthMode, WhyNot};
@@ -13,7 +13,7 @@ use crate::{LedgerEntry, ModelView};
 const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
 const GIB: u64 = 1024 * MIB;
 
-/// One request with one image, after which the process has changed as `after` says, and a pause in which memory is read.
+/// Sends one request with one image, changes the process by `after`, and pauses for a reading.
 async fn request(rig: &Rig, after: impl FnOnce(&Actor)) {
     let lease = rig.lease().await.unwrap();
     pass(Duration::from_millis(200)).await;
@@ -77,7 +77,7 @@ async fn a_leak_on_the_gpu_is_recycled_by_its_slope_long_before_its_budget() {
     let exit = entry.vram_after_exit[0];
     assert_eq!(exit.free_after_exit, exit.free_before_spawn, "all of it came back");
     assert!(rig.count("verdict") >= 2 && rig.count("driver_leak") == 0, "{:?}", rig.kinds());
-    // What the next run will know.
+    // History for the next run.
     assert!(rig.fleet.state_writer().flush(secs(30)));
     let known = std::fs::read_to_string(rig.config.state_dir.join("growth.json")).unwrap();
     assert!(known.contains("vram0"), "{known}");
@@ -197,7 +197,7 @@ async fn growth_of_host_memory_is_confirmed_page_by_page_before_anything_is_done
     let grow = |actor: &Actor| {
         let anon = actor.anon() + 8 * MIB;
         actor.set_anon(anon);
-        // Its pages do not show it.
+        // The exact reading does not show it.
         actor.set_exact(100 * MIB);
     };
     for _ in 0..300 {

@@ -1,4 +1,4 @@
-//! What an instance that has let go hears from the next one: where requests go now, and who is turned away.
+//! Gates and refusals that an instance gets from the next one after it has let go.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::process::heir::Gate;
 use crate::process::needs::Kin;
 use crate::{Exit, Remains};
 
-/// One whose processes are another instance's.
+/// An instance that has let its processes go.
 async fn let_go(change: impl FnOnce(&mut FleetConfig)) -> Rig {
     let rig = Rig::new(|config, _| change(config)).await;
     let (will, frozen) = rig.fleet.bequeath(Instant::now()).await.unwrap();
@@ -44,7 +44,7 @@ async fn what_the_next_instances_process_was_started_from_is_known_here_and_told
     let lease = rig.lease().await.unwrap();
     assert_eq!((lease.generation(), lease.kin()), (GenerationId(7), Some(KIN)));
     assert_eq!(rig.fleet.gates()[0].kin, Some(KIN), "whoever is before us hears it, too");
-    // Something was set in it, there.
+    // A setting was made in it by the next instance.
     rig.fleet.follow_gates(&[Gate { kin: Some(KIN), touched: true, ..gate(7) }], &[]);
     pass(secs(1)).await;
     assert!(lease.kin().is_none() && rig.fleet.gates()[0].touched);
@@ -72,7 +72,7 @@ async fn who_waits_here_is_turned_away_with_the_next_instances_reason_which_is_t
     pass(secs(1)).await;
     assert!(!waiting.is_finished(), "that was another model");
     let refused = Refused::now("m", &why).unwrap();
-    // One that serves says more than a reason why none does.
+    // A serving process overrides an earlier refusal.
     rig.fleet.follow_gates(&[gate(7)], std::slice::from_ref(&refused));
     let lease = waiting.await.unwrap().unwrap();
     let waiting = rig.lease_later().await;
@@ -85,7 +85,7 @@ async fn who_waits_here_is_turned_away_with_the_next_instances_reason_which_is_t
     rig.fleet.disband().await;
 }
 
-/// What is told of `m` while this is done in the instance before us.
+/// Refusal for `m` while the previous instance reports this remaining work.
 async fn told(rig: &Rig, shares: &mut crate::Shares, remains: serde_json::Value) -> Option<Denied> {
     let remains: Remains = serde_json::from_value(remains).unwrap();
     for _ in 0..60 {
@@ -111,7 +111,7 @@ async fn the_instance_before_us_is_told_why_nobody_can_be_helped_who_waits_there
     let own = rig.lease().await.unwrap_err();
     assert!(matches!(denied, Some(Denied::Failed(..) | Denied::StartFailed(..))), "{denied:?}");
     assert_eq!(denied.map(|denied| denied.to_string()), Some(own.to_string()), "as our own callers");
-    // It goes, while somebody still waits for it there.
+    // The model is removed while a request still waits there.
     rig.apply(|config| config.models = vec![spec("n")]).await;
     let refused = rig.fleet.refusals();
     assert!(matches!(refused.as_slice(), [one] if one.denied() == Some(Denied::Removed)), "{refused:?}");

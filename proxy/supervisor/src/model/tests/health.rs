@@ -1,4 +1,4 @@
-//! Processes that answer probes and are ill all the same.
+//! Processes that answer probes and are sick anyway.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ async fn a_process_that_answers_nothing_but_compute_errors_is_replaced() {
     rig.end().await;
 }
 
-/// A prompt of some bytes, sent whole.
+/// A prompt with this many bytes, sent whole.
 struct Text(u64);
 
 impl Asked for Text {
@@ -60,7 +60,7 @@ impl Asked for Text {
     }
 }
 
-/// A stream that has had some tokens, one every 50 ms, and waits for the next.
+/// A stream that has received some tokens, one every 50 ms, and waits for the next.
 async fn streaming(rig: &Rig) -> Lease {
     let lease = rig.lease().await.unwrap();
     lease.note_asked(Arc::new(Text(300)), true);
@@ -91,7 +91,7 @@ async fn a_wedged_process_is_found_by_its_own_pace_drained_and_ended_after_the_s
     assert!(cut.is_ok(), "{:?}", rig.kinds());
     let took = stalled.elapsed();
     assert!(took < secs(70), "the drain was waited for: {took:?}");
-    // As the gateway does with a request whose lease was revoked.
+    // As the gateway does with a revoked request.
     wedged.lost(Fingerprint(300));
     drop(wedged);
     pass(secs(10)).await;
@@ -125,7 +125,7 @@ async fn a_request_in_which_its_server_hangs_twice_is_refused_also_if_its_client
                 stuck.lost(print);
                 drop(stuck);
             } else {
-                // Found wedged, and drained: now it leaves.
+                // The process was found wedged and drains: the request leaves now.
                 let drains = async {
                     while rig.count("draining") <= time {
                         pass(secs(1)).await;
@@ -142,7 +142,7 @@ async fn a_request_in_which_its_server_hangs_twice_is_refused_also_if_its_client
             };
             assert!(right, "patient {patient}, time {time}: {standing:?} {:?}", rig.kinds());
         }
-        // Another start of the same has changed nothing; what is started with other arguments may stand it.
+        // Another start with the same command changes nothing; other arguments may help.
         rig.apply(|config| config.models[0].command.args.push("--no-mmap".to_owned())).await;
         pass(secs(60)).await;
         let released = (rig.count("requests_released"), rig.fleet.standing(&model, print));
@@ -161,13 +161,13 @@ async fn what_moves_and_what_waits_for_somebody_else_is_not_wedged() {
         for round in 0..100 {
             pass(secs(5)).await;
             match case {
-                // A token now and then.
+                // An occasional token.
                 0 => lease.note_events(u64::from(round % 3 == 0)),
-                // Tokens of a tool call that give no event.
+                // Tokens of a tool call without events.
                 1 => process.set_work(Some(Slots { mark: round, ..WORKS })),
-                // The client does not read: what came last is still on its way to it.
+                // The client does not read: the last data is still on the way to it.
                 2 if round == 0 => lease.note_events(1),
-                // Somebody stopped it.
+                // The process is stopped (SIGSTOP).
                 3 => process.set_standing(Standing { stopped: true, major_faults: 0 }),
                 // The machine swaps.
                 4 => process.set_standing(Standing { stopped: false, major_faults: round * 5000 }),

@@ -1,4 +1,4 @@
-//! Models that nobody asks for are unloaded, and loaded again.
+//! Models without requests are unloaded, and loaded again.
 
 use super::*;
 
@@ -15,7 +15,7 @@ async fn a_model_is_unloaded_after_its_time_and_loaded_by_its_next_request() {
     pass(secs(2)).await;
     assert_eq!((rig.count("unloaded"), rig.script.alive()), (1, 0));
     assert_eq!(rig.state(), ModelState::Unloaded);
-    // It is not loaded for nobody, not even where it was to be loaded at the beginning.
+    // The model is not loaded without a request, even with preload.
     pass(secs(600)).await;
     assert_eq!((rig.count("unloaded"), rig.script.children().len()), (1, 1));
     let lease = rig.lease().await.unwrap();
@@ -49,7 +49,7 @@ async fn who_comes_while_it_ends_is_served_by_the_next_process() {
     let rig = rig(60).await;
     drop(rig.lease().await.unwrap());
     pass(secs(60)).await;
-    // Each request comes just before or after the process is told to end; all of them are served.
+    // Each request comes just before or after the stop request; all of them are served.
     for _ in 0..20 {
         let lease = rig.lease().await.unwrap();
         drop(lease);

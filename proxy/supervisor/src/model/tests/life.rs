@@ -77,13 +77,13 @@ async fn a_start_that_cannot_succeed_is_told_at_once() {
     let outage = view.models[0].outage.clone().unwrap();
     assert!(outage.refusing && outage.watching && outage.cure.contains("restart m"), "{outage:?}");
     assert_eq!(rig.state(), ModelState::Failed);
-    // Nobody waits for what cannot come; it is tried now and then all the same, because the judgement may be wrong.
+    // Requests are refused, but starts are tried from time to time, because the classification may be wrong.
     pass(secs(301)).await;
     let Err(Denied::Failed(_, after)) = rig.lease().await else { panic!("told") };
     assert_eq!((after, rig.script.children().len()), (secs(299), 1));
     pass(secs(301)).await;
     assert_eq!((rig.state(), rig.script.children().len()), (ModelState::Failed, 2));
-    // The file comes, and somebody looks.
+    // The file appears, and a check finds it.
     rig.script.set_files("m.gguf", None);
     pass(secs(3)).await;
     assert_eq!(rig.state(), ModelState::Loaded);
@@ -129,7 +129,7 @@ async fn nine_kills_in_three_minutes_turn_nobody_away() {
         assert!(!rig.fleet.view().models[0].outage.clone().unwrap().refusing);
     }
     drop(rig.lease().await.unwrap());
-    // Told once, while it goes on.
+    // Logged once while it continues.
     assert_eq!((rig.count("crash_loop"), rig.count("failed")), (1, 0));
     rig.end().await;
 }
@@ -173,7 +173,7 @@ async fn starts_that_fail_go_on_for_ever_and_callers_are_told_when_the_next_one_
     let Err(Denied::StartFailed(failure, Some(after))) = rig.lease().await else { panic!("told") };
     assert_eq!(failure.kind, FailureKind::Signal);
     assert!((secs(1)..=secs(61)).contains(&after), "{after:?}");
-    // Nobody acts; what was wrong passes.
+    // The failure passes without an action.
     rig.script.clear();
     pass(after).await;
     assert!(rig.lease().await.is_ok(), "the time that was told is the time of the next start");
@@ -230,7 +230,7 @@ async fn a_start_that_stands_still_is_killed_before_its_time_is_over_and_one_tha
     let began = tokio::time::Instant::now();
     assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(2));
     let took = began.elapsed();
-    // The limit of 300 s, and a quarter of it until it is seen.
+    // The limit of 300 s, plus a quarter of it until the stall is detected.
     assert!((secs(7000 + 900 + 300)..secs(7000 + 900 + 380)).contains(&took), "{took:?}");
     let told = rig.events().into_iter().find_map(|(_, event)| match event {
         EventKind::Crashed { failure, .. } => Some(failure.message),
@@ -292,7 +292,7 @@ async fn a_refused_connection_closes_the_backend_until_it_has_answered() {
     drop(lease);
     let again = rig.lease().await.unwrap();
     assert_eq!(rig.kinds(), ["starting", "ready", "suspect", "recovered"]);
-    // Now it is really dead, and nobody has noticed yet.
+    // The process is dead now, and nothing has noticed it yet.
     rig.script.last().crash();
     again.refused();
     drop(again);

@@ -1,4 +1,4 @@
-//! More models than memory: who is loaded, who leaves for whom, and that nobody waits for ever.
+//! More models than memory: loading, eviction, and no request that waits for ever.
 
 use proptest::prelude::*;
 use warden_policies::book::{Needs, Part};
@@ -19,7 +19,7 @@ mod stays;
 
 const GIB: u64 = 1 << 30;
 
-/// A model that needs so many GiB of a GPU, and takes them.
+/// Sets the GPU memory that a model needs and uses, in GiB.
 fn needs(spec: &mut ModelSpec, gib: u64) {
     let needs = Needs { gpu: vec![(Part::Weights, gib * GIB)], ..Needs::default() };
     spec.loading = Spec { needs: Some(needs), replicas: 1, ..Spec::default() };
@@ -52,7 +52,7 @@ impl Rig {
         begun(async move { fleet.lease(&model, LeaseKind::Slot).await }).await
     }
 
-    /// The next process holds so much of the GPU.
+    /// Sets the GPU memory of the next process in GiB.
     fn next_takes(&self, gib: u64) {
         self.script.next(Role { vram: Some(gib * GIB), ..Role::default() });
     }
@@ -91,7 +91,7 @@ async fn what_is_answered_is_never_cut_and_those_who_come_meanwhile_are_served_a
     let long = rig.lease_of("a").await.unwrap();
     rig.next_takes(20);
     let other = rig.lease_of_later("b").await;
-    // The first has its turn, and then it drains.
+    // The first model serves for its minimum time, and then drains.
     pass(secs(4)).await;
     assert_eq!((rig.count("makes_room"), rig.count("waits_for_room")), (0, 1));
     pass(secs(10)).await;
@@ -132,7 +132,7 @@ async fn at_the_start_models_are_loaded_in_order_as_long_as_they_fit_and_nobody_
     pass(secs(30)).await;
     assert_eq!(rig.states(), [Loaded, Loaded, Unloaded, Loaded]);
     assert_eq!((rig.count("makes_room"), rig.count("waits_for_room")), (0, 1));
-    // The first request for it is another matter.
+    // A first request for the model is different.
     rig.next_takes(10);
     drop(rig.lease_of("c").await.unwrap());
     assert_eq!(rig.states()[2], Loaded);
@@ -151,10 +151,10 @@ async fn a_model_that_does_not_start_gives_its_room_back_and_drives_nobody_out_a
     rig.next_takes(20);
     let lease = rig.lease_of("good").await.unwrap();
     assert_eq!(rig.script.alive(), 1);
-    // The next starts of the bad one wait for room, for which nobody leaves.
+    // The next starts of the bad model wait for room, for which no model is evicted.
     pass(secs(900)).await;
     assert_eq!((rig.script.children().len(), rig.count("makes_room")), (tried + 1, 0));
-    // But for somebody who waits it does, and what was wrong may have passed.
+    // For a waiting request the other model is evicted, because the failure may have passed.
     drop(lease);
     drop(rig.lease_of("bad").await.unwrap());
     assert_eq!(rig.states(), [Unloaded, Loaded]);
@@ -169,7 +169,7 @@ async fn a_start_that_found_too_little_memory_asks_for_more() {
     pass(secs(60)).await;
     rig.script.next(Role::failing(crate::Exit::Code(1), "cudaMalloc failed: out of memory"));
     rig.next_takes(15);
-    // By the book 9 and 12 fit; it turns out that they do not.
+    // By their declared needs 9 and 12 fit, but in fact they do not.
     drop(rig.lease_of("b").await.unwrap());
     assert_eq!(rig.states(), [Unloaded, Loaded]);
     assert_eq!(rig.count("makes_room"), 1);
@@ -204,7 +204,7 @@ async fn a_pin_by_hand_overrules_the_configuration_through_reloads_and_is_told_o
     rig.apply(|config| config.models[0].max_in_flight = Some(7)).await;
     let Denied::NeverLoaded(why) = rig.lease_of("b").await.unwrap_err() else { panic!("it is no room") };
     assert!(why.contains("(`pin`: `a`) leave"), "{why}");
-    // What is configured does not count, either way.
+    // The configuration does not count, either way.
     rig.apply(|config| config.models[0].loading.pin = true).await;
     assert!(!rig.fleet.pin("a", false, "another").await.unwrap().pinned);
     rig.next_takes(20);
@@ -227,7 +227,7 @@ async fn a_model_that_is_removed_makes_room_and_comes_again_as_another_one() {
     let lease = rig.lease_of("a").await.unwrap();
     let models = rig.config.models.clone();
     rig.apply(|config| drop(config.models.remove(0))).await;
-    // It still answers when it comes again.
+    // The pin is still in force when the model comes back.
     rig.apply(|config| config.models = models).await;
     rig.next_takes(20);
     let again = rig.lease_of_later("a").await;
@@ -342,24 +342,24 @@ async fn requests_for_many_models_are_all_answered_in_little_memory() {
     rig.end().await;
 }
 
-/// What may happen to one of several models.
+/// Action on one of several models.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Pass(u64),
-    /// Holds its lease for so many milliseconds.
+    /// Holds a lease for so many milliseconds.
     Request(usize, u64),
     /// Leaves after so many milliseconds, served or not.
     Impatient(usize, u64),
     Restart(usize),
     Drain(usize),
-    /// Removed, and back after so many milliseconds.
+    /// Removes the model, and adds it again after so many milliseconds.
     Remove(usize, u64),
     Pin(usize, bool),
     Most(u32),
-    /// Loaded along with this one from now on.
+    /// Loads the model together with this one from now on.
     With(usize, usize),
     Command(usize, u8),
-    /// Another command, which needs so many GiB by the book, in so many processes.
+    /// Another command that needs so many GiB, with so many processes.
     Size(usize, u64, u32),
     Crash(usize),
     Fails,
@@ -392,7 +392,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
-/// Whatever happened: in the end every model is served in its turn, and never two that do not fit.
+/// Invariant: in the end every model is served in its turn, and never two that do not fit.
 async fn storm(ops: Vec<Op>) {
     let mut rig = rig(&[("a", 14), ("b", 14), ("c", 20), ("d", 4)]).await;
     rig.apply(|config| {
@@ -471,7 +471,7 @@ async fn storm(ops: Vec<Op>) {
             (model.loading.pin, model.loading.with) = (false, Vec::new());
             needs_whole(model, gib);
             model.run.replicas = 1;
-            // Another command: what did not start gets a new chance.
+            // Another command: failed models get a new chance.
             "calm".clone_into(&mut model.command.args[1]);
         }
     })
@@ -484,7 +484,7 @@ async fn storm(ops: Vec<Op>) {
         };
         tokio::time::timeout(secs(600), served).await.unwrap_or_else(|_| panic!("{name} is never served"));
     }
-    // Those who hold on to a process of before have left by now.
+    // Requests on earlier processes have left by now.
     pass(secs(60)).await;
     assert_eq!(rig.states().iter().filter(|state| **state == Loaded).count(), 1, "{:#?}", rig.fleet.view());
     assert_eq!(rig.script.alive(), 1);
@@ -507,7 +507,7 @@ proptest! {
     }
 }
 
-/// Whether the last process was started with the fallback arguments.
+/// True if the last process was started with the fallback arguments.
 fn is_reduced(rig: &Rig) -> bool {
     rig.script.last().request.command.args.iter().any(|word| word == "--less")
 }
@@ -525,12 +525,12 @@ async fn a_model_that_does_not_fit_is_started_with_its_fallback_arguments_until_
     rig.next_takes(12);
     drop(rig.lease_of("a").await.unwrap());
     assert!(is_reduced(&rig) && rig.count("falls_back") == 1);
-    // A reload that changes nothing of it leaves it alone.
+    // A reload without a change leaves it alone.
     let before = rig.script.children().len();
     rig.apply(|config| config.models[0].queue.depth += 1).await;
     pass(secs(100)).await;
     assert_eq!((rig.script.children().len(), rig.states()[0]), (before, Loaded));
-    // It leaves for another one, and fits when it comes again, as there is more room by its book now.
+    // After its eviction, and with smaller needs, it starts with the configured arguments.
     rig.next_takes(20);
     drop(rig.lease_of("b").await.unwrap());
     assert_eq!(rig.states(), [Unloaded, Loaded]);
@@ -557,7 +557,7 @@ async fn two_starts_that_found_too_little_are_enough_for_a_fallback_and_pins_are
     rig.next_takes(4);
     drop(rig.lease_of("a").await.unwrap());
     assert!(is_reduced(&rig) && rig.count("falls_back") == 1);
-    // Beside one that never leaves there is room for less only.
+    // Next to a pinned model there is only room for the fallback.
     rig.apply(|config| config.models[1].loading.pin = true).await;
     rig.next_takes(18);
     drop(rig.lease_of("b").await.unwrap());
@@ -566,7 +566,7 @@ async fn two_starts_that_found_too_little_are_enough_for_a_fallback_and_pins_are
     rig.next_takes(4);
     drop(rig.lease_of("a").await.unwrap());
     assert!(is_reduced(&rig) && rig.count("falls_back") == 2);
-    // What is the same as configured is replaced when that changes.
+    // A changed command replaces the process with the fallback arguments, too.
     let before = rig.script.children().len();
     rig.next_takes(4);
     rig.apply(|config| config.models[0].command.args.push("--other".to_owned())).await;
@@ -591,7 +591,7 @@ async fn a_model_with_a_fallback_is_loaded_at_the_start_and_a_restart_in_vain_is
     assert!(refused.contains("never leave (`pin`: `a`) leave"), "{refused}");
     assert!(rig.fleet.refuses(&ModelName::new("b")) && !rig.fleet.refuses(&ModelName::new("a")));
     assert!(rig.fleet.has_room(&ModelName::new("a")) && !rig.fleet.has_room(&ModelName::new("b")));
-    // Once it leaves there is room for the other one.
+    // After it is unloaded there is room for the other model.
     rig.fleet.drain("a").await.unwrap();
     rig.next_takes(20);
     drop(rig.lease_of("b").await.unwrap());
@@ -652,7 +652,7 @@ async fn who_hoards_gives_back_for_another_model_and_nobody_leaves() {
             "{:?}",
             rig.states()
         );
-        // Else the one that is hardly asked leaves.
+        // Otherwise the model with the fewest requests is evicted.
         assert_eq!(rig.states(), [Loaded, if is_enough { Loaded } else { Unloaded }, Loaded]);
         rig.end().await;
     }

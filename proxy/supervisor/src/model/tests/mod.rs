@@ -43,7 +43,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// One model `m`, started on demand, with the product's defaults and what `change` says.
+    /// One model `m`, started on demand, with default settings changed by `change`.
     async fn new(change: impl FnOnce(&mut FleetConfig, &Script)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut config = config(directory.path());
@@ -58,7 +58,7 @@ impl Rig {
         self.fleet.lease(&ModelName::new("m"), LeaseKind::Slot).await
     }
 
-    /// A lease, waited for in a task of its own. The task has begun when this returns.
+    /// Spawns a task that waits for a lease. The task has begun when this returns.
     async fn lease_later(&self) -> AbortOnDropHandle<Result<Lease, Denied>> {
         let fleet = self.fleet.clone();
         let lease = async move { fleet.lease(&ModelName::new("m"), LeaseKind::Slot).await };
@@ -95,7 +95,7 @@ impl Rig {
         self.fleet.events().events.into_iter().map(|event| (event.generation, event.kind)).collect()
     }
 
-    /// The names of the events so far.
+    /// Names of the events so far.
     fn kinds(&self) -> Vec<String> {
         let kind = |kind: EventKind| serde_json::to_value(kind).unwrap()["kind"].as_str().unwrap().to_owned();
         self.events().into_iter().map(|(_, event)| kind(event)).collect()
@@ -105,7 +105,7 @@ impl Rig {
         self.kinds().iter().filter(|known| *known == kind).count()
     }
 
-    /// The file, with all that was given to be written so far.
+    /// The ledger file, with everything queued so far.
     fn ledger_text(&self) -> String {
         assert!(self.fleet.state_writer().flush(secs(30)));
         std::fs::read_to_string(self.fleet.ledger_path()).unwrap()
@@ -117,7 +117,7 @@ impl Rig {
         replacements.map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// Ends the fleet, has its state written, and checks that nothing is left of it.
+    /// Ends the fleet, writes its state, and checks that nothing is left of it.
     async fn end(self) {
         self.fleet.shutdown(Duration::from_secs(30)).await;
         assert!(self.fleet.state_writer().written(secs(30)).await);
@@ -127,7 +127,7 @@ impl Rig {
 
 async fn begun<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> AbortOnDropHandle<T> {
     let task = AbortOnDropHandle::new(TaskTracker::new().spawn(future));
-    // One turn for the task, some for the model's.
+    // One turn for the spawned task, some for the model's.
     for _ in 0..8 {
         tokio::task::yield_now().await;
     }

@@ -1,4 +1,4 @@
-//! Samples, budgets, cooldown, the way of replacing.
+//! Samples, budgets, cooldown, replacement mode.
 
 use warden_policies::{Action, Reason, Work};
 

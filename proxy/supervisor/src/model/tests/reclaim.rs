@@ -1,4 +1,4 @@
-//! Asked to give memory back, before a replacement and by hand.
+//! Reclaim before a replacement and by an operator.
 
 use warden_policies::reclaim::Outcome;
 use warden_policies::recycle::WhyNot;
@@ -13,7 +13,7 @@ fn big() -> u64 {
     600 * MIB
 }
 
-/// It gives back down to this within a second.
+/// Frees memory down to `anon` within a second.
 const fn down_to(anon: u64) -> Gives {
     Gives { takes: secs(1), outcome: Outcome::Done, anon, vram: None }
 }
@@ -120,7 +120,7 @@ async fn at_the_hard_budget_a_drain_comes_no_later_than_by_the_short_limit() {
     let limit = defaults().recycle.reclaim_limit_hard;
     pass(limit + secs(1)).await;
     assert_eq!(rig.count("recycle_began"), 1);
-    // The answer of the one that is gone is nobody's.
+    // An answer of the old process is ignored.
     pass(secs(4000)).await;
     assert_eq!((rig.ledger().len(), rig.reclaims().len()), (1, 1));
     assert_eq!(rig.reclaims()[0].outcome, Outcome::NoAnswer);
@@ -168,7 +168,7 @@ async fn an_operator_asks_all_processes_and_gets_an_entry_for_each() {
     assert_eq!(facts, [(0, Reason::Operator, None), (1, Reason::Operator, None)]);
     assert!(entries.iter().all(|entry| entry.host_after.unwrap().anon == 50 * MIB));
     assert_eq!(rig.reclaims(), entries);
-    // Two who ask at once are answered by one request.
+    // Two operators at the same time are answered by one request.
     let (first, second) = (rig.reclaim_later().await, rig.reclaim_later().await);
     let (first, second) = (first.await.unwrap().unwrap(), second.await.unwrap().unwrap());
     assert_eq!(first, second);
@@ -197,7 +197,7 @@ async fn an_operator_who_waits_is_answered_when_the_process_dies_is_drained_or_e
     rig.script.last().crash();
     let entries = waiting.await.unwrap().unwrap();
     assert_eq!((entries[0].outcome, entries[0].host_after), (Outcome::NoAnswer, None));
-    // The answer of the dead one comes while another one serves.
+    // The answer of the dead process comes while another one serves.
     drop(rig.lease().await.unwrap());
     rig.script.last().set_gives(Some(slow));
     pass(secs(10)).await;

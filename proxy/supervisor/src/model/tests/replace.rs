@@ -1,4 +1,4 @@
-//! Replacing, in both ways, by operators.
+//! Replacements by operators, in both modes.
 
 use std::sync::atomic::Ordering;
 
@@ -250,7 +250,7 @@ async fn a_replacement_that_was_not_measured_to_its_end_stands_in_the_ledger_all
     let held = rig.lease().await.unwrap();
     let restart = rig.restart_later().await;
     pass(secs(5)).await;
-    // The new one serves, and a request keeps the old one.
+    // The new process serves, and a request keeps the old one.
     assert_eq!((rig.script.alive(), rig.ledger().len()), (2, 0));
     let fleet = rig.fleet.clone();
     let drain = begun(async move { fleet.drain("m").await }).await;
@@ -284,7 +284,7 @@ async fn a_process_is_not_stopped_for_one_that_could_not_start() {
     assert_eq!((rig.count("draining"), rig.count("recycle_began")), (0, 0), "{:?}", rig.kinds());
     let note = rig.fleet.view().models[0].replace_note.clone().unwrap();
     assert!(note.contains("m.gguf"), "{note}");
-    // It is there again.
+    // The file is there again.
     rig.script.set_files("m.gguf", None);
     pass(secs(3)).await;
     assert_eq!(rig.fleet.restart("m").await.unwrap()[0].to, Some(GenerationId(2)));
@@ -337,7 +337,7 @@ async fn who_waits_from_the_beginning_of_a_replacement_is_served_however_long_a_
     assert_eq!(served.generation(), GenerationId(2));
     assert!(served.queued_for() >= secs(22), "{:?}", served.queued_for());
     restart.await.unwrap().unwrap();
-    // Without a replacement the wait is what it was.
+    // Without a replacement the time limit is as before.
     let _other = rig.lease().await.unwrap();
     let late = rig.lease().await.unwrap_err();
     assert!(matches!(late, Denied::Deadline { waited } if waited < secs(4)), "{late:?}");
@@ -359,7 +359,7 @@ async fn a_watcher_holds_no_drain_and_ends_with_the_process() {
     rig.end().await;
 }
 
-/// One model over its hard budget, with a request that lasts.
+/// One model over its hard budget, with a long request.
 async fn over_budget(available: u64) -> (Rig, Lease) {
     let rig = Rig::new(|config, script| {
         config.models[0].recycle.host_hard = mib(180);
@@ -379,7 +379,7 @@ async fn a_budget_cuts_no_request_while_the_machine_has_memory() {
     rig.until(ModelState::Draining).await;
     pass(secs(50)).await;
     assert_eq!(rig.script.last().terms.load(Ordering::SeqCst), 0, "{:?}", rig.kinds());
-    // At the deadline others have waited long enough: it serves on.
+    // At the deadline other requests have waited long enough, so the process serves again.
     rig.until(ModelState::Loaded).await;
     drop(rig.lease().await.unwrap());
     let entry = &rig.ledger()[0];

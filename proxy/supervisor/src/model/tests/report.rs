@@ -1,4 +1,4 @@
-//! Memory reports: where a generation writes its own, what is shown of it, and that nothing of it stays.
+//! Memory reports: the file of a generation, its view, and its removal.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ fn published(graphs_live: u64) -> Report {
     }
 }
 
-/// What the last process is told in its environment.
+/// Report path in the environment of the last process.
 fn told(rig: &Rig) -> Option<PathBuf> {
     let command = &rig.script.last().request.command;
     command.env.iter().find(|(name, _)| name == VARIABLE).map(|(_, path)| path.into())
@@ -48,7 +48,7 @@ async fn each_generation_has_a_file_of_its_own_that_goes_with_it() {
     let second = told(&rig).unwrap();
     assert!(first != second && !first.exists(), "{} is left", first.display());
     std::fs::write(&second, "").unwrap();
-    // It dies without a word, and so does the next one in its start.
+    // The process dies without output, and so does the next one during its start.
     rig.script.next(Role::failing(Exit::Signal(9), ""));
     rig.script.last().crash();
     pass(secs(1)).await;
@@ -62,7 +62,7 @@ async fn each_generation_has_a_file_of_its_own_that_goes_with_it() {
 #[tokio::test(start_paused = true)]
 async fn what_an_earlier_process_of_the_same_name_left_is_not_taken_for_a_report() {
     let rig = Rig::new(|_, _| {}).await;
-    // As in a container, where every run of the supervisor has the same process id.
+    // As in a container, where each run of the supervisor has the same PID.
     let name = ModelName::new("m");
     let socket = crate::process::socket_name::socket(&rig.config.runtime_dir, &name, GenerationId(1));
     std::fs::write(report_file::beside(&socket), "stale").unwrap();
@@ -105,7 +105,7 @@ async fn a_slow_reading_does_not_take_back_what_a_later_one_showed() {
     while process.readings() == before {
         pass(Duration::from_millis(100)).await;
     }
-    // While it is under way a request comes and goes.
+    // A request comes and goes during the reading.
     process.set_reading_takes(Duration::ZERO);
     process.set_report(Some(published(5)));
     process.set_anon(500 * MIB);

@@ -1,8 +1,9 @@
-//! A replacement whose model loses its room under it: its successor does not start, and meanwhile another model takes the memory.
+//! A model that loses its room during a replacement: its successor does not start, and another model takes
+//! the memory.
 
 use super::*;
 
-/// `a` serves, and what is to follow it does not start at its first try; the next one is a minute away.
+/// `a` serves, and its successor fails at the first start; the next attempt is a minute away.
 async fn without_a_successor(pinned: bool) -> Rig {
     let mut rig = rig(&[("a", 20), ("b", 20)]).await;
     rig.apply(|config| {
@@ -16,7 +17,7 @@ async fn without_a_successor(pinned: bool) -> Rig {
     rig
 }
 
-/// Other arguments for a model: its process is replaced by one that takes this much.
+/// Changes a model's arguments: its process is replaced by one with this much memory.
 async fn change(rig: &mut Rig, model: usize, gib: u64) {
     rig.next_takes(gib);
     rig.apply(|config| config.models[model].command.args.push("--other".to_owned())).await;
@@ -71,7 +72,7 @@ async fn one_that_takes_less_where_it_never_fits_whole_is_done() {
 #[tokio::test(start_paused = true)]
 async fn while_a_model_waits_for_room_others_are_replaced() {
     let mut rig = without_a_successor(false).await;
-    // Not by an operator, whom another model would make room for.
+    // Not by an operator, for whom another model would be evicted.
     rig.apply(|config| config.models[0].command.args.push("--other".to_owned())).await;
     pass(secs(5)).await;
     rig.next_takes(20);
@@ -87,7 +88,7 @@ async fn while_a_model_waits_for_room_others_are_replaced() {
     pass(secs(30)).await;
     assert_eq!(seen(&rig), (4, vec![ModelState::Backoff, Loaded]));
     assert_eq!(rig.ledger().len(), 1, "{:?}", rig.ledger());
-    // And it comes, by its latest settings, when somebody wants it.
+    // The model is loaded with its latest settings when a request comes.
     rig.next_takes(20);
     drop(rig.lease_of("a").await.unwrap());
     assert_eq!(rig.states(), [Loaded, Unloaded]);

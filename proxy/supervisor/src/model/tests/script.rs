@@ -1,4 +1,4 @@
-//! Processes that do what they are told to, on tokio's clock.
+//! Scripted processes on tokio's clock.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ use crate::spec::SpawnRequest;
 use crate::sync::lock;
 use crate::view::log::Stream;
 
-/// How one process behaves.
+/// Behaviour of one process.
 #[derive(Clone, Debug)]
 pub(super) struct Role {
     pub(super) spawn_takes: Duration,
@@ -41,17 +41,17 @@ pub(super) struct Role {
     pub(super) ready_after: Duration,
     pub(super) dies: Option<(Duration, Exit)>,
     pub(super) says: Vec<String>,
-    /// From TERM to its end; `None` ignores TERM.
+    /// Time from TERM to its end; `None` ignores TERM.
     pub(super) term_takes: Option<Duration>,
     pub(super) slots: Option<u32>,
     pub(super) anon: u64,
-    /// On the first GPU; `None` if it uses none.
+    /// VRAM on the first GPU; `None` if it uses none.
     pub(super) vram: Option<u64>,
-    /// What it says of its slots at first; `None` if it tells nothing of them.
+    /// Initial slots; `None` if it does not report slots.
     pub(super) work: Option<Slots>,
-    /// It takes no settings.
+    /// It rejects settings.
     pub(super) refuses: bool,
-    /// For so long after its spawn it is seen to do something.
+    /// Time after its spawn in which it shows activity.
     pub(super) moves_for: Duration,
 }
 
@@ -75,7 +75,7 @@ impl Default for Role {
 }
 
 impl Role {
-    /// Ends soon after its start, with these words.
+    /// Ends soon after its start, with this output.
     pub(super) fn failing(exit: Exit, says: &str) -> Self {
         Self {
             dies: Some((Duration::from_millis(20), exit)),
@@ -86,8 +86,8 @@ impl Role {
     }
 }
 
-/// A world whose processes take their roles from a list, and behave well when it is empty. On a machine with a GPU they
-/// use it.
+/// A world whose processes take their roles from a list, and behave well when it is empty. On a machine
+/// with a GPU they use it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Script {
     inner: Arc<Inner>,
@@ -96,15 +96,15 @@ pub(super) struct Script {
 #[derive(Debug, Default)]
 struct Inner {
     roles: Mutex<VecDeque<Role>>,
-    /// The role of those that are given none.
+    /// Role of processes without one in the list.
     usual: Mutex<Option<Role>>,
     children: Mutex<Vec<Arc<Actor>>>,
     available: AtomicU64,
     gpu: AtomicBool,
     minute: AtomicU32,
-    /// Bytes of the host, if they are known.
+    /// Host memory in bytes, if known.
     memory: Mutex<Option<u64>>,
-    /// Bytes of each GPU that a sensor knows.
+    /// Memory of each GPU that a sensor reads, in bytes.
     gpus: Mutex<Vec<u64>>,
     /// Bytes of the first GPU that no process holds.
     lost: AtomicU64,
@@ -114,7 +114,7 @@ struct Inner {
 }
 
 impl Script {
-    /// The role of the next process, after those already given.
+    /// Adds the role of the next process.
     pub(super) fn next(&self, role: Role) {
         self.all([role]);
     }
@@ -123,12 +123,12 @@ impl Script {
         lock(&self.inner.roles).extend(roles);
     }
 
-    /// The role of those that are given none.
+    /// Sets the role of processes without one in the list.
     pub(super) fn set_usual(&self, role: Role) {
         *lock(&self.inner.usual) = Some(role);
     }
 
-    /// From now on all behave well.
+    /// Makes all later processes behave well.
     pub(super) fn clear(&self) {
         lock(&self.inner.roles).clear();
     }
@@ -141,41 +141,41 @@ impl Script {
         self.inner.gpu.store(true, Ordering::SeqCst);
     }
 
-    /// GPUs of these sizes, which a sensor reads.
+    /// Adds GPUs of these sizes, which a sensor reads.
     pub(super) fn set_gpus(&self, bytes: &[u64]) {
         *lock(&self.inner.gpus) = bytes.to_vec();
         self.set_gpu();
     }
 
-    /// Local time.
+    /// Sets the local time.
     pub(super) fn set_minute(&self, minute: u32) {
         self.inner.minute.store(minute, Ordering::SeqCst);
     }
 
-    /// So much of the first GPU is nobody's.
+    /// Takes bytes of the first GPU away from all processes.
     pub(super) fn lose(&self, bytes: u64) {
         self.inner.lost.store(bytes, Ordering::SeqCst);
     }
 
-    /// The first GPU reports a fault.
+    /// Reports a fault of the first GPU.
     pub(super) fn fault(&self, fault: Fault) {
         let mut faults = lock(&self.inner.faults);
         let number = faults.len() as u64 + 1;
         faults.push(SeenFault { number, gpu: GpuIndex(0), fault });
     }
 
-    /// Nobody tells what a process holds.
+    /// Hides the VRAM of processes.
     pub(super) fn hide_vram(&self, why: &str) {
         *lock(&self.inner.vram_unknown) = Some(why.to_owned());
     }
 
-    /// The files that processes need are like this from now on.
+    /// Sets the state of the files that processes need.
     pub(super) fn set_files(&self, name: &str, missing: Option<&str>) {
         let missing = missing.map(|what| Missing { kind: FailureKind::BadModel, message: what.to_owned() });
         *lock(&self.inner.sight) = Sight { stamps: vec![(name.into(), None)], missing, kin: None };
     }
 
-    /// The processes so far, in order.
+    /// Processes so far, in order.
     pub(super) fn children(&self) -> Vec<Arc<Actor>> {
         lock(&self.inner.children).clone()
     }
@@ -184,7 +184,7 @@ impl Script {
         self.children().pop().unwrap()
     }
 
-    /// Processes that live now.
+    /// Number of living processes.
     pub(super) fn alive(&self) -> usize {
         self.children().iter().filter(|child| !child.reaped.load(Ordering::SeqCst)).count()
     }
@@ -295,19 +295,19 @@ pub(super) struct Actor {
     world: Arc<Inner>,
     sink: Sink,
     pub(super) vram: AtomicU64,
-    /// What its counters tell.
+    /// Its own counter of decodes.
     decodes: Mutex<Option<u64>>,
-    /// What it says of its slots, if it says anything; nothing while its loop does not turn.
+    /// It reports its slots; false while its loop hangs.
     tells_slots: AtomicBool,
     work: Mutex<Option<Slots>>,
     standing: Mutex<Standing>,
     metrics_asked: AtomicU32,
-    /// What was set in it again.
+    /// Settings applied to it again.
     pub(super) set: Mutex<Vec<String>>,
-    /// Host memory page by page, where it differs.
+    /// Host memory read page by page, if different.
     exact: Mutex<Option<u64>>,
     confirms: AtomicU32,
-    /// Readings that were begun, and how long one takes after it was begun.
+    /// Readings begun, and the time that one takes.
     readings: AtomicU32,
     reading_takes: Mutex<Duration>,
     pub(super) pid: u32,
@@ -324,21 +324,21 @@ pub(super) struct Actor {
     deaf: AtomicBool,
     anon: AtomicU64,
     report: Mutex<Option<Report>>,
-    /// What it does when it is asked to give memory back; `None`: nobody in it can be asked.
+    /// Reaction to a reclaim request; `None`: no part can be asked.
     gives: Mutex<Option<Gives>>,
-    /// How often it was asked.
+    /// Number of reclaim requests.
     asked_back: AtomicU32,
 }
 
-/// What a process does when it is asked to give memory back.
+/// Reaction of a process to a reclaim request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gives {
-    /// How long it takes.
+    /// Time until the answer.
     pub(super) takes: Duration,
     pub(super) outcome: ReclaimOutcome,
-    /// What it holds then.
+    /// Host memory afterwards.
     pub(super) anon: u64,
-    /// Of the GPU, too.
+    /// VRAM afterwards.
     pub(super) vram: Option<u64>,
 }
 
@@ -385,7 +385,7 @@ impl Actor {
         }
     }
 
-    /// It will end after this time, unless it ends sooner.
+    /// Ends the process after this time, unless it ends sooner.
     pub(super) fn dies_after(&self, after: Duration, exit: Exit) {
         let at = Instant::now() + after;
         let mut death = lock(&self.death);
@@ -400,7 +400,7 @@ impl Actor {
         self.dies_after(Duration::ZERO, Exit::Signal(11));
     }
 
-    /// Whether it answers probes.
+    /// Sets whether it ignores probes.
     pub(super) fn set_deaf(&self, deaf: bool) {
         self.deaf.store(deaf, Ordering::SeqCst);
     }
@@ -413,12 +413,12 @@ impl Actor {
         self.anon.load(Ordering::SeqCst)
     }
 
-    /// How often it was read page by page.
+    /// Number of page-by-page readings.
     pub(super) fn readings(&self) -> u32 {
         self.readings.load(Ordering::SeqCst)
     }
 
-    /// The next readings come so much later, and show what was when they were begun.
+    /// Delays the next readings by `time`; they show the state at their begin.
     pub(super) fn set_reading_takes(&self, time: Duration) {
         *lock(&self.reading_takes) = time;
     }
@@ -431,53 +431,53 @@ impl Actor {
         self.vram.store(bytes, Ordering::SeqCst);
     }
 
-    /// What a slow and exact reading finds.
+    /// Sets the result of an exact reading.
     pub(super) fn set_exact(&self, bytes: u64) {
         *lock(&self.exact) = Some(bytes);
     }
 
-    /// Its own counter of decodes.
+    /// Sets its own counter of decodes.
     pub(super) fn set_decodes(&self, decodes: u64) {
         *lock(&self.decodes) = Some(decodes);
     }
 
-    /// What it says of its slots from now on; `None`: its loop does not turn.
+    /// Sets its reported slots; `None`: its loop hangs.
     pub(super) fn set_work(&self, slots: Option<Slots>) {
         self.tells_slots.store(true, Ordering::Relaxed);
         *lock(&self.work) = slots;
     }
 
-    /// How the kernel sees it.
+    /// Sets its state in the kernel.
     pub(super) fn set_standing(&self, standing: Standing) {
         *lock(&self.standing) = standing;
     }
 
-    /// How often its counters were asked for.
+    /// Number of requests for its counters.
     pub(super) fn metrics_asked(&self) -> u32 {
         self.metrics_asked.load(Ordering::SeqCst)
     }
 
-    /// Says a line.
+    /// Writes a line of output.
     pub(super) fn say(&self, line: &str) {
         (self.sink)(Stream::Stderr, line.to_owned());
     }
 
-    /// What it does from now on when it is asked to give memory back.
+    /// Sets its reaction to reclaim requests.
     pub(super) fn set_gives(&self, gives: Option<Gives>) {
         *lock(&self.gives) = gives;
     }
 
-    /// How often it was asked for memory.
+    /// Number of reclaim requests.
     pub(super) fn asked_back(&self) -> u32 {
         self.asked_back.load(Ordering::SeqCst)
     }
 
-    /// What it reports from now on.
+    /// Sets its memory report.
     pub(super) fn set_report(&self, report: Option<Report>) {
         *lock(&self.report) = report;
     }
 
-    /// Whether it had been told to end before this moment.
+    /// True if it was asked to end before this moment.
     pub(super) fn was_to_end(&self, moment: Instant) -> bool {
         lock(&self.told_to_end).is_some_and(|told| told < moment)
     }
@@ -602,7 +602,7 @@ impl Process for Actor {
                 unmeasured: None,
                 devices: Some(Arc::new(devices)),
                 group: None,
-                // A world that says nothing of its memory is a large one.
+                // A world without configured memory counts as large.
                 totals: (available > 0).then_some(HostTotals { total: 1 << 40, available }),
                 report: lock(&self.report).clone(),
                 metrics: decodes

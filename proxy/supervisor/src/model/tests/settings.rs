@@ -1,4 +1,5 @@
-//! What clients have set in a process is set in the model's others, and in the next one before anybody uses it.
+//! A client's settings in one process are applied to the model's others, and to the next one before it
+//! serves.
 
 use bytes::Bytes;
 

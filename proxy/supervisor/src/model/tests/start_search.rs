@@ -1,4 +1,4 @@
-//! Processes that die while they load: a switch is searched once, and used by itself only where the fallback allows it.
+//! Processes that die while they load: an option is searched once, and used only if the fallback allows it.
 
 use warden_policies::start_search::StartSwitch;
 
@@ -25,7 +25,7 @@ fn searching(config: &mut FleetConfig) {
     config.models[0].start_switches = vec![switch("--one"), switch("--two")];
 }
 
-/// The word that each process was started with behind those of the command.
+/// Words that each process got in addition to the command.
 fn added(rig: &Rig) -> Vec<String> {
     let word = |words: &[String]| words.get(2).filter(|word| *word != "--host").cloned().unwrap_or_default();
     rig.script.children().iter().map(|child| word(&child.request.command.args)).collect()
@@ -57,7 +57,7 @@ async fn the_switch_that_starts_a_dying_server_is_named_and_not_used_and_starts_
     assert!(failure.message.ends_with("with `--two` it starts: write `--two`"), "{}", failure.message);
     let Err(Denied::Failed(told, _)) = rig.lease().await else { panic!("it waits for a change") };
     assert!(told.message.contains("--two"), "{}", told.message);
-    // A trial now and then says the same, and nothing is searched again.
+    // Later attempts fail in the same way, and no search is repeated.
     pass(secs(601)).await;
     rig.until(ModelState::Failed).await;
     assert_eq!((rig.count("start_search_began"), rig.script.children().len()), (1, 6));

@@ -1,4 +1,5 @@
-//! A reload gives a loaded model other needs: it asks whether it may stay, and makes no process before it knows.
+//! A reload changes the needs of a loaded model: it asks if it may stay, and starts no process before the
+//! answer.
 
 use super::*;
 
@@ -14,7 +15,7 @@ async fn what_a_reload_adds_is_kept_for_the_model_if_it_is_left_and_else_the_mod
         needs(&mut config.models[0], gib);
         config.models[0].command.args.push(gib.to_string());
     };
-    // While its old process answers, its new one is owed what it will take.
+    // While the old process answers, memory for the new one is reserved.
     let long = rig.lease_of("a").await.unwrap();
     rig.apply(|config| grow(config, 13)).await;
     pass(secs(5)).await;
@@ -31,7 +32,8 @@ async fn what_a_reload_adds_is_kept_for_the_model_if_it_is_left_and_else_the_mod
     drop(other.await.unwrap().unwrap());
     pass(secs(100)).await;
     assert_eq!((rig.states(), rig.count("loads_anew")), (vec![Loaded, Unloaded, Loaded], 0));
-    // 24 - 4 are left for it: it leaves as soon as it has answered, and comes with what it needs now when somebody asks for it.
+    // 24 - 4 GiB are left: the model unloads after its requests, and comes back with its new needs at the
+    // next request.
     let long = rig.lease_of("a").await.unwrap();
     rig.apply(|config| grow(config, 21)).await;
     let waiting = rig.lease_of_later("a").await;
@@ -65,8 +67,8 @@ async fn more_processes_of_a_loaded_model_are_placed_before_they_start() {
     rig.end().await;
 }
 
-/// `a` is being restarted, which takes its process three seconds, and asks whether it may have 20 GiB. Others hold 6 of the 24, and
-/// are on their way out, which takes them so long.
+/// `a` is being restarted, which takes its process three seconds, and asks if it may have 20 GiB. Others
+/// hold 6 of the 24 GiB, and take so long to unload.
 async fn one_that_ends_while_it_asks(
     others_take: Duration,
 ) -> (Rig, AbortOnDropHandle<Result<Vec<LedgerEntry>, ControlError>>) {
@@ -109,7 +111,7 @@ async fn who_ends_while_it_asks_is_followed_when_the_answer_is_there() {
 #[tokio::test(start_paused = true)]
 async fn who_ends_while_it_asks_in_vain_waits_for_room_like_everybody() {
     let (rig, restarted) = one_that_ends_while_it_asks(secs(25)).await;
-    // Whoever wants the restart wants the model, which asks for room once more.
+    // The restart still needs the model, which asks for room again.
     drop(restarted.await.unwrap());
     drop(rig.lease_of("a").await.unwrap());
     assert_eq!((rig.script.children().len(), rig.count("loads_anew")), (3, 1), "{:#?}", rig.kinds());

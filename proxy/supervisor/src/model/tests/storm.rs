@@ -1,6 +1,6 @@
-//! Everything at once, in any order: requests that are served, cut or given up, operators, reloads, crashes, hangs,
-//! processes that do not start or do not end. Whatever happens, every caller is answered, no lease is granted on a
-//! process that was told to end, the end comes in time and no process is left.
+//! Random events in any order: requests that are served, cut or given up, operators, reloads, crashes,
+//! hangs, processes that do not start or do not end. Invariants: every request is answered, no lease is
+//! granted on a stopped process, the shutdown is in time and no process is left.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::process::group::Exit;
 #[derive(Clone, Debug)]
 enum Op {
     Pass(u64),
-    /// Holds its lease for so many milliseconds.
+    /// Holds a lease for so many milliseconds.
     Request(u64),
     /// Leaves after so many milliseconds, served or not.
     Impatient(u64),
@@ -34,10 +34,10 @@ enum Op {
     Grow(usize),
     /// VRAM of a process, in GiB.
     Gpu(usize, u64),
-    /// Nobody tells VRAM any more.
+    /// VRAM becomes unknown.
     Blind,
     Xid(u64),
-    /// So many answers that say that computing failed.
+    /// So many answers with a compute error.
     Errors(u32),
     Growth(u8),
     Say(usize),
@@ -99,7 +99,7 @@ fn role(fate: Fate) -> Role {
     }
 }
 
-/// The process behind a generation: its number is in the name of its socket.
+/// Process of a generation, by the number in its socket's name.
 fn actor(rig: &Script, generation: GenerationId) -> Arc<Actor> {
     let ends = format!("-{generation}.sock");
     let of = |child: &Arc<Actor>| child.request.command.args.last().unwrap().ends_with(&ends);
@@ -213,7 +213,7 @@ async fn storm(ops: Vec<Op>, calm: bool) {
     let began = Instant::now();
     rig.fleet.shutdown(secs(5)).await;
     let took = began.elapsed();
-    // A process that is being created is waited for.
+    // A process that is being created is awaited.
     assert!(took <= secs(5) + secs(10) + secs(4), "the end took {took:?}");
     rig.script.assert_all_reaped();
     let answered = async {
@@ -221,11 +221,11 @@ async fn storm(ops: Vec<Op>, calm: bool) {
             done.unwrap();
         }
     };
-    // Those that were granted a lease before may still sleep on it.
+    // Requests that got a lease earlier may still sleep on it.
     tokio::time::timeout(secs(5), answered).await.expect("a caller is not answered");
 }
 
-/// When the weather is good again, one restart is enough, and everything is as if nothing had been.
+/// Checks that after the faults one restart is enough for normal operation.
 async fn recover(rig: &mut Rig) {
     rig.script.clear();
     for child in rig.script.children() {
@@ -233,7 +233,7 @@ async fn recover(rig: &mut Rig) {
         child.set_anon(MIB);
         child.set_vram(MIB);
     }
-    // Another kind of process: nobody remembers how much of it was on a GPU before the storm, and whether that is lost.
+    // Another key: no history tells how much of it was on a GPU, and if that is lost.
     rig.apply(|config| "calm".clone_into(&mut model(config).command.args[1])).await;
     let served = async {
         while rig.fleet.restart("m").await.is_err() {

@@ -1,11 +1,11 @@
-//! What a model leaves behind when it is unloaded, so that its return is warm, too.
+//! Keeps the state of an unloaded model, so that its next process starts warm.
 //!
 //! ```text
-//!   unloaded: drained -- pack -- TERM      ... out ...      loaded again: ready -- unpack -- gate opens -- behind
+//!     unloaded: drained -- pack -- TERM    ...    loaded again: ready -- unpack -- gate opens -- behind
 //! ```
 //!
-//! It is kept for a while only, and by no more than a share of the memory that is available: files of slots have texts in them, and
-//! their room may be wanted.
+//! The state is kept for a limited time, and slot files take at most a share of the available memory: they
+//! contain texts, and their room may be needed.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,24 +18,24 @@ use super::unpack::{Bag, Luggage};
 use crate::clock;
 use crate::sync::lock;
 
-/// What the replicas of a model left.
+/// State left by the replicas of an unloaded model.
 #[derive(Debug, Default)]
 pub(in crate::model) struct Away(Vec<Left>);
 
-/// What one of them left.
+/// State left by one replica.
 #[derive(Debug)]
 pub(in crate::model) struct Left {
     replica: u32,
-    /// Whose conversations they are.
+    /// Generation that held the conversations.
     pub(in crate::model) from: GenerationId,
     pub(in crate::model) luggage: Luggage,
-    /// Why there are no files in it.
+    /// Why there are no slot files.
     pub(in crate::model) no_file: Option<NoFile>,
     until: Instant,
 }
 
 impl Away {
-    /// A process of a replica goes, with these slots in files, or none, and is not followed by another for now.
+    /// Stores the state of a process that ends without a successor.
     pub(super) fn leave(&mut self, replica: u32, left: (GenerationId, Bag, Option<NoFile>), time: Duration) {
         let (from, bag, no_file) = left;
         self.0.retain(|left| left.replica != replica);
@@ -43,25 +43,25 @@ impl Away {
         self.0.push(Left { replica, from, luggage: Arc::new(Mutex::new(Some(bag))), no_file, until });
     }
 
-    /// Its slots are saved. False if it left nothing.
+    /// Adds the saved slots. Returns false if the generation left nothing.
     pub(super) fn put(&self, from: GenerationId, bag: Bag) -> bool {
         let left = self.0.iter().find(|left| left.from == from);
         left.map(|left| *lock(&left.luggage) = Some(bag)).is_some()
     }
 
-    /// What is there for the next process of a replica.
+    /// State for the next process of a replica.
     pub(super) fn of(&self, replica: u32) -> Option<&Left> {
         self.0.iter().find(|left| left.replica == replica)
     }
 
-    /// What a generation left is used, or useless.
+    /// Removes the state of a generation, because it was used or is useless.
     pub(super) fn take(&mut self, from: GenerationId) -> bool {
         let before = self.0.len();
         self.0.retain(|left| left.from != from);
         self.0.len() < before
     }
 
-    /// Removes files that lie in memory.
+    /// Removes slot files that are in memory.
     pub(super) fn clear_files(&self) {
         for left in &self.0 {
             let mut bag = lock(&left.luggage);
@@ -71,29 +71,30 @@ impl Away {
         }
     }
 
-    /// A process of a replica is ready without having used what was left for it.
+    /// Removes unused state of a replica whose process is ready.
     pub(super) fn arrived(&mut self, replica: u32) {
         self.0.retain(|left| left.replica != replica);
     }
 
-    /// Keeps what so many replicas left; whose the rest was.
+    /// Drops the state of surplus replicas and returns their generations.
     pub(super) fn keep(&mut self, replicas: u32) -> Vec<GenerationId> {
         self.0.extract_if(.., |left| left.replica >= replicas).map(|left| left.from).collect()
     }
 
-    /// Forgets what was left too long ago, and whose that was.
+    /// Drops expired state and returns its generations.
     pub(super) fn sweep(&mut self, now: Instant) -> Vec<GenerationId> {
         self.0.extract_if(.., |left| left.until <= now).map(|left| left.from).collect()
     }
 
-    /// When something is due to be forgotten.
+    /// Next expiry.
     pub(in crate::model) fn next(&self) -> Option<Instant> {
         self.0.iter().map(|left| left.until).min()
     }
 }
 
-/// Of the memory that is available, so much may be taken by files of models that are not there.
+/// Slot files of unloaded models may take one part in this many of the available memory.
 pub(super) const SHARE: u64 = 4;
 
-/// A process that has drained for good waits no longer than this for its slots to be saved: somebody may wait for its room.
+/// Time limit for saving the slots of a process that ends without a successor, because another model may
+/// wait for its room.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);

@@ -1,6 +1,6 @@
-//! Behind the open gate: prompts that the new process does not have are evaluated whenever nothing else runs there, the latest
-//! conversation first, in small pieces, so that whoever comes waits for the end of one piece at most. Only slots that hold nothing are
-//! used.
+//! Evaluates missing prompts after the gate has opened, whenever nothing else runs in the process. The
+//! latest conversation comes first, in small pieces, so that a request waits for one piece at most. Only
+//! empty slots are used.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,49 +16,49 @@ use crate::lease::turns::Kept;
 use crate::process::slot_talk::{self, Touched};
 use crate::process::{Process, touch};
 
-/// How often it is looked whether nothing runs.
+/// Interval for checking that nothing runs.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What it takes to go on behind the gate.
+/// Inputs for warming after the gate has opened.
 #[derive(Debug)]
 pub(in crate::model) struct Behind {
     pub(in crate::model) process: Arc<dyn Process>,
     pub(in crate::model) leases: Arc<Leases>,
-    /// Whose conversations they are.
+    /// Generation that held the conversations.
     pub(in crate::model) from: GenerationId,
-    /// The process's own number.
+    /// Generation to warm.
     pub(in crate::model) to: GenerationId,
-    /// Slots in which something was restored.
+    /// Slots with restored contents.
     pub(in crate::model) used: Vec<u32>,
-    /// These were, and what that is worth shows when they come.
+    /// Restored conversations whose reuse is not proven yet.
     pub(in crate::model) restored: Vec<Arc<Kept>>,
-    /// A prompt was begun in these, and not finished: nobody's, until somebody comes.
+    /// Slots with an unfinished prompt; free until a request uses them.
     pub(in crate::model) begun: Vec<u32>,
     pub(in crate::model) timeout: Duration,
 }
 
-/// What came of one conversation.
+/// Result for one conversation.
 enum Done {
     Evaluated,
     Cold(Cold),
-    /// It came by itself, or the process is no more.
+    /// A request of the conversation came by itself, or the process is gone.
     Gone,
 }
 
 impl Behind {
-    /// What was evaluated, and what was not, until nothing is left or the time is over.
+    /// Evaluates conversations until none is left or the time is over.
     pub(in crate::model) async fn run(mut self) -> Warmth {
         let begun = Instant::now();
         let until = clock::after(begun, warden_policies::defaults().warmth.behind_gate);
         let mut warmth = Warmth::default();
         let mut tried: Vec<Arc<Kept>> = Vec::new();
-        // This task may run before the gate has opened, which is not the same as closed again.
+        // The task may run before the gate has opened, which must not look like a closed gate.
         while !self.leases.is_open(self.to) && self.process.is_running() && Instant::now() < until {
             tokio::time::sleep(LOOK).await;
         }
         loop {
             let Some(kept) = self.next(&tried) else {
-                // What still runs in the old process is a conversation of this one when it has ended.
+                // Requests still running in the old process will leave conversations to warm.
                 if self.leases.in_flight(self.from) > 0
                     && self.leases.is_open(self.to)
                     && Instant::now() < until
@@ -87,7 +87,7 @@ impl Behind {
         warmth
     }
 
-    /// The latest conversation that the old process had, this one does not have, and that can be evaluated.
+    /// Latest conversation of the old process that this one lacks and can evaluate.
     fn next(&self, tried: &[Arc<Kept>]) -> Option<Arc<Kept>> {
         let all = self.leases.turns.of(self.from);
         all.into_iter()
@@ -95,7 +95,7 @@ impl Behind {
             .find(|kept| !tried.iter().chain(&self.restored).any(|known| Arc::ptr_eq(known, kept)))
     }
 
-    /// Whether it still waits: it has not come by itself.
+    /// True if the conversation has not come back by itself.
     fn waits(&self, kept: &Arc<Kept>) -> bool {
         self.leases.turns.of(self.from).iter().any(|known| Arc::ptr_eq(known, kept))
     }
@@ -117,7 +117,7 @@ impl Behind {
             if requests != self.requests() {
                 requests = self.requests();
                 if !self.has(slot, done).await {
-                    // Somebody has it now.
+                    // A request uses the slot now.
                     return Done::Cold(Cold::Slots);
                 }
             }
@@ -138,7 +138,7 @@ impl Behind {
         Done::Evaluated
     }
 
-    /// Waits until nothing has run for a while. False: it is not needed any more.
+    /// Waits until nothing has run for a while. Returns false if the conversation needs no warming any more.
     async fn quiet(&self, kept: &Arc<Kept>) -> bool {
         let least = warden_policies::defaults().warmth.quiet_for;
         loop {
@@ -153,7 +153,7 @@ impl Behind {
         }
     }
 
-    /// The tokens of the prompt with its answer, as the process spells them.
+    /// Tokens of the prompt with its answer, from the process's tokenizer.
     async fn tokens(&self, kept: &Kept) -> Option<Vec<Value>> {
         let request = kept.turn.body.as_ref()?;
         let mut said = &kept.turn.said;
@@ -189,19 +189,19 @@ impl Behind {
         }
     }
 
-    /// Requests that the process has answered.
+    /// Number of requests that the process has answered.
     fn requests(&self) -> u64 {
         self.leases.work(self.to).unwrap_or_default().requests
     }
 
-    /// Whether a slot still holds what was evaluated in it.
+    /// True if the slot still holds the evaluated prompt.
     async fn has(&self, slot: u32, tokens: usize) -> bool {
         let Some(told) = slot_talk::slots(self.process.as_ref(), self.timeout).await else { return false };
         let found = told.iter().find(|told| told.facts.id == slot);
         found.is_some_and(|told| !told.facts.busy && told.facts.tokens == Some(tokens as u64))
     }
 
-    /// A slot that holds nothing of anybody.
+    /// A slot without any contents.
     async fn empty_slot(&self) -> Option<u32> {
         let told = slot_talk::slots(self.process.as_ref(), self.timeout).await?;
         let nobody_came = self.requests() == 0;

@@ -1,19 +1,20 @@
-//! A replacement as planned is warm: what conversations will need next goes along.
+//! Carries conversations over to the next process of a planned replacement.
 //!
 //! ```text
-//!   sequential   old: drained -- pack -- TERM          new: ready -- unpack -- gate opens -- behind: the other prompts, when idle
-//!   overlap      old: serves ------------------ pack --+-- drains
-//!                new:                   ready ---------+-- unpack, the other prompts -- gate opens -- behind: what was in use
+//!     sequential   old: drained -- pack -- TERM
+//!                  new: ready -- unpack -- gate opens -- behind: the other prompts, when idle
+//!     overlap      old: serves ------------- pack --+-- drains
+//!                  new:        ready ---------------+-- unpack, the other prompts -- gate opens -- behind
 //! ```
 //!
 //! | file | job |
 //! |---|---|
-//! | `pack` | slots of the old process to files |
-//! | `unpack` | files to slots of the new one, and proof |
-//! | `behind` | prompts evaluated behind the gate |
-//! | `away` | what is kept while a model is unloaded |
+//! | `pack` | saves slots of the old process to files |
+//! | `unpack` | restores files into slots of the new one, and proves their use |
+//! | `behind` | evaluates prompts after the gate has opened |
+//! | `away` | keeps state while a model is unloaded |
 //!
-//! What is decided is decided in [`warden_policies::warmth`].
+//! The decisions are in [`warden_policies::warmth`].
 
 mod away;
 mod behind;
@@ -43,7 +44,7 @@ use crate::spec::Command;
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
-/// How far the slots of a process that goes are saved.
+/// Progress of saving the slots of a process that ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Packed {
     #[default]
@@ -52,7 +53,7 @@ pub(super) enum Packed {
     Done,
 }
 
-/// Whether the process is well, and its end foreseen.
+/// True if the reason leaves the process healthy and its end planned.
 fn is_planned(reason: Reason) -> bool {
     !matches!(
         reason,
@@ -67,7 +68,7 @@ fn is_planned(reason: Reason) -> bool {
 }
 
 impl Generation {
-    /// Nothing says that what it holds may be wrong.
+    /// True if no symptom suggests that its contents may be wrong.
     fn is_well(&self) -> bool {
         let symptoms = self.health.symptoms();
         self.degraded.is_none() && symptoms.iter().all(|symptom| is_planned(symptom.reason()))
@@ -75,20 +76,20 @@ impl Generation {
 }
 
 impl Model {
-    /// Whether conversations are kept from now on.
+    /// Starts or stops keeping conversations, by the configuration.
     pub(super) fn keep_turns(&self) {
         let keeps = self.spec.run.warm == Warm::Auto && hints::stays_cold(&self.spec.command).is_none();
         self.leases.turns.set(keeps);
     }
 
-    /// Where a new process saves slots; `None` if it does not.
+    /// Slot directory of a new process; `None` if it saves no slots.
     pub(super) fn slot_files(&self, socket: &std::path::Path) -> Option<Arc<SlotFiles>> {
         let command = &self.spec.command;
         self.no_file(command).is_none().then(|| Arc::new(SlotFiles::of(command, socket)))
     }
 
-    /// Whether a process did not start because of the directory that we named: a wrapper may start its server where that is not. From
-    /// then on none is told of one.
+    /// True if a process did not start because of the slot directory, as a wrapper may start its server
+    /// where the directory does not exist. From then on no process gets one.
     pub(super) fn refuses_slot_files(&mut self, lines: &[String]) -> bool {
         let news = !self.experience.refuses_slot_files
             && self.no_file(&self.spec.command).is_none()
@@ -98,7 +99,7 @@ impl Model {
         news
     }
 
-    /// Why slots of a process of this command are not saved, if that is known before.
+    /// Why processes with this command save no slots, if known before the start.
     fn no_file(&self, command: &Command) -> Option<NoFile> {
         let can = self.spec.facts.slot_files == Some(true) && !self.experience.refuses_slot_files;
         match () {
@@ -108,11 +109,11 @@ impl Model {
         }
     }
 
-    /// The same of a process that runs, for one that follows it.
+    /// Why a running process saves no slots for its successor.
     fn no_file_of(&self, live: &Generation) -> Option<NoFile> {
         let Some(kin) = live.cell.kin.get() else { return Some(NoFile::Other) };
         if recipe(&self.spec).command() != live.made_of.command() {
-            // The next one will be made of something else.
+            // The next process has another command.
             return Some(NoFile::Other);
         }
         self.no_file(live.made_of.command())
@@ -121,12 +122,12 @@ impl Model {
             .or_else(|| self.reuses_no_slots(kin.made_of).then_some(NoFile::NotReused))
     }
 
-    /// Whether processes made of this are known not to use what they have restored.
+    /// True if processes with this `made_of` hash are known not to use restored slots.
     fn reuses_no_slots(&self, made_of: u64) -> bool {
         self.experience.reuses_no_slots == Some(made_of) || self.leases.turns.are_slots_unused_by(made_of)
     }
 
-    /// What it takes to save the slots of a process; why they are not saved, otherwise.
+    /// Inputs for saving the slots of a process, or why they are not saved.
     fn packing(&self, live: &Generation, alone: bool) -> Result<Packing, NoFile> {
         if let Some(why) = self.no_file_of(live) {
             return Err(why);
@@ -150,7 +151,7 @@ impl Model {
         })
     }
 
-    /// Whether a process that has drained may be told to end: not while its slots are saved.
+    /// True if a drained process may end; false while its slots are being saved.
     pub(super) fn is_packed(&mut self, id: UnitId) -> bool {
         let Some(unit) = self.unit(id) else { return true };
         let Some(live) = &unit.live else { return true };
@@ -173,7 +174,7 @@ impl Model {
         }
         let (generation, replica) = (live.id, unit.replica);
         if let Some(from) = live.came_from.filter(|_| goes) {
-            // What of an earlier one did not come to be evaluated here is this one's, too, to leave.
+            // Conversations of an earlier process that were not evaluated here are passed on too.
             self.leases.turns.inherit(from, generation);
         }
         if self.leases.turns.of(generation).is_empty() {
@@ -202,7 +203,7 @@ impl Model {
             }
         };
         live.packed = Packed::UnderWay;
-        // What runs out meanwhile is the time of the drain, which is over.
+        // The drain is over, so its timer now limits the saving of slots.
         let until = clock::after(packing.until, self.spec.lifecycle.probe_timeout);
         if let Some(unit) = self.unit_mut(id)
             && let Some((Timer::Drain, at)) = &mut unit.timer
@@ -213,12 +214,12 @@ impl Model {
         false
     }
 
-    /// The slots of a process that has drained are saved.
+    /// Handles the saved slots of a drained process.
     pub(super) fn packed(&mut self, id: UnitId, generation: GenerationId, parcel: Parcel) {
         let Some(unit) = self.unit_mut(id) else { return };
         let drains = unit.phase() == Phase::Draining;
         let Some(live) = &mut unit.live else { return };
-        // One that serves on is packed anew at its next drain.
+        // A process that serves again is packed again at its next drain.
         live.packed = if drains { Packed::Done } else { Packed::NotYet };
         if drains {
             let bag = Bag::Parcel(Some(Box::new(parcel)));
@@ -231,7 +232,7 @@ impl Model {
         self.changed();
     }
 
-    /// What it takes to make a process warm that starts in the place of another.
+    /// Inputs for warming a process that replaces another one.
     pub(super) fn unpacking(&mut self, id: UnitId) -> Option<Unpacking> {
         let unit = self.unit(id)?;
         let live = unit.live.as_ref()?;
@@ -266,7 +267,7 @@ impl Model {
         self.unpacking_of(id, from, (luggage, no_file), urgent)
     }
 
-    /// What it takes to make a process warm that starts after its model was unloaded.
+    /// Inputs for warming a process after its model was unloaded.
     fn returning(&self, id: UnitId) -> Option<Unpacking> {
         let left = self.away.of(self.unit(id)?.replica)?;
         if self.spec.run.warm == Warm::Off || self.leases.turns.of(left.from).is_empty() {
@@ -275,7 +276,7 @@ impl Model {
         self.unpacking_of(id, left.from, (&left.luggage, left.no_file), false)
     }
 
-    /// What it takes to give a process the conversations of another one.
+    /// Inputs for warming a process with the conversations of another one.
     fn unpacking_of(
         &self,
         id: UnitId,
@@ -294,12 +295,12 @@ impl Model {
             no_file,
             shows_within: self.spec.lifecycle.slot_shows_within,
             urgent,
-            // Its start has an end, and being made warm is a part of it.
+            // Warming is part of the start, and so of its time limit.
             start: unit.timer.filter(|(timer, _)| *timer == Timer::Start).map(|(_, at)| at),
         })
     }
 
-    /// A process of a replica is ready: what was left for it was used, or is of no use.
+    /// Drops the state kept for a replica whose process is ready.
     pub(super) fn arrived(&mut self, id: UnitId) {
         if let Some(replica) =
             self.unit(id).filter(|unit| unit.role == Role::Current).map(|unit| unit.replica)
@@ -308,7 +309,7 @@ impl Model {
         }
     }
 
-    /// Other settings: what they do not allow any more is removed.
+    /// Drops kept state that new settings do not allow.
     pub(super) fn apply_away(&mut self) {
         let run = &self.spec.run;
         let allowed = run.warm != Warm::Off && !run.warm_away.is_zero();
@@ -317,20 +318,21 @@ impl Model {
         }
     }
 
-    /// Slots in files that lie in memory go: somebody waits for memory. The prompts stay, and are evaluated again.
+    /// Removes slot files that are in memory, because memory is needed. The prompts stay and are evaluated
+    /// again.
     pub(super) fn clear_away_files(&self) {
         self.away.clear_files();
     }
 
-    /// What was left too long ago is removed.
+    /// Drops expired state.
     pub(super) fn sweep_away(&mut self, now: Instant) {
         for from in self.away.sweep(now) {
             self.leases.turns.forget(from);
         }
     }
 
-    /// A process has ended before it was ready. If that was while it was made warm, one of the conversations may be why: none of them
-    /// is given to the next one.
+    /// Handles a process that ended before it was ready. If it was being warmed, a conversation may be the
+    /// cause, so the next process gets none of them.
     pub(super) fn died_of_warming(&mut self, replica: u32) {
         let returns = self.away.of(replica).filter(|left| lock(&left.luggage).is_none());
         if let Some(from) = returns.map(|left| left.from) {
@@ -344,7 +346,7 @@ impl Model {
         }
     }
 
-    /// A process is ready, and so warm.
+    /// Records the result of warming a process that is ready.
     pub(super) fn warmed(&mut self, id: UnitId, unpacked: Unpacked) {
         let Some(live) = self.live(id) else { return };
         let (to, process, kin) = (live.id, live.process.clone(), live.cell.kin.get().copied());
@@ -374,7 +376,7 @@ impl Model {
         self.help(to, async move { Report::Warmed(Box::new(behind.run().await)) });
     }
 
-    /// What was due behind the gate is done.
+    /// Records the result of warming after the gate had opened.
     pub(super) fn warmed_behind(&mut self, generation: GenerationId, warmth: Warmth) {
         if warmth.conversations > 0 {
             if let Some(last) = &mut self.replacements.warm {

@@ -1,7 +1,7 @@
-//! The old process's part: the slots of its latest conversations are saved to files.
+//! Saves the slots of the old process's latest conversations to files.
 //!
-//! With a unified KV cache idle slots are empty, because what they had lies in the process's prompt cache. There a conversation is
-//! touched first, which brings it back into a slot for the price of one token.
+//! With a unified KV cache idle slots are empty, because their contents are in the process's prompt cache.
+//! A conversation is then touched first, which brings it back into a slot for the price of one token.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,56 +15,55 @@ use crate::process::slot_files::SlotFiles;
 use crate::process::slot_talk::{self, Refused, Touched};
 use crate::process::{Process, touch};
 
-/// What it takes to save slots.
+/// Inputs for saving slots.
 #[derive(Debug)]
 pub(in crate::model) struct Packing {
     pub(in crate::model) process: Arc<dyn Process>,
     pub(in crate::model) files: Arc<SlotFiles>,
-    /// What the process is made of.
+    /// Identity of the process's answers.
     pub(in crate::model) kin: Kin,
-    /// The latest first.
+    /// Conversations, latest first.
     pub(in crate::model) conversations: Vec<Arc<Kept>>,
-    /// How many slots it has.
     pub(in crate::model) slots: u32,
-    /// Bytes of files, at most, and what memory is available.
+    /// Maximum size of all files, in bytes, and available memory.
     pub(in crate::model) bytes: u64,
     pub(in crate::model) available: Option<u64>,
-    /// Milliseconds that a token of prompt takes, at best.
+    /// Best time per prompt token, in milliseconds.
     pub(in crate::model) pace: Option<f64>,
-    /// How long a prompt that is there may take to show it, at least.
+    /// Minimum time to wait for evidence that a prompt is cached.
     pub(in crate::model) shows_within: Duration,
-    /// Nobody else uses it.
+    /// No request uses the process.
     pub(in crate::model) alone: bool,
     pub(in crate::model) until: Instant,
 }
 
-/// Slots in files. Dropping it removes them.
+/// Saved slots. Dropping it removes the files.
 #[derive(Debug)]
 pub(crate) struct Parcel {
     pub(in crate::model) files: Arc<SlotFiles>,
     pub(in crate::model) kin: Kin,
-    /// The latest conversations first.
+    /// Slots, latest conversation first.
     pub(in crate::model) slots: Vec<Packed>,
     pub(in crate::model) no_file: Option<NoFile>,
     pub(in crate::model) bytes: u64,
     pub(in crate::model) took: Duration,
 }
 
-/// One slot in a file.
+/// A saved slot.
 #[derive(Debug)]
 pub(in crate::model) struct Packed {
     pub(in crate::model) name: String,
-    /// Where it is to be restored.
+    /// Slot in which it is to be restored.
     pub(in crate::model) slot: u32,
     pub(in crate::model) tokens: u64,
-    /// Whose it is, if that is known.
+    /// Conversation in the slot, if known.
     pub(in crate::model) of: Option<Arc<Kept>>,
 }
 
-/// What came of one slot.
+/// Result for one slot.
 enum Saved {
     Packed,
-    /// It holds too little to matter.
+    /// The slot holds too few tokens.
     Little,
     Not(NoFile),
 }
@@ -86,7 +85,7 @@ impl Packing {
         let told = slot_talk::slots(self.process.as_ref(), self.left()).await;
         let facts: Vec<SlotFacts> = match told {
             Some(told) => told.iter().map(|slot| slot.facts).collect(),
-            // It does not tell: where nothing runs, none is busy.
+            // The server does not report slots; without requests none is busy.
             None if self.alone => {
                 (0..self.slots).map(|id| SlotFacts { id, busy: false, tokens: None, task: None }).collect()
             }
@@ -95,7 +94,7 @@ impl Packing {
         let mut empty = Vec::new();
         let tokens_of = |id: u32| facts.iter().find(|slot| slot.id == id).and_then(|slot| slot.tokens);
         let mut order = warmth::order(&facts, &sizes, 0);
-        // Where the latest might be too large, a small one shows how large a token is.
+        // If the latest slot might be too large, a small one shows the size of a token.
         let worth = |id: &u32| tokens_of(*id).filter(|tokens| *tokens >= numbers.least_tokens);
         if let Some(first) = order.first()
             && !room.has(self.expected(tokens_of(*first)))
@@ -143,12 +142,12 @@ impl Packing {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// How many tokens a slot may have that does not tell: as many as the largest conversation.
+    /// Tokens of a slot, or those of the largest conversation if the server does not report them.
     fn expected(&self, tokens: Option<u64>) -> Option<u64> {
         tokens.or_else(|| self.conversations.iter().map(|kept| kept.tokens()).max())
     }
 
-    /// Saves a slot, to be restored at a place. `of`: whose it is, if that is known.
+    /// Saves a slot, to be restored in slot `place`. `of`: its conversation, if known.
     async fn save(
         &self,
         slot: u32,
@@ -174,11 +173,11 @@ impl Packing {
         let took = begun.elapsed();
         let sealed = self.files.seal(&name);
         let outcome = match (saved, sealed) {
-            // One that is busy by now is saved when it ends, for nobody.
+            // A slot that is busy by now is saved when it becomes free, and then the file is useless.
             (Err(Refused::Silent), _) => Saved::Not(NoFile::Time),
             (Err(Refused::Said), _) | (_, Err(_)) => Saved::Not(NoFile::Failed),
             (Ok((tokens, _)), _) if tokens < warden_policies::defaults().warmth.least_tokens => Saved::Little,
-            // A full disk shows only here: the server says that all is well.
+            // A full disk shows only here, because the server reports success.
             (Ok((_, written)), Ok(bytes)) if written != bytes || bytes == 0 => Saved::Not(NoFile::Room),
             (Ok((tokens, bytes)), Ok(_)) => {
                 if !room.take(tokens, bytes) {
@@ -197,7 +196,7 @@ impl Packing {
         outcome
     }
 
-    /// The conversation that a slot of so many tokens holds.
+    /// Conversation held by a slot with this many tokens.
     fn whose(&self, tokens: u64, parcel: &Parcel) -> Option<Arc<Kept>> {
         let sizes: Vec<u64> = self.conversations.iter().map(|kept| kept.tokens()).collect();
         let of = parcel.slots.iter().filter_map(|slot| slot.of.as_ref());
@@ -207,19 +206,19 @@ impl Packing {
         self.conversations.get(index).cloned()
     }
 
-    /// Brings conversations back from the prompt cache into a slot, and saves that: each for one of the slots that are empty. The first
-    /// one that is not there ends it.
+    /// Brings conversations back from the prompt cache into empty slots and saves them. Stops at the first
+    /// one that is not cached.
     async fn recall(&self, empty: &[u32], room: &mut Room, parcel: &mut Parcel) {
         let packed: Vec<Arc<Kept>> = parcel.slots.iter().filter_map(|slot| slot.of.clone()).collect();
         let is_packed = |kept: &&Arc<Kept>| packed.iter().any(|known| Arc::ptr_eq(known, kept));
         let missing = self.conversations.iter().filter(|kept| !is_packed(kept));
         for (kept, place) in missing.zip(empty) {
-            // Into whichever slot it wants: one that is named is not looked for in the cache.
+            // Name no slot: the server does not search the prompt cache for a named one.
             let request = kept.turn.body.as_ref();
             let Some(body) = request.and_then(|body| touch::body(body, &kept.turn.said, None)) else {
                 continue;
             };
-            // What is there takes a moment; more than a part of what evaluating takes is none.
+            // A cached prompt answers within a fraction of its evaluation time.
             let patience =
                 warmth::patience(kept.turn.tokens, self.pace, false, self.shows_within).min(self.left());
             let touched = slot_talk::touch(self.process.as_ref(), &kept.turn.path, body, patience).await;
@@ -236,7 +235,7 @@ impl Packing {
         }
     }
 
-    /// The slot that holds so many tokens.
+    /// Idle slot with this many tokens.
     async fn holder(&self, tokens: u64) -> Option<u32> {
         let told = slot_talk::slots(self.process.as_ref(), self.left()).await?;
         let found = told.iter().find(|slot| slot.facts.tokens == Some(tokens) && !slot.facts.busy);

@@ -1,5 +1,5 @@
-//! The new process's part, before it is used: slots are restored from files and shown to be of use, and where the old process still
-//! serves, the other prompts are evaluated.
+//! Warms the new process before it serves: restores slots from files and proves their use. While the old
+//! process still serves, the other prompts are evaluated too.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,60 +18,60 @@ use crate::process::slot_talk::{self, Touched};
 use crate::process::{Process, touch};
 use crate::sync::lock;
 
-/// What a replacement brings along. Taken by the first process that is ready: one that does not survive it is not followed by others.
+/// Warm state of a replacement. The first process that is ready takes it; if that process dies of it, later
+/// ones start cold.
 pub(in crate::model) type Luggage = Arc<Mutex<Option<Bag>>>;
 
-/// What is there for the next process.
+/// Warm state for the next process.
 #[derive(Debug)]
 pub(in crate::model) enum Bag {
-    /// Slots of a process that has ended, or none.
+    /// Saved slots of a process that has ended, or none.
     Parcel(Option<Box<Parcel>>),
-    /// The old process serves.
+    /// Inputs for saving the slots of the old process, which still serves.
     Old(Option<Box<Packing>>),
 }
 
-/// What it takes to make a process warm.
+/// Inputs for warming a process.
 #[derive(Debug)]
 pub(in crate::model) struct Unpacking {
     pub(in crate::model) luggage: Luggage,
     pub(in crate::model) leases: Arc<Leases>,
-    /// Whose conversations they are.
+    /// Generation that held the conversations.
     pub(in crate::model) from: GenerationId,
-    /// The new one.
+    /// Cell of the new generation.
     pub(in crate::model) cell: Arc<Cell>,
     pub(in crate::model) files: Option<Arc<SlotFiles>>,
-    /// Why there are no files, if that is known before.
+    /// Why there are no slot files, if known in advance.
     pub(in crate::model) no_file: Option<NoFile>,
-    /// How long a slot that was restored may take to show that it is used, at least.
+    /// Minimum time to wait for evidence that a restored slot is used.
     pub(in crate::model) shows_within: Duration,
     /// Memory runs out meanwhile.
     pub(in crate::model) urgent: bool,
-    /// When it has to be ready.
+    /// Deadline of the start.
     pub(in crate::model) start: Option<Instant>,
 }
 
-/// What is left of a start for all that comes after being made warm.
+/// Part of the start's time limit that is left for steps after warming.
 const SPARE: Duration = Duration::from_secs(5);
 
-/// What came of it.
+/// Result of warming.
 #[derive(Debug)]
 pub(crate) struct Unpacked {
     pub(in crate::model) from: GenerationId,
     pub(in crate::model) warmth: Warmth,
-    /// The new process has these.
+    /// Conversations that the new process has.
     pub(in crate::model) warm: Vec<Arc<Kept>>,
-    /// It may have these: they were restored, and nothing showed whether that is of use.
+    /// Restored conversations whose use is not proven.
     pub(in crate::model) restored: Vec<Arc<Kept>>,
-    /// It has something in these slots.
+    /// Slots with contents.
     pub(in crate::model) used: Vec<u32>,
-    /// A prompt was begun in these, and not finished.
+    /// Slots with an unfinished prompt.
     pub(in crate::model) begun: Vec<u32>,
-    /// How long all of it took.
     pub(in crate::model) took: Duration,
 }
 
 impl Unpacking {
-    /// `None`: there is nothing to do.
+    /// Warms the process. `None` if there is nothing to do.
     pub(in crate::model) async fn run(self, process: &dyn Process, slots: Option<u32>) -> Option<Unpacked> {
         let bag = lock(&self.luggage).take()?;
         let begun = Instant::now();
@@ -86,14 +86,14 @@ impl Unpacking {
         let parcel = match bag {
             Bag::Parcel(parcel) => parcel,
             Bag::Old(Some(mut packing)) => {
-                // It was made when the next one began to load.
+                // The deadline was set when the new process began to load.
                 packing.until = clock::after(begun, numbers.before_gate / 2);
                 packing.conversations = self.leases.turns.of(self.from);
                 Some(Box::new(packing.run().await))
             }
             Bag::Old(None) => None,
         };
-        // As they are now: some have come further meanwhile.
+        // Use the present conversations, because some have continued meanwhile.
         let conversations = self.leases.turns.of(self.from);
         if conversations.is_empty() {
             return None;
@@ -157,7 +157,7 @@ impl Unpacking {
         Some(done)
     }
 
-    /// How much time is left. None while nobody serves any more: then those who wait for this one come first.
+    /// Time left. Zero when the old process serves no more, because requests then wait for this process.
     fn left(&self, until: Instant, beside: bool) -> Duration {
         if beside && !self.leases.is_open(self.from) {
             return Duration::ZERO;
@@ -165,7 +165,7 @@ impl Unpacking {
         until.saturating_duration_since(Instant::now())
     }
 
-    /// Restores what is in files, the latest conversation last, and looks whether it is used.
+    /// Restores slots from files, the latest conversation last, and checks that they are used.
     async fn restore(
         &self,
         process: &dyn Process,
@@ -200,7 +200,7 @@ impl Unpacking {
                     None
                 }
             };
-            // It was needed for that alone.
+            // The file is not needed any more.
             files.remove(&packed.name);
             if tokens == Some(packed.tokens) {
                 done.used.push(packed.slot);
@@ -209,7 +209,7 @@ impl Unpacking {
                 done.warmth.without(NoFile::Failed);
             }
         }
-        // Behind all of them: which slot has which conversation is known by their sizes alone.
+        // After all restores: only sizes tell which slot holds which conversation.
         let mut unseen = restored.into_iter();
         let mut use_of = Use::Shown;
         while use_of == Use::Shown
@@ -224,12 +224,12 @@ impl Unpacking {
             };
         }
         if use_of == Use::Unknown {
-            // It holds them, and what that is worth shows when they come.
+            // The slots are restored, and their first request will show if they are used.
             unseen.for_each(|packed| done.unseen(packed, conversations));
         }
     }
 
-    /// Whether what was restored is used.
+    /// Proves that a restored slot is used.
     async fn prove(
         &self,
         process: &dyn Process,
@@ -258,7 +258,7 @@ impl Unpacking {
                 Use::Shown
             }
             Touched::Counted(cached, evaluated) => {
-                // By that very question it has it now.
+                // The proof itself has evaluated the prompt.
                 done.warmth.evaluated += 1;
                 done.warm.push(kept);
                 let told = slot_talk::slots(process, left).await.unwrap_or_default();
@@ -268,7 +268,7 @@ impl Unpacking {
                 done.not_used(none_before, holder.as_slice());
                 if none_before { Use::None } else { Use::Shown }
             }
-            // It had no time to show anything, and what it holds may be of use.
+            // No time for a proof; the contents may still be useful.
             Touched::Silent => {
                 done.unproven(Some(kept));
                 Use::Unknown
@@ -281,14 +281,14 @@ impl Unpacking {
     }
 }
 
-/// Whether restored slots are used.
+/// Evidence about the use of restored slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// The next one is looked at.
+    /// Used; the next slot is checked too.
     Shown,
-    /// They are not, nor will the next one be.
+    /// Not used, and later slots will not be either.
     None,
-    /// There was no time to see it.
+    /// Not enough time for a proof.
     Unknown,
 }
 
@@ -297,8 +297,8 @@ fn is_known(conversations: &[Arc<Kept>], kept: &Arc<Kept>) -> bool {
 }
 
 impl Unpacked {
-    /// It was restored, and is not looked at. One that nothing is known of is a conversation more; one that has come further
-    /// meanwhile is counted as that.
+    /// Records a restored slot without a proof. An unknown one counts as a conversation; one that has
+    /// continued meanwhile is counted as that conversation.
     fn unseen(&mut self, packed: Packed, conversations: &[Arc<Kept>]) {
         match packed.of {
             None => {
@@ -310,27 +310,27 @@ impl Unpacked {
         }
     }
 
-    /// It was restored, and nothing shows whether that is of use.
+    /// Records a restored conversation whose use is not proven.
     fn unproven(&mut self, kept: Option<Arc<Kept>>) {
         self.warmth.unproven += 1;
         self.restored.extend(kept);
     }
 
-    /// What was restored is not used. That is the model's way, unless another one was.
-    /// `holds`: what holds something all the same.
+    /// Records that restored slots are not used. `is_way`: the model never uses them. `holds`: slots that
+    /// hold something anyway.
     fn not_used(&mut self, is_way: bool, holds: &[u32]) {
         if is_way {
             self.warmth.without(NoFile::NotReused);
             self.used = holds.to_vec();
         } else {
             self.warmth.without(NoFile::Failed);
-            // A conversation may be there that was evaluated just now.
+            // The slots may hold a conversation that was evaluated just now.
             self.used.extend_from_slice(holds);
         }
     }
 }
 
-/// Has a prompt evaluated: with the answer behind it, and where that is refused without.
+/// Evaluates a prompt with its answer, or without the answer if that is refused.
 async fn evaluated(
     process: &dyn Process,
     kept: &Kept,

@@ -1,5 +1,5 @@
-//! What a program in ELF needs before its first instruction: the loader and the libraries that it names. Read within bounds: a
-//! binary may have a gigabyte, and nobody knows what the file really is.
+//! Reads the loader and libraries named by an ELF program. Reads are bounded, because a binary may have a
+//! gigabyte, or be any other file.
 
 use std::fs::{self, File};
 use std::ops::Range;
@@ -9,23 +9,23 @@ use object::elf::{DT_NEEDED, DT_NULL, DT_RPATH, DT_RUNPATH, DT_STRSZ, DT_STRTAB,
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
 use object::{Endianness, ReadCache, ReadRef};
 
-/// Tables larger than this are none that a loader would have to look at before it starts a program.
+/// Maximum size of a table that is read; a loader has no larger ones.
 const LARGEST: u64 = 1 << 20;
-/// Entries of a table of programs or libraries that are looked at.
+/// Maximum number of entries read from a program or library table.
 const MOST: usize = 4096;
 
-/// What a file says.
+/// Contents of an ELF file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Elf {
-    /// The loader.
+    /// Path of the loader.
     pub(crate) interpreter: Option<PathBuf>,
-    /// The libraries that it needs, as it names them.
+    /// Names of needed libraries.
     pub(crate) needed: Vec<String>,
-    /// Where they are looked for beside the usual places, as it is written there.
+    /// Additional search paths (runpath), as written in the file.
     pub(crate) places: Vec<String>,
 }
 
-/// A file of which only small pieces are read.
+/// A file that is read in small pieces only.
 #[derive(Clone, Copy)]
 struct Pieces<'a>(&'a ReadCache<File>);
 
@@ -43,9 +43,9 @@ impl<'a> ReadRef<'a> for Pieces<'a> {
     }
 }
 
-/// Reads it. `None`: it is no ELF for 64 bits, or not one that can be understood; then nothing is known.
+/// Reads a file. `None` if it is no understandable 64-bit ELF file.
 pub(crate) fn read(path: &Path) -> Option<Elf> {
-    // A pipe must not be opened.
+    // Opening a pipe could block.
     fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     let cache = ReadCache::new(File::open(path).ok()?);
     let data = Pieces(&cache);
@@ -94,7 +94,7 @@ pub(crate) fn read(path: &Path) -> Option<Elf> {
 pub(crate) mod tests {
     use super::*;
 
-    /// The bytes of a program that names these, all of it one segment at address 0.
+    /// Bytes of a program with these names, in one segment at address 0.
     pub(crate) fn made(interpreter: &str, needed: &[&str], runpath: &str) -> Vec<u8> {
         let mut strings = vec![0_u8];
         let mut add = |text: &str| {
@@ -161,7 +161,7 @@ pub(crate) mod tests {
         let whole = made("/lib/ld-linux.so.2", &["libc.so.6"], "");
         assert_eq!(of(b"#!/bin/sh\n"), None);
         for length in 0..whole.len() {
-            // Cut anywhere: nothing is known, or what was read is true.
+            // Cut anywhere: the result is nothing or correct.
             let found = of(&whole[..length]);
             assert!(found.is_none_or(|elf| elf.needed.len() <= 1), "{length}");
         }

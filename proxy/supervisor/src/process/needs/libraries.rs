@@ -1,7 +1,7 @@
-//! Whether the libraries of a program are where its loader looks for them, before it is started. The programs that we start are
-//! those of a C library with `ld.so.cache`; of others nothing is concluded.
+//! Checks that a program's libraries are where its loader looks for them, before the start. Works for a C
+//! library with `ld.so.cache`; for others it draws no conclusion.
 //!
-//! Only what is sure is called missing: wherever any loader might look, it is looked for.
+//! A library is reported missing only if no loader could find it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,16 +12,17 @@ use crate::process::needs::elf;
 use crate::process::needs::missing::Missing;
 use crate::spec::Command;
 
-/// Where the loader looks besides.
+/// Default directories of the loader.
 const USUAL: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
-/// What it knows of all other places.
+/// Index of libraries in all other directories.
 pub(crate) const CACHE: &str = "/etc/ld.so.cache";
-/// A cache is some hundred kilobytes; a larger one is not read.
+/// Maximum size of the cache that is read; usual ones have some hundred kilobytes.
 const LARGEST_CACHE: u64 = 64 << 20;
-/// Files of a program and its libraries that are looked at.
+/// Maximum number of library names that are checked.
 const MOST: usize = 256;
 
-/// The first library that the binary of a command, or one of its libraries, names and that is nowhere. `used`: those that are.
+/// First library that the binary of a command, or one of its libraries, names and that does not exist.
+/// Existing ones are added to `used`.
 pub(crate) fn missing(command: &Command, used: &mut Vec<PathBuf>) -> Option<Missing> {
     let binary = command.binary.is_absolute().then_some(command.binary.as_path())?;
     let cache = fs::metadata(CACHE).ok().filter(|data| data.len() <= LARGEST_CACHE);
@@ -41,7 +42,7 @@ fn look(binary: &Path, listed: &[PathBuf], cache: Option<&[u8]>, used: &mut Vec<
         return Some(Missing { kind: FailureKind::NotExecutable, message });
     }
     let loader = interpreter.file_name()?.to_str()?;
-    // Another C library, or a system that keeps no such list: its places are not known.
+    // The search paths of another C library, or of a system without a cache, are unknown.
     let cache = cache.filter(|_| loader.starts_with("ld-linux") || loader.starts_with("ld64"))?;
     let mut places: Vec<PathBuf> = listed.to_vec();
     let mut seen = BTreeSet::new();
@@ -63,21 +64,21 @@ fn look(binary: &Path, listed: &[PathBuf], cache: Option<&[u8]>, used: &mut Vec<
                 return Some(Missing { kind: FailureKind::MissingLibrary, message });
             };
             used.push(found.clone());
-            // What cannot be read says nothing.
+            // Unreadable files are skipped.
             next.extend(elf::read(&found).map(|elf| (found, elf)));
         }
     }
     None
 }
 
-/// Where a library is.
+/// Path of a library.
 fn find(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf> {
     if name.contains('/') {
         return Some(PathBuf::from(name)).filter(|path| path.exists());
     }
     let cached = cache.split(|byte| *byte == 0).filter_map(|text| {
         let path = std::str::from_utf8(text).ok()?;
-        // The first path may have the list's binary part before it.
+        // The first path may follow the binary part of the cache.
         let path = path.get(path.find('/')?..)?;
         (path.rsplit('/').next() == Some(name)).then(|| PathBuf::from(path))
     });
@@ -85,7 +86,7 @@ fn find(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf> {
     beside.chain(cached).find(|path| path.exists())
 }
 
-/// `LD_LIBRARY_PATH` as the process will have it.
+/// Directories in the `LD_LIBRARY_PATH` of the process.
 fn listed(command: &Command) -> Vec<PathBuf> {
     const NAME: &str = "LD_LIBRARY_PATH";
     let own = command.env.iter().rfind(|(name, _)| name == NAME).map(|(_, value)| value.into());
@@ -94,7 +95,7 @@ fn listed(command: &Command) -> Vec<PathBuf> {
     std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect()
 }
 
-/// A place with `$ORIGIN` in it; `None` for what else a loader might put in.
+/// Search path with `$ORIGIN` expanded; `None` for other variables of the loader.
 fn expanded(place: &str, of: &Path) -> Option<PathBuf> {
     let real = fs::canonicalize(of).ok()?;
     let folder = real.parent()?.to_str()?;
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
     use crate::process::needs::elf::tests::made;
 
-    /// A loader of the usual C library, which every file below names.
+    /// A folder with a loader of the usual C library, which all files name.
     struct Home {
         folder: tempfile::TempDir,
         loader: String,
@@ -143,7 +144,7 @@ mod tests {
         let binary = home.file("bin/server", &["libown.so.1"], "$ORIGIN/../lib");
         let told = message(&binary, &[], b"").unwrap();
         assert!(told.contains("libown.so.1, which") && told.contains("bin/server needs"), "{told}");
-        // Found by where the binary says, and then what it needs itself.
+        // The library is found by the runpath, and then its own needs are checked.
         home.file("lib/libown.so.1", &["libdeep.so.2"], "");
         let told = message(&binary, &[], b"").unwrap();
         assert!(told.contains("libdeep.so.2, which") && told.contains("lib/libown.so.1 needs"), "{told}");

@@ -1,11 +1,11 @@
-//! What keeps a process from starting, as far as it can be seen beforehand.
+//! A missing requirement of a start, as far as it can be detected in advance.
 
 use crate::error::FailureKind;
 
-/// Something that a start needs and that is not there.
+/// A missing requirement of a start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Missing {
     pub(crate) kind: FailureKind,
-    /// What and why, with a hint.
+    /// Message with object, reason and advice.
     pub(crate) message: String,
 }

@@ -1,8 +1,9 @@
-//! What a process needs to start: its binary with its loader and libraries, its model files, the libraries that its predecessor uses. Looked at before a
-//! healthy process is stopped for a new one, and again and again while a start waits for a change.
+//! Checks the files that a process needs to start: its binary with loader and libraries, its model files,
+//! and the libraries of its predecessor. Done before a healthy process is stopped for a new one, and
+//! repeatedly while a start waits for a change.
 //!
-//! Only what is sure is called missing: a wrong alarm would keep a leaking process in its place. Whatever else a start needs,
-//! the start itself tells.
+//! Only certain cases are reported as missing, because a false alarm would keep a leaking process in place.
+//! The start itself reports everything else.
 
 pub(crate) mod elf;
 pub(crate) mod libraries;
@@ -24,7 +25,7 @@ use crate::process::hints;
 use crate::process::needs::missing::Missing;
 use crate::spec::Command;
 
-/// Flags of llama-server whose value is a file in llama.cpp's format that has to be there.
+/// Flags of llama-server whose value is a GGUF file that has to exist.
 const MODELS: &[&str] = &[
     "-m",
     "--model",
@@ -36,7 +37,7 @@ const MODELS: &[&str] = &[
     "-mv",
     "--model-vocoder",
 ];
-/// Those whose value is another file that has to be there.
+/// Flags whose value is another file that has to exist.
 const OTHER_FILES: &[&str] = &[
     "--lora",
     "--control-vector",
@@ -48,35 +49,36 @@ const OTHER_FILES: &[&str] = &[
     "--ssl-key-file",
     "--ssl-cert-file",
 ];
-/// With one of these `--model` names the place of a download.
+/// With one of these flags, `--model` names the target of a download.
 const DOWNLOADS: &[&str] =
     &["-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url", "-dr", "--docker-repo"];
-/// Variables of llama-server that name such files.
+/// Variables of llama-server that name model files.
 const VARIABLES: &[&str] = &["LLAMA_ARG_MODEL", "LLAMA_ARG_MMPROJ", "LLAMA_ARG_MODEL_DRAFT"];
 
-/// What a look found.
+/// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sight {
-    /// What each file and directory was like. Two that differ mean that a start may go otherwise than before.
+    /// State of each file and directory. A difference means that a start may behave differently.
     pub(crate) stamps: Vec<(PathBuf, Option<Stamp>)>,
-    /// The first thing without which no start can go well.
+    /// First missing requirement, without which no start can succeed.
     pub(crate) missing: Option<Missing>,
-    /// What its answers depend on.
+    /// Identity of the answers of a process started now.
     pub(crate) kin: Option<Kin>,
 }
 
-/// What the answers of a process depend on. Of two that have this in common, the one goes on where the other stopped.
+/// Everything that the answers of a process depend on. A process can continue an answer begun by another
+/// one with the same identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kin {
-    /// A hash of the command, the binary and the model's files.
+    /// Hash of the command, the binary and the model files.
     pub made_of: u64,
-    /// The same without the binary and its libraries: what it computes, whatever computes it.
+    /// Same hash without the binary and its libraries.
     pub but_for_binary: u64,
-    /// Tokens of an answer to a request that sets no end, at most; `None`: it goes on for as long as there is room.
+    /// Maximum tokens of an answer whose request sets no limit; `None`: limited by the context only.
     pub answer_tokens: Option<u64>,
 }
 
-/// Tells one state of a file from another.
+/// Identifies a state of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     inode: u64,
@@ -85,15 +87,15 @@ pub(crate) struct Stamp {
     modified: (i64, i64),
 }
 
-/// Looks. Some calls of the file system, which may hang where a network does: not for a runtime thread. `running` is a process
-/// of the same binary, whose libraries the next one will need, too.
+/// Checks the files. File system calls may hang with a network disk: not for a runtime thread. `running` is
+/// a process with the same binary, whose libraries the next one needs, too.
 pub(crate) fn look(command: &Command, running: Option<u32>) -> Sight {
     let files = files(command);
     let directories = directories(command);
     let mut paths: Vec<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
     paths.extend(binary(command));
     paths.extend(directories);
-    // Whoever installs a library brings it up to date.
+    // Installing a library updates the cache.
     paths.push(libraries::CACHE.into());
     let stamps =
         paths.into_iter().map(|path| (stamp(&path), path)).map(|(stamp, path)| (path, stamp)).collect();
@@ -102,12 +104,12 @@ pub(crate) fn look(command: &Command, running: Option<u32>) -> Sight {
         .or_else(|| libraries::missing(command, &mut libraries))
         .or_else(|| files.iter().find_map(missing_file))
         .or_else(|| missing_library(running?));
-    // What is downloaded may be another file the next time.
+    // A download may be another file the next time.
     let kin = files.iter().any(|need| need.model).then(|| kin(command, &files, libraries)).flatten();
     Sight { stamps, missing, kin }
 }
 
-/// See [`Kin`]. `None`: not all that the answers depend on can be found.
+/// Computes the [`Kin`]. `None` if some of the files it depends on cannot be found.
 fn kin(command: &Command, files: &[Need], libraries: Vec<PathBuf>) -> Option<Kin> {
     let mut hasher = DefaultHasher::new();
     let Command { wrapper, binary: program, args, env, env_remove, directory } = command;
@@ -135,9 +137,10 @@ fn kin(command: &Command, files: &[Need], libraries: Vec<PathBuf>) -> Option<Kin
     Some(Kin { made_of: hasher.finish(), but_for_binary, answer_tokens: hints::answer_tokens(command) })
 }
 
-/// Whatever a command may name: each word of it, each part of a list (`a.gguf,b.gguf`), and that without a scale (`a.gguf:0.5`).
-/// Flags and variables of llama.cpp that nobody here knows are among them; what is no file does no harm, and what is a log
-/// changes all the time. Of other variables only models and libraries count.
+/// Files that a command may name: each word, each part of a list (`a.gguf,b.gguf`), and each without a
+/// scale (`a.gguf:0.5`). This covers unknown flags and variables of llama.cpp; words that name no file do
+/// no harm. Logs are excluded because they change all the time. Of other variables only models and
+/// libraries count.
 fn named(command: &Command) -> BTreeSet<PathBuf> {
     let is_log = |name: &str| name.to_ascii_lowercase().contains("log");
     let mut values = Vec::new();
@@ -172,24 +175,26 @@ fn named(command: &Command) -> BTreeSet<PathBuf> {
     named
 }
 
-/// Variables by which llama.cpp is told what to read. Others may name what a process writes (`MALLOC_TRACE`, the profile of a
-/// heap): such a file is another one at each look, and no answer depends on it.
+/// True for variables that tell llama.cpp what to read. Others may name files that a process writes
+/// (`MALLOC_TRACE`, a heap profile), which change at each look and affect no answer.
 fn is_of_llama_cpp(name: &str) -> bool {
-    // Ours name our configuration.
+    // `LLAMA_WARDEN` variables belong to our configuration.
     ["LLAMA_", "GGML_"].iter().any(|of| name.starts_with(of)) && !name.starts_with("LLAMA_WARDEN")
 }
 
-/// Whether it begins like what answers are computed of, whoever names it.
+/// True if the file begins like a model or a library.
 fn is_model_or_library(path: &Path) -> bool {
     let mut magic = [0; 4];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
     read.is_ok() && (magic == *b"GGUF" || magic == *b"\x7fELF")
 }
 
-/// Files of a folder that are looked through for libraries, which a build may open though nothing names them.
+/// Maximum number of files in a folder that is searched for libraries, which a build may open without
+/// naming them.
 const MOST_FILES: usize = 4096;
 
-/// The libraries in a folder; `None` if it has too many files. One that cannot be read has none: nor could they be opened.
+/// Libraries in a folder; `None` if it has too many files. An unreadable folder counts as empty, because
+/// nothing in it can be opened.
 fn libraries_in(folder: &Path) -> Option<Vec<PathBuf>> {
     let Ok(entries) = fs::read_dir(folder) else { return Some(Vec::new()) };
     let mut found = Vec::new();
@@ -210,7 +215,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
     let data = fs::metadata(path).ok()?;
     Some(Stamp {
         inode: data.ino(),
-        // Directories say with their times what was put into them.
+        // Directories show changes of their contents by their times.
         bytes: if data.is_dir() { 0 } else { data.len() },
         changed: (data.ctime(), data.ctime_nsec()),
         modified: (data.mtime(), data.mtime_nsec()),
@@ -219,7 +224,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
 
 struct Need {
     path: PathBuf,
-    /// It has to begin like a model.
+    /// The file has to begin like a model.
     model: bool,
 }
 
@@ -228,7 +233,7 @@ fn files(command: &Command) -> Vec<Need> {
         Some(directory) => directory.join(value),
         None => PathBuf::from(value),
     };
-    // llama-server takes `_` for `-` in its long flags.
+    // llama-server accepts `_` for `-` in its long flags.
     let flag = |arg: &String| if arg.starts_with("--") { arg.replace('_', "-") } else { arg.clone() };
     let args: Vec<String> = command.args.iter().map(flag).collect();
     let downloads = args.iter().any(|arg| DOWNLOADS.contains(&arg.as_str()));
@@ -243,7 +248,7 @@ fn files(command: &Command) -> Vec<Need> {
         if downloads && is_model {
             continue;
         }
-        // `--lora` takes several, and newer ones with a scale behind a colon: what is not plain is not judged.
+        // `--lora` accepts lists, and newer versions a scale after a colon: check plain values only.
         if matches!(arg.as_str(), "--lora" | "--control-vector") && value.contains([',', ':']) {
             continue;
         }
@@ -259,7 +264,7 @@ fn files(command: &Command) -> Vec<Need> {
     needs
 }
 
-/// All files of a model in parts (`x-00001-of-00003.gguf`), else the one.
+/// All files of a split model (`x-00001-of-00003.gguf`), else the single one.
 fn parts(value: &str) -> Vec<String> {
     let split = || {
         let stem = value.strip_suffix(".gguf")?;
@@ -273,12 +278,12 @@ fn parts(value: &str) -> Vec<String> {
     split().unwrap_or_else(|| vec![value.to_owned()])
 }
 
-/// Where the binary is, if its path is written out.
+/// Path of the binary, if it is absolute.
 fn binary(command: &Command) -> Option<PathBuf> {
     command.binary.is_absolute().then(|| command.binary.clone())
 }
 
-/// Where libraries are put: a new one there may be the one that was missing.
+/// Directories of libraries: a new file there may be the missing one.
 fn directories(command: &Command) -> BTreeSet<PathBuf> {
     let of_binary = binary(command).and_then(|path| path.parent().map(Path::to_owned));
     let listed =
@@ -311,7 +316,7 @@ fn missing_file(need: &Need) -> Option<Missing> {
         Ok(data) if data.is_dir() && need.model => {
             return told("it is a directory: correct the path of the file".to_owned());
         }
-        // A pipe must not be opened, and says nothing.
+        // Opening a pipe could block, so it is not checked.
         Ok(data) if !data.is_file() => return None,
         Ok(_) => {}
     }
@@ -329,7 +334,7 @@ fn missing_file(need: &Need) -> Option<Missing> {
     }
 }
 
-/// A library that the running process has mapped and that is gone, with no other version of it in its place.
+/// Library that the running process has mapped and that was deleted without another version in its place.
 fn missing_library(running: u32) -> Option<Missing> {
     let maps = fs::read_to_string(format!("/proc/{running}/maps")).ok()?;
     let gone: BTreeSet<&str> = maps.lines().filter_map(deleted_library).collect();
@@ -349,7 +354,7 @@ fn deleted_library(line: &str) -> Option<&str> {
     (Path::new(name).extension().is_some_and(|end| end == "so") || name.contains(".so.")).then_some(path)
 }
 
-/// Whether the directory has a file of that name or of another version: what an upgrade puts there.
+/// True if the directory has a file of this name or of another version, as after an upgrade.
 fn has_successor(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let Some(stem) = name.find(".so").map(|at| &name[..at + ".so".len()]) else { return true };
@@ -438,7 +443,7 @@ mod tests {
                 "server.log",
             ],
         );
-        // The last one is not there before the process writes it.
+        // The last file does not exist before the process writes it.
         command.env = [("LLAMA_ARG_NEW", "of_env"), ("FORK_ADAPTER", "of_fork"), ("MALLOC_TRACE", "written")]
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into();
@@ -461,7 +466,7 @@ mod tests {
         assert_ne!(kin(&command), before);
         command.args.push("-fa".to_owned());
         assert_ne!(kin(&command), before);
-        // What is fetched may be another file the next time, and a name without a path another program.
+        // A download may be another file the next time, and a name without a path another program.
         command.args.extend(["-hf".to_owned(), "a/b".to_owned()]);
         assert_eq!(look(&command, None).kin, None);
         command.args.truncate(2);

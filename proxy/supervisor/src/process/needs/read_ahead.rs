@@ -1,5 +1,5 @@
-//! Brings a model's files into the page cache while the old process still serves: else whoever waits for the next process waits
-//! for the disk, too. A model that was loaded days ago, or into a GPU, may long be gone from there.
+//! Reads a model's files into the page cache while the old process still serves, so that requests do not
+//! wait for the disk at the next start. A model loaded days ago, or into a GPU, may have left the cache.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -12,20 +12,20 @@ use tokio::time::Instant;
 
 use crate::spec::Command;
 
-/// Bytes that are looked at, and read, at once. The kernel's own read-ahead is of this size.
+/// Bytes checked and read at once: the size of the kernel's own read-ahead.
 const PIECE: usize = 128 * 1024;
 
-/// What came of it.
+/// Result of reading ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadAhead {
     /// Bytes that had to be read.
     pub(crate) read: u64,
-    /// All of the model is in the page cache.
+    /// The whole model is in the page cache.
     pub(crate) whole: bool,
 }
 
-/// Reads what is not there yet, for `limit` at most. Nothing if the model takes more than the `available` bytes of memory: what came
-/// first would go for what comes last. Blocks where a disk does.
+/// Reads missing parts for at most `limit`. Reads nothing if the model is larger than the `available` bytes
+/// of memory, because its last parts would evict the first. Blocks with the disk.
 pub(crate) fn read_ahead(command: &Command, available: Option<u64>, limit: Duration) -> ReadAhead {
     let until = Instant::now() + limit;
     let models = super::files(command).into_iter().filter(|need| need.model);
@@ -46,7 +46,7 @@ pub(crate) fn read_ahead(command: &Command, available: Option<u64>, limit: Durat
             }
             match file.read_at(&mut room, at) {
                 Ok(read) => ahead.read += read as u64,
-                // The start itself tells what is wrong with it.
+                // The start itself reports the error.
                 Err(_) => return ahead,
             }
         }
@@ -55,13 +55,13 @@ pub(crate) fn read_ahead(command: &Command, available: Option<u64>, limit: Durat
     ahead
 }
 
-/// A plain file and its length: nothing else can be read without taking something from somebody.
+/// Opens a regular file and returns its length. Reading other kinds has side effects.
 fn opened(path: &Path) -> Option<(File, u64)> {
     let data = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     Some((File::open(path).ok()?, data.len()))
 }
 
-/// Whether the byte can be had without the disk. A file system that cannot say so is believed to have it.
+/// True if the byte is in the page cache. A file system that cannot tell counts as cached.
 fn is_cached(file: &File, at: u64) -> bool {
     let mut byte = [0];
     let read = preadv2(file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT);
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(ahead, ReadAhead { read: 0, whole: true }, "it was just written");
         let forget = || fadvise(&file, 0, None, Advice::DontNeed).unwrap();
         forget();
-        // A file system in memory gives nothing away.
+        // A file system in memory cannot drop pages.
         let forgets = !is_cached(&file, 0);
         // Too large, or too late.
         assert!(
@@ -110,7 +110,7 @@ mod tests {
         );
         assert_eq!(read_ahead(&command, Some(BYTES), Duration::ZERO).read, 0);
         let mut read = 0;
-        // The kernel's own read-ahead, which a look begins, may be the quicker one.
+        // The kernel's own read-ahead, which a check triggers, may be faster.
         for _ in 0..20 {
             forget();
             let ahead = read_ahead(&command, Some(BYTES), minute);

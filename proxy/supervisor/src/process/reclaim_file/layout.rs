@@ -1,22 +1,22 @@
-//! Where things are in the file of `LLAMA_WARDEN_RECLAIM`: the header `patches/cuda-memory/llama-warden-reclaim.h` has
-//! the same.
+//! Layout of the file named by `LLAMA_WARDEN_RECLAIM`. The header
+//! `patches/cuda-memory/llama-warden-reclaim.h` has the same.
 //!
 //! ```text
-//!   header | request | 16 answers of llama-server's heap | 16 answers of CUDA parts       each a block of 64 bytes
+//!     header | request | 16 answers of llama-server's heap | 16 answers of CUDA parts    (blocks of 64 bytes)
 //! ```
 //!
-//! Requests and answers end with a number that follows from the bytes before it: what was torn, or is no such thing, is
-//! passed over. Byte order is the machine's own.
+//! Requests and answers end with a checksum of the preceding bytes, so torn or foreign blocks are skipped.
+//! Byte order is the machine's own.
 
 use warden_policies::reclaim::{Given, Outcome};
 
 pub(super) const BLOCK: usize = 64;
-/// Blocks of each part: so many processes may share a file.
+/// Blocks per part, which limits the processes that share a file.
 pub(super) const BLOCKS: usize = 16;
 pub(super) const FILE: usize = BLOCK * (2 + 2 * BLOCKS);
 const MAGIC: [u8; 8] = *b"LWRECL1\0";
 const VERSION: u32 = 1;
-/// Bytes before the check of a block.
+/// Bytes of a block before its checksum.
 const CHECKED: usize = BLOCK - 8;
 
 pub(super) const GRAPHS: u32 = 1;
@@ -24,7 +24,7 @@ pub(super) const POOLS: u32 = 2;
 pub(super) const CUBLAS: u32 = 4;
 pub(super) const HEAP: u32 = 8;
 
-/// Whose blocks.
+/// Part of the process that owns the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Heap,
@@ -39,7 +39,7 @@ impl Part {
         }
     }
 
-    /// Where its blocks begin.
+    /// Offset of the part's blocks.
     pub(super) const fn start(self) -> usize {
         match self {
             Self::Heap => BLOCK * 2,
@@ -48,18 +48,18 @@ impl Part {
     }
 }
 
-/// What one part of one process has said.
+/// Last answer of one part of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// Of the request that it answers, or that stood there when it came.
+    /// Number of the answered request, or of the request present when the process started.
     pub(super) seq: u64,
-    /// `None`: that request was not meant for it.
+    /// `None`: the request was for another part.
     pub(super) outcome: Option<Outcome>,
     pub(super) given: Given,
     pub(super) ms: u32,
 }
 
-/// A file in which nothing is asked yet.
+/// A file without a request.
 pub(super) fn empty() -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(VERSION.to_ne_bytes());
@@ -77,12 +77,12 @@ pub(super) fn request(seq: u64, what: u32, deadline_ms: u32) -> Vec<u8> {
     block
 }
 
-/// The number of the request in a block; `None` if there is none.
+/// Number of the request in a block; `None` without one.
 pub(super) fn asked(block: &[u8]) -> Option<u64> {
     is_whole(block).then(|| u64_at(block, 0)).flatten()
 }
 
-/// `None` where nobody has written, or not yet the whole of it.
+/// Answer in a block; `None` if it is empty or torn.
 pub(super) fn answer(block: &[u8], part: Part) -> Option<Answer> {
     if !is_whole(block) {
         return None;
@@ -101,7 +101,7 @@ pub(super) fn answer(block: &[u8], part: Part) -> Option<Answer> {
         5 => Some(Outcome::TooSoon),
         6 => Some(Outcome::OtherAllocator),
         0 => None,
-        // A result of a later version is none that we could call a success.
+        // An unknown result of a later version must not count as a success.
         _ => Some(Outcome::Failed),
     };
     let ms = u32::from_ne_bytes(block.get(40..44)?.try_into().ok()?);

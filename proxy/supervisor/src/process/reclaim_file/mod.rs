@@ -1,14 +1,16 @@
-//! The file by which a generation is asked to give memory back: made for it, announced, written, read and removed.
+//! The file through which a generation is asked to give memory back: created, announced, written, read and
+//! removed.
 //!
-//! It lies beside the socket in the private directory, is made before the process and removed after it, and is never cut
-//! short or replaced in between. Nobody maps it. A build without the fixes `reclaim-heap` and `reclaim-cuda` does not know
-//! the variable; who knows it holds a lock on a block of the file, so that nobody has to be asked to know who would answer.
+//! The file is next to the socket in the private directory. The supervisor creates it before the process,
+//! removes it after the process, and never truncates or replaces it in between. No process maps it. A build
+//! without the fixes `reclaim-heap` and `reclaim-cuda` ignores the variable. A build with them locks a
+//! block of the file, so the locks show which parts would answer.
 //!
-//! A `LLAMA_WARDEN_RECLAIM` in the model's own environment is its owner's, and nobody else asks there.
+//! A `LLAMA_WARDEN_RECLAIM` in the model's own environment belongs to its owner, and is not used.
 //!
 //! | file | job |
 //! |---|---|
-//! | `layout` | bytes to requests and answers |
+//! | `layout` | bytes of requests and answers |
 
 mod layout;
 #[cfg(test)]
@@ -29,30 +31,30 @@ use layout::{Answer, BLOCK, BLOCKS, Part};
 use crate::clock;
 use crate::spec::Command;
 
-/// The variable that tells a process where it is asked.
+/// Variable with the path of the file.
 pub(crate) const VARIABLE: &str = "LLAMA_WARDEN_RECLAIM";
 
-/// How often an answer is looked for. The process itself looks four times a second.
+/// Interval for reading answers. The process itself looks four times a second.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Beyond the time that a process may take, for it to see the request and to say that its time is up.
+/// Extra time for the process to see the request and to report that its time is up.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// What came of a request.
+/// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reclaimed {
     pub(crate) outcome: Outcome,
-    /// Of the heap, if it was asked for.
+    /// Result of the heap, if asked.
     pub(crate) heap: Option<Outcome>,
-    /// Of graphs, pools and cuBLAS, if they were.
+    /// Result of graphs, pools and cuBLAS, if asked.
     pub(crate) cuda: Option<Outcome>,
     pub(crate) given: Given,
-    /// Milliseconds at work, by the process's own count.
+    /// Working time in milliseconds, as reported by the process.
     pub(crate) ms: u64,
 }
 
 impl Reclaimed {
-    /// Nobody could be asked.
+    /// No part could be asked.
     pub(crate) const NOBODY: Self = Self {
         outcome: Outcome::Nobody,
         heap: None,
@@ -62,12 +64,12 @@ impl Reclaimed {
     };
 }
 
-/// The file of the generation that listens on this socket: equally unique.
+/// File of the generation with this socket; as unique as the socket.
 pub(crate) fn beside(socket: &Path) -> PathBuf {
     socket.with_extension("reclaim")
 }
 
-/// Tells a process where it will be asked, or that nobody will ask it, unless its own environment says something.
+/// Sets the variable, or removes it if not `wanted`, unless the model's environment sets it.
 pub(crate) fn announce(command: &mut Command, socket: &Path, wanted: bool) {
     if command.env.iter().any(|(name, _)| name == VARIABLE) {
         return;
@@ -75,32 +77,31 @@ pub(crate) fn announce(command: &mut Command, socket: &Path, wanted: bool) {
     if wanted {
         command.env.push((VARIABLE.to_owned(), beside(socket).to_string_lossy().into_owned()));
     } else {
-        // Inherited from us, it would be somebody else's.
+        // An inherited value would belong to another program.
         command.env_remove.push(VARIABLE.to_owned());
     }
 }
 
-/// Removes it.
 pub(crate) fn remove(socket: &Path) {
     drop(std::fs::remove_file(beside(socket)));
 }
 
-/// Where a process is asked.
+/// Open reclaim file of a process.
 #[derive(Debug)]
 pub(crate) struct Desk {
     file: File,
 }
 
 impl Desk {
-    /// Makes the file that a process was told of, before the process. `None` if it was told of none of ours. Blocks for a
-    /// small write.
+    /// Creates the announced file before the process starts. `None` if our file was not announced. Blocks
+    /// for a small write.
     pub(crate) fn make(command: &Command, socket: &Path) -> Option<Self> {
         let path = beside(socket);
         let told = command.env.iter().rfind(|(name, _)| name == VARIABLE);
         if told.is_none_or(|(_, told)| Path::new(told) != path) {
             return None;
         }
-        // Left by a supervisor with our process id that could not clean up.
+        // A supervisor with the same PID may have left it.
         drop(std::fs::remove_file(&path));
         let made = || -> io::Result<Self> {
             let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
@@ -110,7 +111,7 @@ impl Desk {
         match made() {
             Ok(desk) => Some(desk),
             Err(error) => {
-                // It runs without.
+                // The process runs without it.
                 let path = path.display();
                 tracing::warn!(%path, %error, "the process cannot be asked to give memory back");
                 drop(std::fs::remove_file(beside(socket)));
@@ -119,7 +120,7 @@ impl Desk {
         }
     }
 
-    /// The one that a process was told of, which runs already. Blocks for a small call.
+    /// Opens the announced file of a running process. Blocks for a small call.
     pub(crate) fn reopen(command: &Command, socket: &Path) -> Option<Self> {
         let path = beside(socket);
         let told = command.env.iter().rfind(|(name, _)| name == VARIABLE);
@@ -128,13 +129,13 @@ impl Desk {
         file.map(|file| Self { file })
     }
 
-    /// Who can be asked now. Blocks for some small calls.
+    /// Parts that can be asked now. Blocks for some small calls.
     pub(crate) fn parts(&self) -> Parts {
         Parts { heap: !self.answers(Part::Heap).is_empty(), cuda: !self.answers(Part::Cuda).is_empty() }
     }
 
-    /// Asks for everything and waits for the answers: the CUDA part first, as what it lets go of lies on in the heap.
-    /// `wait`: how long a process may look for a good moment, each time.
+    /// Asks all parts and waits for the answers. The CUDA part comes first, because memory that it frees
+    /// stays in the heap. `wait`: how long a process may look for a good moment, each time.
     pub(crate) async fn reclaim(&self, wait: Duration) -> Reclaimed {
         let asked = self.parts();
         let cuda = if asked.cuda { Some(self.ask(Part::Cuda, wait).await) } else { None };
@@ -150,7 +151,7 @@ impl Desk {
         }
     }
 
-    /// One request to one part of each process that is there.
+    /// Sends one request to one part of each process present.
     async fn ask(&self, part: Part, wait: Duration) -> (Outcome, Given, u64) {
         let nothing = (Outcome::NoAnswer, Given::default(), 0);
         let Some(seq) = self.put(part, wait) else { return nothing };
@@ -158,7 +159,7 @@ impl Desk {
         loop {
             tokio::time::sleep(LOOK).await;
             let there = self.answers(part);
-            // Who came after the request does not answer it, and who has gone cannot.
+            // A process that came after the request does not answer, and one that has ended cannot.
             let mut open = there.iter().filter(|answer| answer.seq < seq);
             let last = Instant::now() >= until;
             if open.next().is_some() && !last {
@@ -176,7 +177,7 @@ impl Desk {
         }
     }
 
-    /// Writes the request with one write. `None` if that is not possible.
+    /// Writes the request in one call. `None` if it fails.
     fn put(&self, part: Part, wait: Duration) -> Option<u64> {
         let mut block = [0; BLOCK];
         self.file.read_exact_at(&mut block, BLOCK as u64).ok()?;
@@ -189,7 +190,7 @@ impl Desk {
         Some(seq)
     }
 
-    /// What the processes that are there have said last: those that hold a lock on their block.
+    /// Last answers of the present processes: those that hold a lock on their block.
     fn answers(&self, part: Part) -> Vec<Answer> {
         let mut blocks = vec![0; BLOCK * BLOCKS];
         let start = part.start();

@@ -1,4 +1,4 @@
-//! The file, with another process at its other end.
+//! The reclaim file, with another process at its other end.
 
 use std::io::Read as _;
 use std::process::Stdio;
@@ -15,7 +15,7 @@ fn command(env: &[(&str, &str)]) -> Command {
     }
 }
 
-/// A file of ours in a folder that stays as long as the first is kept.
+/// A reclaim file in a folder that exists as long as the first value.
 fn desk() -> (tempfile::TempDir, PathBuf, Desk) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("m-7-g1.sock");
@@ -25,7 +25,7 @@ fn desk() -> (tempfile::TempDir, PathBuf, Desk) {
     (folder, socket, desk)
 }
 
-/// What a process writes into a block.
+/// Writes a block as a process does.
 fn say(desk: &Desk, part: Part, index: usize, seq: u64, result: u16, bytes: u64) {
     let mut block = seq.to_ne_bytes().to_vec();
     for _ in 0..4 {
@@ -77,7 +77,7 @@ fn a_generation_is_told_a_file_of_its_own_unless_nobody_asks_or_its_owner_says_o
     assert_eq!(wanted.env, [(VARIABLE.to_owned(), beside(&socket).to_string_lossy().into_owned())]);
     assert!(Desk::make(&wanted, &socket).is_some());
     assert_eq!(std::fs::read(beside(&socket)).unwrap().len(), 64 * 34);
-    // One that is left over is made anew.
+    // A left-over file is replaced.
     std::fs::write(beside(&socket), "stale").unwrap();
     assert!(Desk::make(&wanted, &socket).is_some());
     remove(&socket);
@@ -164,7 +164,7 @@ async fn who_is_silent_is_waited_for_until_the_time_is_up_and_who_ends_is_not() 
     }
     drop(holder);
     assert_eq!(asked.await.unwrap().outcome, Outcome::NoAnswer);
-    // A file that somebody cut costs the request, and nothing else.
+    // A truncated file only makes the request fail.
     desk.file.set_len(10).unwrap();
     assert_eq!(desk.parts(), Parts::default());
     assert_eq!(desk.reclaim(Duration::ZERO).await, Reclaimed::NOBODY);

@@ -1,5 +1,5 @@
-//! What the process that serves asks of the root, and what it is answered. Both may be of different versions: what is
-//! added has to be optional, and what cannot be read ends the conversation.
+//! Messages from the serving process to the root, and the root's answers. Both may have different versions:
+//! new fields have to be optional, and an unreadable message ends the connection.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,47 +9,47 @@ use serde::{Deserialize, Serialize};
 use crate::process::group::Exit;
 use crate::spec::SpawnRequest;
 
-/// A child of the root, as the root and its successors call it. Never reused.
+/// Number of a child of the root, never reused.
 pub(crate) type ChildId = u64;
 
-/// The next instance of ourselves: a program with our own arguments.
+/// Program of the next instance, with our own arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
-    /// The file.
+    /// Path of the program file.
     pub binary: PathBuf,
-    /// What it is called.
+    /// Program name (`argv[0]`).
     pub called: OsString,
-    /// Its arguments.
+    /// Arguments.
     pub args: Vec<OsString>,
 }
 
-/// A question, or an order. Those with a number are answered.
+/// A request. Those with a number are answered.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Ask {
     /// Create a process.
     Spawn { number: u64, request: Box<SpawnRequest> },
-    /// Create the next instance; its end of the hand-over comes along.
+    /// Create the next instance; its end of the handover connection is attached.
     Succeed { number: u64, program: Program },
-    /// How this child has ended, which it has.
+    /// Return the exit of a child that has ended.
     Reap { number: u64, child: ChildId },
     /// Send a signal to a child's group.
     Signal { child: ChildId, kill: bool },
-    /// Nobody will ask for this child any more. If it runs, it is killed.
+    /// Release a child. If it runs, it is killed.
     Forget { child: ChildId },
-    /// This one serves from now on.
+    /// This child serves from now on.
     Serves { child: ChildId },
 }
 
-/// An answer.
+/// Answer to a request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
-    /// A process was created. Its pidfd comes along, and its output, if it has any.
+    /// The process was created. Its pidfd is attached, and its output, if it has any.
     Created { number: u64, child: ChildId, pid: i32 },
-    /// It was not: the number of the error, if it has one, and words.
+    /// The process was not created: error number, if any, and message.
     Failed { number: u64, errno: Option<i32>, message: String },
-    /// How it has ended.
+    /// Exit of the child.
     Reaped { number: u64, exit: Exit },
 }
 

@@ -1,4 +1,4 @@
-//! The successor's side: what it has the root do.
+//! The successor's connection to the root.
 
 use std::collections::HashMap;
 use std::io;
@@ -33,7 +33,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Over the socket that the root gave us.
+    /// Starts the connection over the socket that the root gave us.
     ///
     /// # Errors
     ///
@@ -53,7 +53,7 @@ impl Client {
     fn listen(&self) {
         while let Ok((answer, files)) = wire::receive::<Answer>(&self.stream) {
             let waiting = lock(&self.waiting).remove(&answer.number());
-            // Who left meanwhile: a child that was made for it is dropped, and so killed, by `Forget`.
+            // The requester has left: its child is dropped, and so killed by `Forget`.
             let lost = match waiting {
                 Some(waiting) => waiting.send((answer, files)).err(),
                 None => Some((answer, files)),
@@ -92,16 +92,16 @@ impl Client {
         answer.await.ok()
     }
 
-    /// Has the root create a process.
+    /// Lets the root create a process.
     pub(crate) async fn spawn(self: &Arc<Self>, request: SpawnRequest) -> Result<Child, SpawnError> {
         let (binary, mark) = (request.command.binary.clone(), kinship::mark_of(&request.command));
-        // The root may be an older program than this one.
+        // The root may be an older version that knows no wrapper field.
         let request = SpawnRequest { command: request.command.flat(), ..request };
         let answer = self.ask(|number| Ask::Spawn { number, request: Box::new(request) }, &[]).await;
         self.created(binary, answer, mark)
     }
 
-    /// Has the root create the instance after us.
+    /// Lets the root create the next instance.
     pub(crate) async fn succeed(
         self: &Arc<Self>,
         program: Program,
@@ -136,7 +136,7 @@ impl Client {
         }
     }
 
-    /// How a child has ended, when it has.
+    /// Exit of a child that has ended.
     pub(crate) async fn reap(&self, child: ChildId) -> Exit {
         match self.ask(|number| Ask::Reap { number, child }, &[]).await {
             Some((Answer::Reaped { exit, .. }, _)) => exit,
@@ -152,7 +152,7 @@ impl Client {
         self.tell(&Ask::Forget { child });
     }
 
-    /// The child serves from now on, and we do not.
+    /// Reports that the child serves from now on in our place.
     pub(crate) fn serves(&self, child: ChildId) {
         self.tell(&Ask::Serves { child });
     }

@@ -1,5 +1,5 @@
-//! Answers one successor, on threads of its own: what one question waits for (a program on a disk that hangs) holds up no
-//! other.
+//! Answers one successor on threads of its own, so that a slow request (a program on a hanging disk) delays
+//! no other.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ use crate::process::group::Exit;
 use crate::process::nursery::NurseryHandle;
 use crate::sync::lock;
 
-/// Begins to answer, until the other side is gone.
+/// Starts to answer, until the other side is gone.
 pub(crate) fn open(stream: UnixStream, nursery: NurseryHandle, runtime: Handle) -> io::Result<()> {
     let desk =
         Arc::new(Desk { stream, writing: Mutex::default(), nursery, runtime, tasks: TaskTracker::new() });
@@ -27,7 +27,7 @@ pub(crate) fn open(stream: UnixStream, nursery: NurseryHandle, runtime: Handle) 
 
 struct Desk {
     stream: UnixStream,
-    /// One answer is written at a time.
+    /// Serializes the writing of answers.
     writing: Mutex<()>,
     nursery: NurseryHandle,
     runtime: Handle,
@@ -58,7 +58,7 @@ impl Desk {
             }
             Ask::Forget { child } => family.forget(child),
             Ask::Serves { child } => {
-                // The one before goes on to its last request, and is reaped then.
+                // The previous instance serves its last requests, and is reaped then.
                 if let Some(before) = family.serves(child) {
                     let family = Arc::clone(family);
                     self.begin(async move { family.see_off(before).await });
@@ -90,7 +90,7 @@ impl Desk {
         drop(self.tasks.spawn_on(task, &self.runtime));
     }
 
-    /// Creates a process and tells of it, without holding up the next question.
+    /// Creates a process and reports it, without delaying the next request.
     fn beside(
         self: &Arc<Self>,
         number: u64,
@@ -126,7 +126,7 @@ impl Desk {
     fn answer(&self, answer: &Answer, files: &[BorrowedFd<'_>]) {
         let _one = lock(&self.writing);
         if let Err(error) = wire::send(&self.stream, answer, files) {
-            // Its end is seen elsewhere.
+            // The end of the instance is handled elsewhere.
             tracing::debug!(%error, "the instance that serves takes no answer");
         }
     }

@@ -1,4 +1,4 @@
-//! The root's side: the children that others have asked for or taken over, and which of them serves.
+//! The root's children that successors have requested or taken over, and which of them serves.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crate::process::root::ask::ChildId;
 use crate::process::root::orders::{Order, Orders};
 use crate::sync::lock;
 
-/// Those that live as long as somebody else wants. Owned by the nursery.
+/// Children that live as long as another instance needs them. Owned by the nursery.
 #[derive(Debug)]
 pub(crate) struct Family {
     next: AtomicU64,
@@ -25,25 +25,26 @@ impl Family {
         lock(&self.children).get(&id).cloned()
     }
 
-    /// Keeps a child for whoever serves next.
+    /// Keeps a child for the next instance.
     pub(crate) fn keep(&self, child: Arc<Child>) -> ChildId {
         let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         lock(&self.children).insert(id, child);
         id
     }
 
-    /// Nobody else will ask for it. Without another owner it is killed.
+    /// Releases a child. Without another owner it is killed.
     pub(crate) fn forget(&self, id: ChildId) {
         let gone = lock(&self.children).remove(&id);
         drop(gone);
     }
 
-    /// Another instance is about to be made.
+    /// Another instance is about to be created.
     pub(super) fn next_begins(&self) {
         self.instances.send_modify(Orders::next_begins);
     }
 
-    /// This one serves from now on, and is told what the one before did not hear. Returns which one did.
+    /// Records that this child serves, and passes it orders that its predecessor missed. Returns the
+    /// predecessor.
     pub(crate) fn serves(&self, id: ChildId) -> Option<ChildId> {
         let (mut before, mut heard) = (None, Vec::new());
         self.instances.send_modify(|instances| (before, heard) = instances.serves(id));
@@ -53,7 +54,7 @@ impl Family {
         before
     }
 
-    /// Waits for the end of one that has handed over.
+    /// Waits for the end of an instance that has handed over.
     pub(super) async fn see_off(&self, id: ChildId) {
         if let Some(child) = self.child(id) {
             child.wait().await;
@@ -62,7 +63,7 @@ impl Family {
         self.instances.send_modify(|instances| instances.ended(id));
     }
 
-    /// Tells instances what we were told.
+    /// Passes an order on to the instances.
     pub(crate) fn pass_on(&self, order: Order) {
         let mut to = Vec::new();
         self.instances.send_modify(|instances| to = instances.told(order));
@@ -79,14 +80,14 @@ impl Family {
         self.instances.borrow().serving()
     }
 
-    /// Waits until all that have handed over have ended.
+    /// Waits until all instances that have handed over have ended.
     pub(crate) async fn retired_ended(&self) {
         let mut instances = self.instances.subscribe();
-        // Fails only without a sender, which we have.
+        // Fails only without a sender, and we hold one.
         drop(instances.wait_for(Orders::nobody_is_retired).await);
     }
 
-    /// Waits for the end of whoever serves, if that is not us.
+    /// Waits for the end of the serving instance, if it is not this process.
     pub(crate) async fn ended(&self) -> Exit {
         let mut changes = self.instances.subscribe();
         loop {
@@ -99,7 +100,7 @@ impl Family {
                         None => std::future::pending().await,
                     }
                 } => {
-                    // It may have handed over in this moment.
+                    // The instance may have handed over at this moment.
                     if self.serving() == now {
                         return exit;
                     }

@@ -1,24 +1,24 @@
-//! The root: the process that forks for all of its successors.
+//! The root: the first instance, which forks for all of its successors.
 //!
-//! The kernel ties a child's death to the thread that forked it. So the first instance stays, whoever serves: it forks, reaps
-//! and signals for the one that does, and its end is the end of all.
+//! The kernel ties a child's death to the thread that forked it. So the first instance stays: it forks,
+//! reaps and signals for the serving one, and its end is the end of all.
 //!
 //! ```text
-//!   first instance: serves ── hand-over ──> only the root: forks, reaps, signals
-//!                                              │ wire: ask, answer, files
-//!   its successor:            starts ───────> serves ── hand-over ──> drains, ends
-//!                                                                       │
-//!   the one after:                               starts ──────────────> serves
+//!     first instance: serves ── handover ──> only the root: forks, reaps, signals
+//!                                 │ wire: request, answer, files
+//!     its successor:   starts ────┴──> serves ── handover ──> drains, ends
+//!                                                   │
+//!     the next one:                    starts ──────┴───────> serves
 //! ```
 //!
 //! | file | job |
 //! |---|---|
 //! | `wire` | messages with files |
-//! | `ask` | what is asked and answered |
-//! | `family` | the root's side: who lives, who serves |
-//! | `orders` | who of them hears what the root is told |
+//! | `ask` | requests and answers |
+//! | `family` | the root's children, and which of them serves |
+//! | `orders` | which instances get an order of the root |
 //! | `desk` | answers one successor |
-//! | `client` | the successor's side |
+//! | `client` | the successor's connection |
 
 pub(crate) mod ask;
 pub(crate) mod client;

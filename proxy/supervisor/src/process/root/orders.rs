@@ -1,17 +1,17 @@
-//! What the root is told goes to the instances that it keeps. Who hears of what is decided here, at once with who serves: so an order that
-//! meets a hand-over is heard by whoever serves after it, and once.
+//! Decides which instances get an order that the root receives. The decision and the serving instance share
+//! a lock, so an order during a handover reaches the next serving instance, and only once.
 //!
-//! | order | heard by |
+//! | order | receivers |
 //! |---|---|
-//! | end | all; whoever serves later, too |
-//! | reload | all; the next one, too, if it may have read its configuration before |
-//! | upgrade | whoever serves; the next one, if it was made before |
+//! | end | all, and later instances too |
+//! | reload | all; the next one too, if it may have read its configuration before |
+//! | upgrade | the serving one; the next one, if it was created before |
 
 use rustix::process::Signal;
 
 use super::ask::ChildId;
 
-/// An order to instances.
+/// Order to instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     End,
@@ -29,14 +29,15 @@ impl Order {
     }
 }
 
-/// The instances after us, and what they were told.
+/// Later instances, and the orders that they got.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
     serving: Option<ChildId>,
-    /// Have handed over, and still have something to do.
+    /// Have handed over, and still have requests.
     retired: Vec<ChildId>,
     ending: bool,
-    /// Told since the next instance was asked for: it does not hear signals yet, and whoever hands over to it looks at none.
+    /// Orders since the next instance was requested. A new instance does not handle signals yet, and its
+    /// predecessor handles none during the handover.
     missed: [Option<Order>; 2],
 }
 
@@ -49,7 +50,7 @@ impl Orders {
         self.retired.is_empty()
     }
 
-    /// We are told this. Returns who hears it now.
+    /// Records an order. Returns its present receivers.
     pub(super) fn told(&mut self, order: Order) -> Vec<ChildId> {
         let serving = self.serving.into_iter();
         match order {
@@ -63,12 +64,12 @@ impl Orders {
         serving.chain(self.retired.iter().copied()).collect()
     }
 
-    /// The next instance is about to be made: it will read what there is then.
+    /// The next instance is about to be created, and will read the present state.
     pub(super) fn next_begins(&mut self) {
         self.missed = [None, None];
     }
 
-    /// This one serves from now on. Returns which one did, and what the new one has to hear.
+    /// Records the serving instance. Returns its predecessor and the orders to repeat.
     pub(super) fn serves(&mut self, id: ChildId) -> (Option<ChildId>, Vec<Order>) {
         let before = self.serving.replace(id);
         self.retired.extend(before);
@@ -77,7 +78,7 @@ impl Orders {
         (before, heard)
     }
 
-    /// One that had handed over has ended.
+    /// Records the end of an instance that had handed over.
     pub(super) fn ended(&mut self, id: ChildId) {
         self.retired.retain(|retired| *retired != id);
     }
@@ -94,7 +95,7 @@ mod tests {
         assert!(orders.told(Reload).is_empty(), "nobody serves but us");
         orders.next_begins();
         assert_eq!(orders.serves(1), (None, Vec::<Order>::new()));
-        // Told before the next one is made: that one reads what there is.
+        // Before the next instance is made: that one reads the present state.
         assert_eq!(orders.told(Reload), [1]);
         orders.next_begins();
         assert_eq!(

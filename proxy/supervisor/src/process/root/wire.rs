@@ -1,5 +1,5 @@
-//! Messages with files between processes of ours, over a socket that nobody else has: four bytes of length, then JSON. The
-//! files travel with the first of those bytes. All of it blocks; whoever must not wait gives it a thread.
+//! Messages with files between our processes, over a private socket: four bytes of length, then JSON. The
+//! files are attached to the first of these bytes. All calls block, so async callers use a thread.
 
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
@@ -13,12 +13,12 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Files that one message may bring. The kernel takes 253.
+/// Maximum number of files per message. The kernel allows 253.
 pub const MOST_FILES: usize = 64;
-/// Bytes of one message: what a detector knows of a process takes some 100 KB.
+/// Maximum size of a message in bytes: a detector's state of one process takes some 100 KB.
 const LONGEST: usize = 64 << 20;
 
-/// Sends one message with these files, of which the receiver gets copies.
+/// Sends a message with these files, which the receiver gets as duplicates.
 ///
 /// # Errors
 ///
@@ -33,7 +33,7 @@ pub fn send(mut to: &UnixStream, message: &impl Serialize, files: &[BorrowedFd<'
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(io::Error::other("too many files"));
     }
-    // Whatever of the four bytes is not taken follows without the files, which went with the first.
+    // The rest of the four bytes follows without files, which were attached to the first byte.
     let sent = rustix::net::sendmsg(to, &[IoSlice::new(&length)], &mut control, SendFlags::NOSIGNAL)?;
     to.write_all(&length[sent..])?;
     to.write_all(&text)

@@ -1,5 +1,6 @@
-//! How often an address may be wrong about a key: guessing is hopeless anyway, and this keeps it from costing anything. An address
-//! that was wrong too often is not even looked at, so a right key has to wait there, too; others are not held up by it.
+//! Limits wrong keys by address. Guessing is hopeless anyway; the limit keeps it cheap for us. Beyond the
+//! limit no key of the address is checked, so a right key has to wait there, too; other addresses are not
+//! affected.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,10 +13,10 @@ use warden_policies::{Rate, client_network};
 
 use crate::sync::lock;
 
-/// Wrong keys in [`PER`] from one address: a person who pastes the wrong one a few times is not kept out.
+/// Wrong keys allowed in [`PER`] from one address: enough for a person who pastes a wrong key a few times.
 const MOST: u64 = 10;
 const PER: Duration = Duration::from_secs(60);
-/// Addresses with a count of their own; all further ones share one.
+/// Addresses with their own count; all others share one.
 const ADDRESSES: usize = 1024;
 
 #[derive(Debug)]
@@ -31,20 +32,20 @@ impl Default for Attempts {
 }
 
 impl Attempts {
-    /// Whether a key from there is looked at.
+    /// Checks whether a key from `from` may be tried.
     ///
     /// # Errors
-    /// Not before this time has passed.
+    /// The remaining wait.
     pub(super) fn check(&self, from: IpAddr, now: Instant) -> Result<(), Duration> {
         let (used, now) = (lock(&self.used), self.since(now));
         let known = used.get(&Some(client_network(from)));
-        // Who is not told apart counts with all those.
+        // An address without its own count uses the shared one.
         let known = known.or_else(|| used.get(&None).filter(|_| used.len() >= ADDRESSES));
         let Some(rate) = Rate::new(MOST, PER) else { return Ok(()) };
         rate.check(known.copied().unwrap_or_default(), now)
     }
 
-    /// A key from there was wrong.
+    /// Counts a wrong key.
     pub(super) fn wrong(&self, from: IpAddr, now: Instant) {
         let (mut used, now) = (lock(&self.used), self.since(now));
         let mut place = Some(client_network(from));
@@ -56,7 +57,7 @@ impl Attempts {
         }
         let until = used.entry(place).or_default();
         if let Some(rate) = Rate::new(MOST, PER) {
-            // What is too much already stays so.
+            // Beyond the limit the count stays as it is.
             *until = rate.take(*until, now).unwrap_or(*until);
         }
     }

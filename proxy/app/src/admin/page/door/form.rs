@@ -1,10 +1,10 @@
-//! What whoever is not signed in sees: a form for a key. Values in, markup out.
+//! Markup for visitors who are not signed in: a form for a key. Values in, markup out.
 
 use warden_pages::Html;
 
 use super::super::frame::head;
 
-/// The page that asks for a key. `why`: what was wrong with the last one.
+/// The sign-in page. `why`: the error of the last attempt.
 pub(super) fn sign_in(back: &str, why: Option<&str>) -> String {
     document("Sign in", None, |main| {
         main.element("h1", &[], "llama-warden");
@@ -39,7 +39,8 @@ pub(super) fn sign_in(back: &str, why: Option<&str>) -> String {
     })
 }
 
-/// A page that leads on by itself. What somebody is led to from elsewhere comes without our cookie; what we lead to has it.
+/// A page that redirects by itself. A navigation from another site carries no cookie of ours; a navigation
+/// from this page does.
 pub(super) fn onward(to: &str) -> String {
     document("llama-warden", Some(to), |main| {
         main.within("p", &[], |p| {

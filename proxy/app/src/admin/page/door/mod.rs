@@ -1,18 +1,19 @@
-//! The page on the public listener, for whoever has a key with the right to it. A browser shows no key when it is led to an address, so
-//! a form takes it once, and a cookie stands for it then; a program may show the key itself, as everywhere.
+//! The page on the public listener, for holders of an operator's key. A browser sends no key when it opens
+//! an address, so a form takes the key once and a cookie replaces it. A program may send the key itself, as
+//! on other routes.
 //!
 //! ```text
 //!   request ─ guard ─┬─ style, script ──────────────────────────────> as everywhere
 //!                    ├─ sign-in ─ tries left? ─ a key with the right? ─> session, cookie
 //!                    └─ else ─ cookie or key, and the right still there? ─┬─ no ──> the form, or 401, 403, 429
-//!                                                                         └─ yes ─> the page, as whoever the key names
+//!                                                                         └─ yes ─> the page, in the key's name
 //! ```
 //!
 //! | module | job |
 //! |---|---|
-//! | [`sessions`] | who is signed in |
-//! | [`attempts`] | how often an address may be wrong |
-//! | [`form`] | what is shown to whoever is not signed in; pure |
+//! | [`sessions`] | sessions of signed-in browsers |
+//! | [`attempts`] | limit of wrong keys by address |
+//! | [`form`] | markup for visitors who are not signed in; pure |
 
 mod attempts;
 mod form;
@@ -35,23 +36,23 @@ use super::{Visitor, go, read_form};
 use crate::admin::answer::{Admin, Body};
 use crate::admin::query::{Query, address};
 
-/// Whoever answers the page on the public listener.
+/// Serves the page on the public listener.
 pub(crate) struct Doorkeeper {
-    /// Where pages are made: not on the threads that pass answers on.
+    /// Runtime in which pages are made: not the threads that pass answers on.
     runtime: Handle,
-    /// `stop` in it ends streams when the listener ends, before the fleet does.
+    /// Its `stop` ends streams when the listener ends, before the fleet does.
     admin: Admin,
     sessions: Sessions,
     attempts: Attempts,
 }
 
-/// Who is let in, and by which session.
+/// A visitor with access, and the session if there is one.
 struct Known {
     name: Arc<str>,
     session: Option<String>,
 }
 
-/// Why somebody is not let in.
+/// Why a visitor is refused.
 #[derive(Debug, thiserror::Error)]
 enum Outside {
     #[error("sign in at /page/sign-in, or send a key with `operator = true`")]
@@ -76,7 +77,7 @@ impl Page for Doorkeeper {
 }
 
 impl Doorkeeper {
-    /// In the runtime in which pages are made.
+    /// Call it in the runtime in which pages are made.
     pub(crate) fn new(admin: Admin) -> Self {
         Self {
             runtime: Handle::current(),
@@ -119,7 +120,7 @@ impl Doorkeeper {
             who: Some(format!("page, key {}, {}", known.name, asker.peer)),
             key: known.session.is_some().then(|| known.name.clone()),
             still: Some(Arc::new(move || {
-                // A stream by a key of its own ends with its connection.
+                // A stream opened by a key in its own header ends with its connection.
                 let Some(secret) = &session else { return true };
                 let key = sessions.upgrade().and_then(|door| door.sessions.key(secret, Instant::now()));
                 key.is_some_and(|key| has_right(&control, &key).is_ok())
@@ -128,7 +129,7 @@ impl Doorkeeper {
         go(&self.admin, way, request, visitor).await
     }
 
-    /// Who asks: by a session, or by a key.
+    /// Identifies the visitor by session or key.
     fn known(&self, headers: &HeaderMap, asker: &Asker) -> Result<Known, Outside> {
         let control = &self.admin.gateway;
         for secret in cookies(headers, &cookie_name(&asker.host)) {
@@ -156,7 +157,8 @@ impl Doorkeeper {
                 Err(other) => why = other,
             }
         }
-        // Who is right comes in whatever others do: behind a proxy all have one address.
+        // The limit applies only after a right key was looked for: behind a proxy all visitors share one
+        // address.
         if let Err(wait) = self.attempts.check(asker.peer, Instant::now()) {
             return Err(Outside::TooMany(wait.as_secs() + 1));
         }
@@ -222,7 +224,7 @@ impl Doorkeeper {
     }
 }
 
-/// What somebody gets who is not let in: a person the form, a script a sentence.
+/// The answer to a refused visitor: the form for a person, a sentence for a script.
 fn turned_away(why: &Outside, request: &Request<Incoming>, way: Way<'_>) -> Response<Body> {
     let headers = request.headers();
     let opens = request.method() == Method::GET && way.is_document();
@@ -255,7 +257,7 @@ const fn status(why: &Outside) -> StatusCode {
     }
 }
 
-/// Says when to come again.
+/// Adds `Retry-After`.
 fn told(why: &Outside, mut answer: Response<Body>) -> Response<Body> {
     if let Outside::TooMany(seconds) = why {
         answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(*seconds));
@@ -271,21 +273,21 @@ fn back(asked: &Query) -> &str {
     asked.get("back").filter(|back| is_here(back) && !back.starts_with("/page/sign-")).unwrap_or("/page/")
 }
 
-/// Browsers do not tell ports of one host apart: two instances there must not take each other's cookies.
+/// Browsers share cookies between ports of one host, so the name contains the port of the instance.
 fn cookie_name(host: &str) -> String {
     let port = host.rsplit_once(':').map_or("", |(_, port)| port);
     let port: String = port.chars().filter(char::is_ascii_digit).take(5).collect();
     format!("llama-warden-{port}")
 }
 
-/// Everything that is kept under this name: a page of a neighbouring host may have put one of its own beside ours.
+/// All cookies of this name: a page of a neighbouring host may have set one of its own next to ours.
 fn cookies<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> {
     let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let pairs = all.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
     pairs.filter(move |(known, _)| *known == name).map(|(_, value)| value).take(4)
 }
 
-/// Only below `/page`, so that it goes along with no request to a model.
+/// Sets the cookie for paths below `/page` only, so that no request to a model carries it.
 fn with_cookie(
     mut answer: Response<Body>,
     host: &str,

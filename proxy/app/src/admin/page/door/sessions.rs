@@ -1,5 +1,6 @@
-//! Who is signed in on the public listener: bounded, gone with the instance, each for some hours. What a browser keeps is random and
-//! known here by its hash only, so that comparing takes the same time however near a guess is.
+//! Sessions of signed-in browsers: bounded, lost when the instance ends, each valid for some hours. The
+//! cookie is random and only its hash is kept, so that a comparison takes the same time however close a
+//! guess is.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -10,28 +11,28 @@ use warden_gateway::KeyHash;
 
 use crate::sync::lock;
 
-/// Sessions at a time. Whoever signs in beyond that ends the oldest: only holders of a key get so far.
+/// Limit of sessions. A further sign-in ends the oldest: only holders of a key get so far.
 const MOST: usize = 64;
-/// A session ends after so long, whatever happens in it: a working day and what is left of it.
+/// Life of a session, even of an active one: somewhat more than a working day.
 pub(super) const LASTS: Duration = Duration::from_secs(12 * 3600);
-/// Bytes of what a browser keeps: nobody guesses 256 bits.
+/// Length of the cookie: 256 bits cannot be guessed.
 const BYTES: usize = 32;
 
 #[derive(Debug)]
 struct Session {
-    /// Of what the browser keeps.
+    /// Hash of the cookie.
     hash: KeyHash,
-    /// The key that opened it. It is asked for each time whether that still has the right.
+    /// The key that opened the session. Each request checks that it still has the right.
     key: KeyHash,
     until: Instant,
 }
 
-/// All of them, the oldest first.
+/// The sessions, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Sessions(Mutex<VecDeque<Session>>);
 
 impl Sessions {
-    /// Opens one by a key that has the right. Returns what the browser is to keep.
+    /// Opens a session for a key that has the right. Returns the cookie.
     pub(super) fn open(&self, key: KeyHash, now: Instant) -> String {
         let secret = hex::encode(rand::random::<[u8; BYTES]>());
         let mut all = lock(&self.0);
@@ -43,14 +44,14 @@ impl Sessions {
         secret
     }
 
-    /// The key of the session that a browser keeps this of.
+    /// The key of the session with this cookie.
     pub(super) fn key(&self, secret: &str, now: Instant) -> Option<KeyHash> {
         let hash = KeyHash::of(secret.as_bytes());
         let all = lock(&self.0);
         all.iter().find(|session| session.hash == hash && session.until > now).map(|session| session.key)
     }
 
-    /// Ends one.
+    /// Ends a session.
     pub(super) fn close(&self, secret: &str) {
         let hash = KeyHash::of(secret.as_bytes());
         lock(&self.0).retain(|session| session.hash != hash);

@@ -1,52 +1,51 @@
-//! What `diagnose --between` takes on its command line.
+//! Command line of `diagnose --between`.
 
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use warden_builder::BackendWish;
-use warden_policies::experiment::Workload;
-use warden_policies::experiment::between::Aim;
+use warden_experiment::Workload;
+use warden_experiment::between::Aim;
 
 use crate::cli::build;
 use crate::cli::diagnose::DiagnoseArgs;
 use crate::exit::Failure;
 
-/// What `--between` takes.
 #[derive(Debug, Args)]
 pub(crate) struct BetweenArgs {
-    /// Which commit brought a leak or a crash, or what `--for` names, or ended it: builds and tries those between two, halfway each time.
+    /// Finds the commit between A and B that introduced or ended a leak, a crash or an aim of `--for`, by
+    /// bisection.
     ///
-    /// A is the older one; both may be tags, branches or commits. Builds are without patches. The same command goes on where it was
-    /// broken off.
+    /// A is the older one; both may be tags, branches or commits. Builds are without patches. The same
+    /// command continues an interrupted search.
     #[arg(
         long,
         value_name = "A..B",
         conflicts_with_all = ["binary", "build", "bisect", "headroom", "trace", "wrap", "html"]
     )]
     pub(super) between: Option<Range>,
-    /// What is looked for between them.
+    /// Change to look for.
     #[arg(long = "for", value_name = "WHAT", value_enum, default_value_t, requires = "between")]
     pub(super) aim: For,
-    /// Where the commits are: a URL, a folder, or a name from `[build.sources]`.
+    /// Repository of the commits: a URL, a folder, or a name from `[build.sources]`.
     #[arg(long, value_name = "URL|PATH|NAME", requires = "between")]
     pub(super) git: Option<String>,
-    /// Never uses the network for them.
+    /// Never uses the network for the repository.
     #[arg(long, requires = "between")]
     pub(super) offline: bool,
-    /// What the builds compute on: auto, cpu, cuda, hip, vulkan or metal.
+    /// Backend of the builds: auto, cpu, cuda, hip, vulkan or metal.
     #[arg(long, value_name = "NAME", default_value = "auto", requires = "between", value_parser = build::flags::hinted::<BackendWish>)]
     pub(super) backend: BackendWish,
 }
 
-/// What `--for` takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum For {
-    /// What workloads show: a memory that grows, a crash.
+    /// Growing memory or a crash under the workloads.
     #[default]
     Growth,
-    /// Prompts, tokens or the first token take longer.
+    /// Slower prompts, tokens or first token.
     Slowdown,
-    /// The questions of a proof are answered otherwise.
+    /// Different answers to the questions of a proof.
     Answers,
 }
 
@@ -60,7 +59,7 @@ impl For {
     }
 }
 
-/// Two ends of a line.
+/// Both ends of a range of commits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(super) older: String,
@@ -81,17 +80,16 @@ impl FromStr for Range {
 }
 
 impl DiagnoseArgs {
-    /// Whether a line of commits is to be searched.
+    /// Returns whether a range of commits is searched.
     pub(in crate::cli::diagnose) const fn searches(&self) -> bool {
         self.between.between.is_some()
     }
 
-    /// What is looked for.
     pub(super) const fn aim(&self) -> Aim {
         self.between.aim.aim()
     }
 
-    /// The work under which a line is searched: none for what needs none.
+    /// Workloads of the search; empty for aims that need none.
     pub(super) fn searched(&self) -> Result<Vec<Workload>, Failure> {
         if self.aim().is_growth() {
             return self.workloads();

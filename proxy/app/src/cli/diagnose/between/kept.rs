@@ -1,5 +1,5 @@
-//! The results of a search so far, in a file of the state folder: the same command continues from there, after Ctrl-C or a new start of the
-//! machine. Each line has what came of one process.
+//! The results of a search so far, in a file of the state folder. The same command continues from them
+//! after Ctrl-C or a reboot. Each line has the result of one process.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -11,17 +11,18 @@ use warden_diagnose::between::ProcessRecord;
 
 use crate::exit::Failure;
 
-/// The file, locked for this process alone.
+/// The file of results, locked for this process alone.
 #[derive(Debug)]
 pub(super) struct SearchFile {
     path: PathBuf,
     file: File,
-    /// Its records, each with the place in the file where its line ends.
+    /// Records, each with the offset at which its line ends.
     known: Vec<(ProcessRecord, u64)>,
 }
 
 impl SearchFile {
-    /// Opens and reads the file of a search. Cuts off a line that is torn, or that another version wrote, with all lines after it.
+    /// Opens and reads the file of a search. Truncates it before the first torn line, or line of another
+    /// version.
     pub(super) fn open(state: &Path, name: &str) -> Result<Self, Failure> {
         let folder = state.join("between");
         let path = folder.join(name);
@@ -54,18 +55,16 @@ impl SearchFile {
         Ok(Self { path, file, known })
     }
 
-    /// All that it has.
     pub(super) fn known(&self) -> Vec<ProcessRecord> {
         self.known.iter().map(|(record, _)| record.clone()).collect()
     }
 
-    /// Cuts off all but the first `used` records.
+    /// Truncates the file after the first `used` records.
     pub(super) fn keep(&mut self, used: usize) -> Result<(), Failure> {
         self.known.truncate(used);
         self.file.set_len(self.end()).map_err(|error| self.failed(&error))
     }
 
-    /// Adds a record.
     pub(super) fn add(&mut self, record: &ProcessRecord) -> Result<(), Failure> {
         let written = serde_json::to_vec(record).map_err(std::io::Error::from).and_then(|mut line| {
             line.push(b'\n');
@@ -77,7 +76,7 @@ impl SearchFile {
                 Ok(())
             }
             Err(error) => {
-                // A part of a line would hide all lines after it.
+                // A partial line would hide all later lines.
                 self.file.set_len(self.end()).ok();
                 Err(self.failed(&error))
             }
@@ -103,7 +102,7 @@ mod tests {
 
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
-    use warden_policies::experiment::between::{Aim, Ask, Seen};
+    use warden_experiment::between::{Aim, Ask, Seen};
 
     fn record(revision: usize) -> ProcessRecord {
         let aim = Aim::Growth;
@@ -135,7 +134,7 @@ mod tests {
         kept.add(&record(7)).unwrap();
         drop(kept);
         assert_eq!(open().known(), [record(1), record(7)]);
-        // If not even the first one fits, what comes now is read again all the same.
+        // Even if no record is kept, a new record is read again.
         let mut kept = open();
         kept.keep(0).unwrap();
         kept.add(&record(8)).unwrap();

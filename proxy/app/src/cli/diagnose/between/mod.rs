@@ -1,9 +1,10 @@
-//! `diagnose --between A..B`: which commit brought a leak, a crash, a slowdown or other answers, or ended it.
+//! `diagnose --between A..B`: finds the commit that introduced or ended a leak, a crash, a slowdown or
+//! other answers.
 //!
 //! ```text
-//!   A..B ── repository ──> the line of commits ──> Line (warden_diagnose) ── which revision? ──> build ──> the server of that build
-//!                                                    │ what came of each process                 (a store of its own: `serve` never takes them)
-//!                                                    └──> the file of the search, for the next time
+//!   A..B ── repository ──> commits ──> Line (warden_diagnose) ── which revision? ──> build ──> its server
+//!                                        │ result of each process           (a store of its own, which
+//!                                        └──> file of the search             `serve` never uses)
 //! ```
 
 mod args;
@@ -21,9 +22,9 @@ use warden_builder::{Builder, Request, Source};
 use warden_diagnose::between::{RevisionLine, SearchEvent, ServerFuture, resumed};
 use warden_diagnose::report::{BetweenReport, Revision};
 use warden_diagnose::{Experiment, Lab, Recording};
+use warden_experiment::Workload;
+use warden_experiment::between::{Ask, Conclusion, Outcome as Ended};
 use warden_patches::{Catalogue, Selection, Sets};
-use warden_policies::experiment::Workload;
-use warden_policies::experiment::between::{Ask, Conclusion, Outcome as Ended};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{SoloSpec, Starter};
 
@@ -42,24 +43,24 @@ use crate::exit::Failure;
 use crate::out;
 use crate::serve::Signals;
 
-/// A search: what it is about, and what its servers come from.
+/// A search over a range of commits, with the builder of its servers.
 struct Between<'a> {
     args: &'a DiagnoseArgs,
     machine: &'a Machine,
     builder: Builder,
-    /// The requests for builds, but for the source.
+    /// Template of the build requests, without the source.
     plain: Request,
     repository: PathBuf,
     shown: String,
     line: Vec<RevisionInfo>,
-    /// As it was when the search began, with the model's place in it.
+    /// Configuration at the start of the search; `index` is the model's place in it.
     configured: Resolved,
     index: usize,
-    /// The text of the configuration file at that time.
+    /// Text of the configuration file at the start of the search.
     file: Option<String>,
 }
 
-/// Runs it.
+/// Runs the search.
 pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Failure> {
     let Some(range) = args.between.between.clone() else { return Ok(()) };
     let workloads = args.searched()?;
@@ -67,12 +68,12 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     outputs::prepare(args)?;
     let mut signals = Signals::new()?;
     let machine = Machine::read();
-    // Errors of the configuration come before anything is fetched.
+    // Read the configuration first: its errors should come before anything is fetched.
     let (configured, index) = Target::configured(args, &machine)?;
     let loaded = args.config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
     Box::pin(build::with_builder(&loaded, &machine, async |mut builder| {
-        // Never the builds that instances serve with.
+        // Use a store of its own: instances must never serve with these builds.
         builder.dirs.data = builds_between::folder(&builder.dirs.data);
         let named = Named::parse(args.between.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
         let commits = |reference| Commits {
@@ -84,7 +85,8 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
         let Obtained { repository, commit } =
             match builder.repository(&commits(Some(range.newer.clone()))).await {
                 Ok(obtained) => obtained,
-                // A server gives what its branches and tags lead to: an older commit is in their history.
+                // A remote may refuse to serve a commit by its id. An older commit is in the history of its
+                // branches and tags.
                 Err(error) => {
                     let Ok(all) = builder.repository(&commits(named.reference.clone())).await else {
                         return Err(error.into());
@@ -100,7 +102,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
         let source = Source::Commit { repository: repository.clone(), shown: shown.clone(), commit };
         let plain = Request {
             backend: args.between.backend,
-            // The web page is not needed, and takes longer than the server.
+            // The server alone is needed; the web page takes longer to build.
             options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
             ..build::request(source, selection, numbers)
         };
@@ -149,7 +151,7 @@ impl Between<'_> {
                 kept.path().display()
             ));
         }
-        // Builds that another search has made stay. Those that a search finds when it continues are its own.
+        // Keep builds that another search made. Builds found when a search continues are its own.
         let others = if used == 0 { self.builds() } else { Vec::new() };
         let spec = SoloSpec {
             command: model.command.clone(),
@@ -161,7 +163,7 @@ impl Between<'_> {
         let server = |revision: usize| -> ServerFuture<'_, Failure> {
             Box::pin(async move { self.target(revision).await.map(|target| target.spec) })
         };
-        // Requests are as long as before, so that results can be compared.
+        // Reuse the request lengths of the earlier results, so that results can be compared.
         let lengths = known[..used].iter().find_map(|record| record.lengths);
         let lengths = lengths.map_or_else(OnceLock::new, OnceLock::from);
         let line =
@@ -180,7 +182,7 @@ impl Between<'_> {
             }
             SearchEvent::Record(record) => {
                 display.close();
-                // Without it the search can only not be resumed.
+                // Continue: without the record, the search only cannot be resumed.
                 if let Err(failure) = kept.add(record) {
                     failure.lines().iter().for_each(|line| out::error_line(line));
                 }
@@ -198,7 +200,7 @@ impl Between<'_> {
                 let writing = Box::pin(self.write(path, ill, &report, asked, &lab, &stop));
                 interruptible(signals, &stop, writing).await?
             }
-            // The same command goes on, and may find it.
+            // The same command continues and may still find it.
             (Some(_), Ended::Interrupted) | (None, _) => Ok(()),
             (Some(path), _) => {
                 out::error_line(&format!("--report {}: nothing was found to write about", path.display()));
@@ -248,7 +250,7 @@ impl Between<'_> {
     }
 }
 
-/// How it ends for whoever looks at the exit code alone.
+/// Maps the outcome to an exit code.
 fn end(conclusion: &Conclusion) -> Result<(), Failure> {
     let code = match conclusion.outcome {
         Ended::Found { .. } => return Ok(()),

@@ -1,4 +1,4 @@
-//! The servers of a search: built from its commits, in a store of their own, and removed when the search has its answer.
+//! Builds the servers of a search in a store of their own, and removes them when the search has its answer.
 
 use std::fs::File;
 
@@ -6,7 +6,7 @@ use rustix::fs::FlockOperation;
 use warden_builder::git::RevisionInfo;
 use warden_builder::{Error, Kind, Provenance, Request, Source};
 use warden_diagnose::between::NoServer;
-use warden_policies::experiment::between::{Conclusion, Outcome as Ended};
+use warden_experiment::between::{Conclusion, Outcome as Ended};
 
 use super::{Between, DiagnoseArgs};
 use crate::cli::builds_between;
@@ -21,7 +21,7 @@ impl Between<'_> {
         Request { source: Source::Commit { repository, shown, commit }, ..self.plain.clone() }
     }
 
-    /// The server of a revision, built if it is not there.
+    /// Returns the server of a revision, and builds it if it is missing.
     pub(super) async fn target(&self, revision: usize) -> Result<Target, NoServer<Failure>> {
         let info = &self.line[revision];
         let built = self.builder.build(&self.request(info)).await.map_err(blame)?;
@@ -41,7 +41,7 @@ impl Between<'_> {
         })
     }
 
-    /// A file that every running search holds.
+    /// Locks the file that every running search holds.
     pub(super) fn in_use(&self) -> Result<File, Failure> {
         let folder = &self.builder.dirs.data;
         let held = builds_between::in_use(folder, FlockOperation::LockShared);
@@ -55,9 +55,9 @@ impl Between<'_> {
         self.builder.store().list().map(|listing| listing.builds).unwrap_or_default()
     }
 
-    /// Removes the builds of all commits that were judged but the two neighbours, once there is an answer. `others`
-    /// are of earlier searches and stay. A search that can continue with more readings keeps all builds, and so does
-    /// one while another search runs.
+    /// Removes the builds of all judged commits but the two neighbours, once there is an answer. Keeps
+    /// builds of earlier searches (`others`). Keeps all builds if the search can continue with more
+    /// readings, or while another search runs.
     pub(super) fn tidy(&self, conclusion: &Conclusion, others: &[Provenance], in_use: &File) {
         let is_told =
             matches!(conclusion.outcome, Ended::Found { .. } | Ended::Among { .. } | Ended::Unsteady { .. });
@@ -83,7 +83,8 @@ impl Between<'_> {
     }
 }
 
-/// What a build failed for: a revision is to blame for its source, and not for a full disk or a missing compiler.
+/// Classifies a failed build. Errors in its source count against the revision; a full disk or a missing
+/// compiler does not.
 fn blame(error: Error) -> NoServer<Failure> {
     match error.kind() {
         Kind::Cancelled => NoServer::Interrupted,
@@ -93,7 +94,7 @@ fn blame(error: Error) -> NoServer<Failure> {
     }
 }
 
-/// The configuration file as it is now.
+/// Reads the configuration file as it is now.
 pub(super) fn text_of(args: &DiagnoseArgs) -> Option<String> {
     args.config.config.as_ref().and_then(|path| std::fs::read_to_string(path).ok())
 }

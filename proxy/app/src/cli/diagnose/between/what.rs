@@ -1,22 +1,24 @@
-//! What makes a search another one: everything that changes its results. Its file is named after that.
+//! Identity of a search: a hash of everything that changes its results. The file of results is named by it.
 
 use std::path::PathBuf;
 
 use sha2::{Digest as _, Sha256};
-use warden_policies::experiment::Workload;
+use warden_experiment::Workload;
 
 use super::Between;
 use crate::exit::Failure;
 
-/// Variables that llama.cpp and its libraries read.
+/// Prefixes of the variables that llama.cpp and its libraries read.
 const OWN: [&str; 7] = ["LLAMA_", "GGML_", "CUDA_", "HIP_", "ROCR_", "OMP_", "MALLOC_"];
 
 impl Between<'_> {
-    /// The name of its file, which another search does not have. Only a hash of the command and its variables is in it: they may have keys.
+    /// The name of the search's file of results. Contains only a hash of the command and its variables,
+    /// which may include keys.
     pub(super) async fn file_name(&self, workloads: &[Workload], requests: u64) -> Result<String, Failure> {
         let model = &self.configured.fleet.models[self.index];
         let command = &model.command;
-        // Not the files of variables, nor the log: a server writes there, and each of its starts would begin another search.
+        // Leave out files named by variables, and the log: a server writes to them, so each start would
+        // begin another search.
         let named = read_words(&command.args).map(PathBuf::from).chain(self.args.replay.clone());
         let facts = |path: PathBuf| {
             let facts = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file)?;
@@ -32,7 +34,7 @@ impl Between<'_> {
         let (oldest, newest) = (&self.line[0], &self.line[self.line.len() - 1]);
         let plan = self.builder.plan(&self.request(newest)).await?;
         let aim = self.args.aim();
-        // A search for growth is not judged by the numbers of a proof.
+        // The numbers of a proof do not judge a search for growth.
         let proof = (!aim.is_growth()).then_some(&self.configured.proof);
         let all = [
             format!("{} {} {} {}", env!("CARGO_PKG_VERSION"), self.shown, oldest.commit, newest.commit),
@@ -49,7 +51,7 @@ impl Between<'_> {
     }
 }
 
-/// Those words of a server's command line that may name a file which it reads.
+/// Returns the words of a server's command line that may name a file to read.
 fn read_words(args: &[String]) -> impl Iterator<Item = &String> {
     let before = std::iter::once(None).chain(args.iter().map(Some));
     let read =

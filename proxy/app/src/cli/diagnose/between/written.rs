@@ -1,4 +1,4 @@
-//! `diagnose --between --report DIR`: the folder for others, about the revision that has it.
+//! `diagnose --between --report DIR`: writes the shareable folder about the revision that shows the symptom.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use warden_diagnose::between::NoServer;
 use warden_diagnose::proof::{self, Lengths, Sent};
 use warden_diagnose::report::BetweenReport;
 use warden_diagnose::{Experiment, Lab, Outcome, Report, without_prompt_cache};
-use warden_policies::experiment::between::Symptom;
+use warden_experiment::between::Symptom;
 use warden_supervisor::SoloSpec;
 
 use super::Between;
@@ -15,17 +15,17 @@ use crate::cli::diagnose::display::Display;
 use crate::cli::diagnose::folder;
 use crate::exit::Failure;
 
-/// What the search sent its processes.
+/// Requests that the search sent to its processes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked<'a> {
-    /// How long the requests were that they were timed and asked with.
+    /// Lengths of the timed and compared requests.
     pub(super) lengths: Option<Lengths>,
-    /// The work.
     pub(super) base: &'a Experiment,
 }
 
 impl Between<'_> {
-    /// Writes it: with an experiment of the workload that shows it, or with the requests that do.
+    /// Writes the folder, with an experiment of the workload that shows the symptom, or with the requests
+    /// that show it.
     pub(super) async fn write(
         &self,
         path: &Path,
@@ -65,7 +65,7 @@ impl Between<'_> {
         folder::write(path, &report, &outcome, &target, &self.machine.cwd, replay, &sent)
     }
 
-    /// The requests that show what no workload shows.
+    /// The requests that show a symptom which no workload shows.
     async fn requests(
         &self,
         symptom: &Symptom,

@@ -1,15 +1,15 @@
-//! What a leg's call sites did, in words.
+//! Describes the call sites of a leg in words.
 
-use warden_policies::experiment::Attribution;
+use warden_experiment::Attribution;
 use warden_policies::units::{Amount, exact};
 use warden_tracer_reader::{Kind, Memory, Place};
 
 use super::{HANDLES, LegTrace, Traced};
 
-/// Blocks smaller than this many intervals are sampled; larger ones are all counted (the tracer's own rule).
+/// Blocks below this many intervals are sampled, larger ones are all counted. The tracer uses the same rule.
 const SAMPLED: f64 = 4.0;
 
-/// The numbers. Reasons: `defaults.toml`, section `[diagnose.trace]`.
+/// Limits of the report, justified in `defaults.toml`, section `[diagnose.trace]`.
 fn numbers() -> &'static warden_policies::defaults::Trace {
     &warden_policies::defaults().diagnose.trace
 }
@@ -74,7 +74,7 @@ impl LegTrace {
         }
     }
 
-    /// The places that grew, as far as it is sure that they did.
+    /// Call sites whose growth exceeds its measurement error.
     fn named(&self, traced: &Traced) -> impl Iterator<Item = &Place> {
         let least = (traced.attribution.measured * numbers().least_part).max(1.0);
         let grown = self.places.iter().filter(move |place| {
@@ -83,7 +83,7 @@ impl LegTrace {
         grown.take(numbers().named)
     }
 
-    /// What a place's growth may be off by, in bytes per request: two standard errors where its blocks are sampled.
+    /// Error of a call site's growth, in bytes per request: two standard errors if its blocks are sampled.
     fn error(&self, place: &Place) -> f64 {
         let (bytes, interval) = (exact(place.more_bytes.unsigned_abs()), exact(self.interval));
         let sampled =
@@ -117,7 +117,7 @@ impl LegTrace {
                 format!("{each}{error} a request, {count} × {}{within}", place.function)
             }
         };
-        // A place without a name says its library itself.
+        // The name of an unnamed call site already contains its library.
         let named = place.module != self.program && !place.called_in.starts_with(&place.module);
         let library = if named { format!(" ({})", place.module) } else { String::new() };
         format!("  {what}, called in {}{library}", place.called_in)
@@ -127,7 +127,8 @@ impl LegTrace {
 const OWN_HEAP: &str = "  the program has an allocator of its own (jemalloc, mimalloc, tcmalloc, …) linked into it, so its blocks are not \
 counted, only the mappings that it takes; build it without, or preload that allocator as a library";
 
-/// How much of it is known. What is allocated and never touched is no memory, so the counts may say more.
+/// Says which share of the growth is explained. Allocated bytes that were never touched use no memory, so
+/// the counts may exceed the growth.
 fn part(found: &Attribution) -> String {
     let counted = Amount(found.counted.max(0.0));
     if found.counted > found.measured * (1.0 + numbers().untouched) {
@@ -144,7 +145,7 @@ fn name(memory: Memory) -> &'static str {
     }
 }
 
-/// Who called that function, and so on outwards.
+/// The callers of the function, innermost first.
 fn chain(place: &Place) -> Option<String> {
     let names = place.chain.iter().map(ToString::to_string);
     let names: Vec<String> =
@@ -155,7 +156,7 @@ fn chain(place: &Place) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_policies::experiment::{Follows, Workload};
+    use warden_experiment::{Follows, Workload};
     use warden_tracer_reader::Frame;
 
     fn place(memory: Memory, function: &str, module: &str, called_in: &str) -> Place {

@@ -1,0 +1,353 @@
+//! Runs the processes that a [`Search`] requests, until it finds the one revision that introduced or ended
+//! a symptom.
+//!
+//! ```text
+//!   Search ── Ask ──> the server of the revision ──> an experiment (an end), one leg, or a visit ──> Seen ──> Search ── … ──> Conclusion
+//!                                                                                              └──> a record, for a later run
+//! ```
+//!
+//! The caller supplies the server of each revision.
+
+use std::pin::Pin;
+use std::sync::OnceLock;
+
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+use warden_experiment::between::{Aim, Ask, Conclusion, Rules, Search, Seen, Step};
+use warden_experiment::{Ended, Finding, Workload};
+use warden_supervisor::SoloSpec;
+
+use crate::error::DiagnoseError;
+use crate::experiment::{Experiment, without_prompt_cache};
+use crate::lab::Lab;
+use crate::leg::{Progress, run_leg, told};
+use crate::proof::Lengths;
+use crate::proof::visit::{self, Wanted};
+
+/// The server of a revision, or why there is none.
+pub type ServerFuture<'a, E> = Pin<Box<dyn Future<Output = Result<SoloSpec, NoServer<E>>> + Send + 'a>>;
+
+/// Why a revision has no server.
+#[derive(Debug)]
+pub enum NoServer<E> {
+    /// The revision cannot be built, or cannot be run as requested, in words.
+    Cannot(String),
+    /// The search cannot continue, and no revision is the cause.
+    Stop(E),
+    /// The user interrupted the search.
+    Interrupted,
+}
+
+/// A sequence of revisions to search.
+pub struct RevisionLine<'a, E> {
+    /// The experiment to run. The server in it is not used.
+    pub base: Experiment,
+    /// The index of the newest revision; the oldest one is 0.
+    pub last: usize,
+    /// Ends as soon as it is known that only the older end has the symptom.
+    pub newer_only: bool,
+    /// Lengths of the requests that time or question a process; the first process sets them.
+    pub lengths: &'a OnceLock<Lengths>,
+    /// The servers. No process of the search runs while the search waits for one.
+    pub server: &'a (dyn Fn(usize) -> ServerFuture<'a, E> + Sync),
+}
+
+impl<E> std::fmt::Debug for RevisionLine<'_, E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RevisionLine")
+            .field("base", &self.base)
+            .field("last", &self.last)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Question and result of a process of a search.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProcessRecord {
+    /// The question of the search.
+    pub ask: Ask,
+    /// The result.
+    pub seen: Seen,
+    /// Lengths of its requests, if it was timed or questioned: later processes get requests of the same
+    /// lengths.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<Lengths>,
+}
+
+/// Progress of a search.
+#[derive(Debug)]
+pub enum SearchEvent<'a> {
+    /// A process follows; the number of revisions still suspected, once known.
+    Next(Ask, Option<usize>),
+    /// Progress of its work.
+    Leg(Progress<'a>),
+    /// The process did not start, or was ended from outside, and is tried again.
+    OnceMore(&'a str),
+    /// The process is finished, and a later run need not repeat it.
+    Record(&'a ProcessRecord),
+}
+
+impl ProcessRecord {
+    /// Returns true if the record only says that an end could not be run just then. Such a record is not
+    /// kept: the end may run the next time.
+    fn is_passing(&self, last: usize) -> bool {
+        let is_end = self.ask.revision == 0 || self.ask.revision == last;
+        is_end
+            && match &self.seen {
+                Seen::Cannot(_) => true,
+                // An experiment with an end counts however it ended; a single process of it is run again.
+                Seen::Findings(all) => {
+                    !self.ask.is_end && all.iter().any(|one| matches!(one.ended, Ended::Killed { .. }))
+                }
+                Seen::Visit(_) => false,
+            }
+    }
+}
+
+/// A search that has used these records, and the number of used ones. Use stops at a record of another
+/// question and at an incomplete round.
+pub fn resumed(rules: Rules<'_>, aim: Aim, last: usize, known: &[ProcessRecord]) -> (Search, usize) {
+    let mut search = Search::new(rules, aim, last);
+    let (mut used, mut whole) = (0, 0);
+    for record in known {
+        if search.next() != Step::Run(record.ask) {
+            break;
+        }
+        search.observe(record.ask, record.seen.clone());
+        used += 1;
+        if search.is_whole() {
+            whole = used;
+        }
+    }
+    if whole < used { resumed(rules, aim, last, &known[..whole]) } else { (search, used) }
+}
+
+/// Attempts of a process that does not start or is ended from outside: another program may hold the memory
+/// for a moment.
+const TRIES: u32 = 3;
+
+/// Result of one attempt.
+enum Attempt {
+    Seen(Seen),
+    /// Another attempt may succeed; the reason, and the result if none does.
+    Failed(String, Seen),
+    Interrupted,
+}
+
+impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
+    /// Runs the search to its end. Cancelling `stop` ends it early, with a conclusion from the results so
+    /// far.
+    ///
+    /// # Errors
+    /// Only errors that are not a server's fault.
+    pub async fn run(
+        &self,
+        lab: &Lab,
+        mut search: Search,
+        watch: &mut (dyn FnMut(SearchEvent<'_>) + Send),
+        stop: &CancellationToken,
+    ) -> Result<Conclusion, E> {
+        loop {
+            let ask = match search.next() {
+                Step::Done(conclusion) => return Ok(conclusion),
+                Step::Run(ask) => ask,
+            };
+            if stop.is_cancelled() || (self.newer_only && search.only_the_older_is_ill()) {
+                return Ok(search.interrupt());
+            }
+            watch(SearchEvent::Next(ask, search.left()));
+            let seen = match (self.server)(ask.revision).await {
+                Err(NoServer::Stop(error)) => return Err(error),
+                Err(NoServer::Interrupted) => None,
+                _ if stop.is_cancelled() => None,
+                Err(NoServer::Cannot(why)) => Some(Seen::Cannot(why)),
+                Ok(spec) => self.see(lab, ask, &spec, watch, stop).await?,
+            };
+            let Some(seen) = seen else { return Ok(search.interrupt()) };
+            let lengths = self.lengths.get().copied().filter(|_| !ask.aim.is_growth());
+            let record = ProcessRecord { ask, seen, lengths };
+            if !record.is_passing(self.last) {
+                watch(SearchEvent::Record(&record));
+            }
+            search.observe(ask, record.seen);
+        }
+    }
+
+    /// Runs one process, with retries after failures that may pass; `None` if the user interrupted it.
+    async fn see(
+        &self,
+        lab: &Lab,
+        ask: Ask,
+        spec: &SoloSpec,
+        watch: &mut (dyn FnMut(SearchEvent<'_>) + Send),
+        stop: &CancellationToken,
+    ) -> Result<Option<Seen>, DiagnoseError> {
+        for tried in 1.. {
+            let attempt = if ask.aim.is_growth() {
+                let mut spec = spec.clone();
+                // A build that does not know the flag has no such cache.
+                if ask.control && tried == 1 {
+                    without_prompt_cache(&mut spec);
+                }
+                self.work(lab, ask, spec, &mut |progress| watch(SearchEvent::Leg(progress)), stop).await?
+            } else {
+                self.visit(lab, ask, spec, stop).await?
+            };
+            match attempt {
+                Attempt::Seen(seen) => return Ok(Some(seen)),
+                Attempt::Failed(_, seen) if tried >= TRIES => return Ok(Some(seen)),
+                Attempt::Failed(why, _) => watch(SearchEvent::OnceMore(&why)),
+                Attempt::Interrupted => break,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Runs a process under a workload.
+    async fn work(
+        &self,
+        lab: &Lab,
+        ask: Ask,
+        spec: SoloSpec,
+        show: &mut (dyn FnMut(Progress<'_>) + Send),
+        stop: &CancellationToken,
+    ) -> Result<Attempt, DiagnoseError> {
+        let found = if ask.is_end {
+            let experiment = Experiment { spec, ..self.base.clone() };
+            let done = Box::pin(experiment.run(lab, show, stop)).await;
+            done.map(|done| done.legs.into_iter().map(|leg| leg.finding).collect())
+        } else {
+            let workload = ask.workload.or_else(|| self.base.workloads.first().copied());
+            let leg = self.base.leg(spec, workload.unwrap_or(Workload::ShortText), !ask.whole);
+            run_leg(lab, &leg, show, stop)
+                .await
+                .map(|done| vec![Finding { control: ask.control, ..done.finding }])
+        };
+        if stop.is_cancelled() {
+            return Ok(Attempt::Interrupted);
+        }
+        match found {
+            Ok(findings) if findings.is_empty() => {
+                Ok(Attempt::Seen(Seen::Cannot("it can do none of these workloads".to_owned())))
+            }
+            Ok(findings) => Ok(match ended_from_outside(&findings) {
+                Some(why) => Attempt::Failed(why, Seen::Findings(findings)),
+                None => Attempt::Seen(Seen::Findings(findings)),
+            }),
+            Err(DiagnoseError::Start(failure)) => {
+                let why = format!("it did not start: {}", told(&failure));
+                Ok(Attempt::Failed(why.clone(), Seen::Cannot(why)))
+            }
+            Err(error @ DiagnoseError::CannotDo { .. }) => Ok(Attempt::Seen(Seen::Cannot(error.to_string()))),
+            Err(DiagnoseError::Interrupted) => Ok(Attempt::Interrupted),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs a process that is timed or questioned.
+    async fn visit(
+        &self,
+        lab: &Lab,
+        ask: Ask,
+        spec: &SoloSpec,
+        stop: &CancellationToken,
+    ) -> Result<Attempt, DiagnoseError> {
+        let (answers, pace) = (ask.aim == Aim::Answers, ask.aim == Aim::Slowdown);
+        let wanted = Wanted { answers, pace, lengths: self.lengths.get().copied(), ..Wanted::default() };
+        let seen = tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(Attempt::Interrupted),
+            seen = visit::run(lab, spec, wanted) => seen?,
+        };
+        Ok(match seen {
+            Ok(visited) => {
+                self.lengths.get_or_init(|| visited.lengths);
+                Attempt::Seen(Seen::Visit(visited.visit))
+            }
+            Err(why) => Attempt::Failed(why.clone(), Seen::Cannot(why)),
+        })
+    }
+}
+
+/// Why a process was ended from outside, if it was: by another program, or for lack of memory.
+fn ended_from_outside(findings: &[Finding]) -> Option<String> {
+    findings.iter().find_map(|finding| match &finding.ended {
+        Ended::Killed { why } | Ended::OutOfMemory { why } => Some(why.clone()),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_experiment::proof::{Metric, Visit};
+
+    /// All records of a search, in order; `seen` answers its questions until it returns `None`.
+    fn told(aim: Aim, last: usize, seen: &mut dyn FnMut(Ask) -> Option<Seen>) -> Vec<ProcessRecord> {
+        let all = warden_policies::defaults();
+        let rules = Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };
+        let mut search = Search::new(rules, aim, last);
+        let mut told = Vec::new();
+        while let Step::Run(ask) = search.next()
+            && let Some(seen) = seen(ask)
+        {
+            search.observe(ask, seen.clone());
+            told.push(ProcessRecord { ask, seen, lengths: None });
+        }
+        told
+    }
+
+    fn again(aim: Aim, last: usize, known: &[ProcessRecord]) -> (Search, usize) {
+        let all = warden_policies::defaults();
+        let rules = Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };
+        resumed(rules, aim, last, known)
+    }
+
+    /// The newer half takes a third more time; single processes differ slightly.
+    fn timed(ask: Ask, count: usize) -> Seen {
+        let own = if ask.revision >= 8 { 0.0266 } else { 0.02 };
+        let by = [1.0, 1.003, 0.998, 1.001][count % 4];
+        Seen::Visit(Visit { measured: vec![(Metric::Decode, own * by)], replies: Vec::new() })
+    }
+
+    #[test]
+    fn an_end_that_could_not_be_run_for_a_while_does_not_end_the_search_for_ever() {
+        let (mut count, mut left) = (0, 4);
+        let all = told(Aim::Slowdown, 16, &mut |ask| {
+            count += 1;
+            if !ask.is_end && ask.revision == 16 {
+                left -= 1;
+                return (left >= 0).then(|| Seen::Cannot("it did not start".to_owned()));
+            }
+            Some(timed(ask, count))
+        });
+        // The search ended because the slower end failed.
+        let (passing, kept) = (&all[all.len() - 3..], &all[..all.len() - 3]);
+        assert!(passing.iter().all(|record| matches!(record.seen, Seen::Cannot(_))), "{all:?}");
+        assert!(passing.iter().all(|record| record.is_passing(16)), "none of it is written");
+        let (mut search, used) = again(Aim::Slowdown, 16, kept);
+        assert!(used > 0 && used <= kept.len());
+        assert!(matches!(search.next(), Step::Run(ask) if !ask.is_end), "{:?}", search.next());
+        // The same result of another revision is kept.
+        let ask = Ask { revision: 7, ..all[0].ask };
+        assert!(!ProcessRecord { ask, seen: Seen::Cannot(String::new()), lengths: None }.is_passing(16));
+    }
+
+    #[test]
+    fn a_round_of_which_a_process_is_missing_is_run_anew() {
+        let mut count = 0;
+        let all = told(Aim::Slowdown, 16, &mut |ask| {
+            count += 1;
+            Some(timed(ask, count))
+        });
+        let first = all.iter().position(|told| !told.ask.is_end).unwrap();
+        assert!(first.is_multiple_of(2) && all.len() > first + 6);
+        for known in 0..first + 6 {
+            let (mut search, used) = again(Aim::Slowdown, 16, &all[..known]);
+            let round = if known < first { 2 } else { 3 };
+            let begun = if known < first { 0 } else { first };
+            assert_eq!(used, known - (known - begun) % round, "{known} known");
+            assert_eq!(search.next(), Step::Run(all[used].ask));
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Sends one request to the server under test, over its Unix socket, and reads the answer.
+//!
+//! No request is retried and no connection is kept alive, so that a leg counts only the server's own work.
+//! Answers are read as they arrive, to time the first token.
+
+use std::time::Duration;
+
+use reqwest::Method;
+use serde_json::Value;
+use tokio::time::Instant;
+use warden_supervisor::{Endpoint, Solo};
+
+use crate::error::DiagnoseError;
+
+/// A request to send.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Ask {
+    pub(crate) method: Method,
+    pub(crate) path: String,
+    /// JSON, or none.
+    pub(crate) body: Option<Value>,
+    pub(crate) images: u64,
+    /// Number of audio clips.
+    pub(crate) audio: u64,
+}
+
+impl Ask {
+    /// A `POST` without media.
+    pub(crate) fn post(path: &str, body: Value) -> Self {
+        Self { method: Method::POST, path: path.to_owned(), body: Some(body), images: 0, audio: 0 }
+    }
+}
+
+/// An answer, as far as it was read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Answer {
+    /// Evaluated prompt tokens, without those from a cache.
+    pub(crate) prompt_tokens: u64,
+    /// Tokens of the whole prompt, cached or not.
+    pub(crate) prompt_size: u64,
+    /// Generated tokens.
+    pub(crate) output_tokens: u64,
+    /// Time for the generated tokens, as reported by the server.
+    pub(crate) output_ms: Option<f64>,
+    /// Time for the evaluated prompt tokens, as reported by the server.
+    pub(crate) prompt_ms: Option<f64>,
+    /// Time from sending to the first token.
+    pub(crate) first_token: Option<Duration>,
+    pub(crate) text: String,
+}
+
+/// Why there is no whole answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AskError {
+    /// The server refused.
+    #[error("{status}: {message}")]
+    Refused { status: u16, message: String },
+    /// The connection broke: most likely the server has ended.
+    #[error("the connection broke: {0}")]
+    Broken(String),
+    /// No answer within the limit.
+    #[error("no answer within {} s", .0.as_secs())]
+    Late(Duration),
+}
+
+/// Sends requests to one server.
+#[derive(Debug)]
+pub(crate) struct Client {
+    http: reqwest::Client,
+    host: String,
+    key: Option<String>,
+}
+
+impl Client {
+    pub(crate) fn new(solo: &Solo) -> Result<Self, DiagnoseError> {
+        let (builder, host) = match solo.endpoint() {
+            Endpoint::Unix(socket) => {
+                (reqwest::Client::builder().unix_socket(socket.as_path()), "server".to_owned())
+            }
+            Endpoint::Tcp(address) => (reqwest::Client::builder(), address.to_string()),
+        };
+        let http = builder
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            // llama-server waits for open connections when it is stopped.
+            .pool_max_idle_per_host(0)
+            .build();
+        let http =
+            http.map_err(|error| DiagnoseError::Own { what: "making a client", why: chain(&error) })?;
+        Ok(Self { http, host, key: solo.api_key().map(str::to_owned) })
+    }
+
+    /// Sends a request and reads its answer to the end. Dropping the future closes the connection.
+    pub(crate) async fn send(&self, ask: &Ask, limit: Duration) -> Result<Answer, AskError> {
+        match tokio::time::timeout(limit, self.exchange(ask)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(AskError::Late(limit)),
+        }
+    }
+
+    /// Sends a request whose answer is one JSON value.
+    pub(crate) async fn json(&self, ask: &Ask, limit: Duration) -> Result<Value, AskError> {
+        let exchange = async {
+            let response = self.accepted(ask).await?;
+            response.json().await.map_err(|error| AskError::Broken(chain(&error)))
+        };
+        tokio::time::timeout(limit, exchange).await.unwrap_or(Err(AskError::Late(limit)))
+    }
+
+    /// Sends a request and reads only the head of its answer.
+    pub(crate) async fn head(&self, ask: &Ask, limit: Duration) -> Result<(), AskError> {
+        let accepted = tokio::time::timeout(limit, self.accepted(ask)).await;
+        accepted.unwrap_or(Err(AskError::Late(limit))).map(drop)
+    }
+
+    /// Number of tokens of a text; `None` if the server does not report it.
+    pub(crate) async fn tokens(&self, text: &str, limit: Duration) -> Option<u32> {
+        self.count(text, limit).await.ok().filter(|count| *count > 0)
+    }
+
+    /// Number of tokens of a text, or the error; 0 if the answer has no tokens.
+    pub(crate) async fn count(&self, text: &str, limit: Duration) -> Result<u32, AskError> {
+        let body = serde_json::json!({ "content": text });
+        let json = self.json(&Ask::post("/tokenize", body), limit).await?;
+        let tokens = json["tokens"].as_array().map_or(0, Vec::len);
+        Ok(u32::try_from(tokens).unwrap_or(u32::MAX))
+    }
+
+    fn request(&self, ask: &Ask) -> reqwest::RequestBuilder {
+        let mut request = self.http.request(ask.method.clone(), format!("http://{}{}", self.host, ask.path));
+        if let Some(body) = &ask.body {
+            // Recorded bodies are a client's text: on a kept connection, a server that answers without
+            // reading the body would parse it as a request.
+            request = request.json(body).header(reqwest::header::CONNECTION, "close");
+        }
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
+        }
+        request
+    }
+
+    /// Sends a request; a refusal is an error.
+    async fn accepted(&self, ask: &Ask) -> Result<reqwest::Response, AskError> {
+        let response = self.request(ask).send().await.map_err(|error| AskError::Broken(chain(&error)))?;
+        let status = response.status();
+        if !status.is_success() {
+            let text = response.text().await.unwrap_or_default();
+            return Err(AskError::Refused { status: status.as_u16(), message: message(&text) });
+        }
+        Ok(response)
+    }
+
+    async fn exchange(&self, ask: &Ask) -> Result<Answer, AskError> {
+        let sent = Instant::now();
+        let broken = |error: reqwest::Error| AskError::Broken(chain(&error));
+        let mut response = self.accepted(ask).await?;
+        let kind = response.headers().get(reqwest::header::CONTENT_TYPE);
+        let streams = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+        if !streams {
+            let text = response.text().await.map_err(broken)?;
+            let mut answer = Answer::default();
+            if let Ok(json) = serde_json::from_str(&text) {
+                answer.take(&json);
+            }
+            return Ok(answer);
+        }
+        let mut events = Events::default();
+        let mut answer = Answer::default();
+        while let Some(piece) = response.chunk().await.map_err(broken)? {
+            for event in events.feed(&piece) {
+                if let Some(error) = event.get("error") {
+                    let message = error["message"].as_str().unwrap_or("an error without a message");
+                    return Err(AskError::Refused { status: 200, message: message.to_owned() });
+                }
+                if answer.take(&event) && answer.first_token.is_none() {
+                    answer.first_token = Some(sent.elapsed());
+                }
+            }
+        }
+        if !events.done {
+            return Err(AskError::Broken("the answer ended before its end".to_owned()));
+        }
+        Ok(answer)
+    }
+}
+
+impl Answer {
+    /// Adds an event or a whole answer; `true` if it contained output.
+    fn take(&mut self, json: &Value) -> bool {
+        let number = |value: &Value| value.as_u64();
+        // Anthropic's messages and OpenAI's responses nest the usage in the object of the event.
+        let about = ["message", "response"].iter().map(|name| &json[*name]["usage"]);
+        let usage = about.chain([&json["usage"]]).find(|usage| usage.is_object()).unwrap_or(&Value::Null);
+        if let Some(tokens) = number(&usage["input_tokens"]) {
+            // Anthropic's counts are without tokens from a cache, OpenAI's include them.
+            let read = number(&usage["cache_read_input_tokens"]).unwrap_or(0);
+            let cached = number(&usage["input_tokens_details"]["cached_tokens"]).unwrap_or(0);
+            (self.prompt_size, self.prompt_tokens) = (tokens + read, tokens.saturating_sub(cached));
+        }
+        if let Some(tokens) = number(&usage["output_tokens"]) {
+            self.output_tokens = tokens;
+        }
+        if let Some(tokens) = number(&usage["prompt_tokens"]) {
+            self.prompt_size = tokens;
+            let cached = number(&usage["prompt_tokens_details"]["cached_tokens"]).unwrap_or(0);
+            self.prompt_tokens = tokens.saturating_sub(cached);
+        }
+        if let Some(tokens) = number(&usage["completion_tokens"]) {
+            self.output_tokens = tokens;
+        }
+        let timings = &json["timings"];
+        if let Some(tokens) = number(&timings["prompt_n"]) {
+            self.prompt_tokens = tokens;
+            self.prompt_ms = timings["prompt_ms"].as_f64();
+            self.prompt_size = self.prompt_size.max(tokens + number(&timings["cache_n"]).unwrap_or(0));
+        }
+        if let Some(tokens) = number(&timings["predicted_n"]) {
+            self.output_tokens = tokens;
+            self.output_ms = timings["predicted_ms"].as_f64();
+        }
+        let choice = &json["choices"][0];
+        let delta = &choice["delta"];
+        let texts = [&delta["content"], &choice["text"], &choice["message"]["content"], &json["content"]];
+        for text in texts.iter().filter_map(|text| text.as_str()) {
+            self.text.push_str(text);
+        }
+        let some = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
+        let event = &json["delta"];
+        texts.iter().any(|text| some(text))
+            || [event, &event["text"], &event["thinking"], &event["partial_json"]]
+                .iter()
+                .any(|text| some(text))
+            || some(&delta["reasoning_content"])
+            || delta["tool_calls"].is_array()
+    }
+}
+
+/// Parses server-sent events from pieces of a body.
+#[derive(Debug, Default)]
+struct Events {
+    rest: Vec<u8>,
+    /// True if the end was announced: `[DONE]`, or the last event of a native completion.
+    done: bool,
+}
+
+impl Events {
+    fn feed(&mut self, piece: &[u8]) -> Vec<Value> {
+        self.rest.extend_from_slice(piece);
+        let mut events = Vec::new();
+        let mut from = 0;
+        while let Some(end) = self.rest[from..].iter().position(|byte| *byte == b'\n') {
+            let line = &self.rest[from..from + end];
+            from += end + 1;
+            let Some(data) = line.strip_prefix(b"data:") else { continue };
+            let data = data.trim_ascii();
+            if data == b"[DONE]" {
+                self.done = true;
+            } else if let Ok(event) = serde_json::from_slice::<Value>(data) {
+                // Anthropic's and the native route end without `[DONE]`.
+                self.done |= event["stop"] == Value::Bool(true)
+                    || matches!(event["type"].as_str(), Some("message_stop" | "response.completed"));
+                events.push(event);
+            }
+        }
+        self.rest.drain(..from);
+        events
+    }
+}
+
+/// The message of an error answer, or its beginning.
+fn message(text: &str) -> String {
+    let json: Option<Value> = serde_json::from_str(text).ok();
+    let said = json.as_ref().and_then(|json| json["error"]["message"].as_str());
+    said.map_or_else(|| text.trim().chars().take(200).collect(), str::to_owned)
+}
+
+/// An error with its causes: reqwest's own text leaves out the cause.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text = format!("{text}: {next}");
+        cause = next.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_found_wherever_the_pieces_are_cut() {
+        let text = b"data: {\"a\":1}\n\n: ping\n\ndata: {\"a\":2}\r\n\r\ndata: [DONE]\n\n";
+        for cut in 0..text.len() {
+            let mut events = Events::default();
+            let mut found = events.feed(&text[..cut]);
+            found.extend(events.feed(&text[cut..]));
+            let numbers: Vec<u64> = found.iter().filter_map(|event| event["a"].as_u64()).collect();
+            assert_eq!((numbers, events.done), (vec![1, 2], true), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn an_answer_counts_what_was_evaluated_and_notices_its_first_token() {
+        let mut answer = Answer::default();
+        let parts = [
+            (r#"{"choices":[{"delta":{"role":"assistant","content":null}}]}"#, false),
+            (r#"{"choices":[{"delta":{"reasoning_content":"so"}}]}"#, true),
+            (r#"{"choices":[{"delta":{"content":" word"}}]}"#, true),
+            (
+                r#"{"choices":[],"usage":{"prompt_tokens":40,"completion_tokens":3,
+                    "prompt_tokens_details":{"cached_tokens":30}},
+                    "timings":{"cache_n":30,"prompt_n":10,"predicted_n":3,"predicted_ms":1.5}}"#,
+                false,
+            ),
+        ];
+        for (part, output) in parts {
+            assert_eq!(answer.take(&serde_json::from_str(part).unwrap()), output, "{part}");
+        }
+        assert_eq!((answer.prompt_tokens, answer.prompt_size, answer.output_tokens), (10, 40, 3));
+        assert_eq!((answer.output_ms, answer.text.as_str()), (Some(1.5), " word"));
+    }
+
+    #[test]
+    fn answers_of_other_apis_count_their_tokens_too() {
+        let mut answer = Answer::default();
+        let parts = [
+            (
+                r#"{"type":"message_start","message":{"usage":{"input_tokens":10,"cache_read_input_tokens":30,"output_tokens":0}}}"#,
+                false,
+            ),
+            (r#"{"type":"content_block_delta","delta":{"type":"text_delta","text":"a"}}"#, true),
+            (
+                r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":3}}"#,
+                false,
+            ),
+        ];
+        for (part, output) in parts {
+            assert_eq!(answer.take(&serde_json::from_str(part).unwrap()), output, "{part}");
+        }
+        assert_eq!((answer.prompt_tokens, answer.prompt_size, answer.output_tokens), (10, 40, 3));
+        let mut answer = Answer::default();
+        let parts = [
+            (r#"{"type":"response.output_text.delta","delta":"a"}"#, true),
+            (
+                r#"{"type":"response.completed","response":{"usage":{"input_tokens":40,"output_tokens":3,
+                    "input_tokens_details":{"cached_tokens":30}}}}"#,
+                false,
+            ),
+        ];
+        for (part, output) in parts {
+            assert_eq!(answer.take(&serde_json::from_str(part).unwrap()), output, "{part}");
+        }
+        assert_eq!((answer.prompt_tokens, answer.prompt_size, answer.output_tokens), (10, 40, 3));
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_the_servers_words() {
+        assert_eq!(message(r#"{"error":{"message":"no images","code":500}}"#), "no images");
+        assert_eq!(message(" plain \n"), "plain");
+    }
+}

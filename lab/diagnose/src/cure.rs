@@ -1,0 +1,175 @@
+//! Runs processes with switches and without, in turns, to find the switches that stop the growth, or a crash.
+//!
+//! ```text
+//!   Planner ── Arm ──> spec of the arm ──> Experiment: the workloads that leak ──> findings ──> Planner ── … ──> Conclusion
+//!   Search  ── Arm ──> spec of the arm ──> one leg of the workload that crashes ──> died or not ──> Search ── … ──> Conclusion
+//! ```
+//!
+//! The caller turns a switch into flags and variables.
+
+use tokio_util::sync::CancellationToken;
+use warden_experiment::bisect::{self, Arm, Planner};
+use warden_experiment::crash::Crash;
+use warden_experiment::survive::{self, Search, Seen};
+use warden_experiment::{Ended, Finding, Workload};
+use warden_supervisor::SoloSpec;
+
+use crate::error::DiagnoseError;
+use crate::experiment::Experiment;
+use crate::lab::Lab;
+use crate::leg::{Progress, run_leg, told};
+
+/// Switches to try on a server.
+pub struct SwitchTrials<'a> {
+    /// The workloads under which the server leaks or crashes. The server in it is not used.
+    pub base: Experiment,
+    /// Number of switches, ordered by cost and likelihood: the cheapest and likeliest first.
+    pub switches: usize,
+    /// Pairs of switches that cannot be used together.
+    pub clashes: Vec<[usize; 2]>,
+    /// The server with the switches of an arm, or why there is none.
+    pub with: &'a (dyn Fn(&Arm) -> Result<SoloSpec, String> + Sync),
+}
+
+impl std::fmt::Debug for SwitchTrials<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SwitchTrials")
+            .field("base", &self.base)
+            .field("switches", &self.switches)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Progress of the trials.
+#[derive(Clone, Copy, Debug)]
+pub enum Trying<'a> {
+    /// A process with these switches follows.
+    Next {
+        /// The switches.
+        arm: &'a Arm,
+        /// Trials that are finished.
+        done: usize,
+        /// Estimated limit of trials.
+        of: usize,
+    },
+    /// Progress of the process.
+    Leg(Progress<'a>),
+}
+
+impl SwitchTrials<'_> {
+    /// Finds switches that stop the growth. `known`: findings of the server without switches under these
+    /// workloads, which save that process; may be empty. Cancelling `stop` ends the trials early, with a
+    /// conclusion from the results so far.
+    ///
+    /// # Errors
+    /// Only errors that are not a server's fault. A server that does not start, or dies, is part of the
+    /// conclusion.
+    pub async fn stop_growth(
+        &self,
+        lab: &Lab,
+        known: &[Finding],
+        watch: &mut (dyn FnMut(Trying<'_>) + Send),
+        stop: &CancellationToken,
+    ) -> Result<bisect::Conclusion, DiagnoseError> {
+        let mut planner = Planner::new(&lab.numbers.cure, self.switches, self.clashes.clone());
+        if !known.is_empty() {
+            planner.observe(&Arm::default(), known);
+        }
+        loop {
+            let arm = match planner.next() {
+                bisect::Step::Done(conclusion) => return Ok(conclusion),
+                bisect::Step::Run(arm) => arm,
+            };
+            match self.run(lab, &arm, planner.progress(), None, watch, stop).await? {
+                Some(Ok(findings)) => planner.observe(&arm, &findings),
+                Some(Err(why)) => planner.observe_failure(&arm, why),
+                None => return Ok(planner.interrupt()),
+            }
+        }
+    }
+
+    /// Finds switches that stop a crash under a workload. Cancelling `stop` works as in
+    /// [`Self::stop_growth`].
+    ///
+    /// # Errors
+    /// Only errors that are not a server's fault.
+    pub async fn stop_crash(
+        &self,
+        lab: &Lab,
+        workload: Workload,
+        crash: &Crash,
+        watch: &mut (dyn FnMut(Trying<'_>) + Send),
+        stop: &CancellationToken,
+    ) -> Result<survive::Conclusion, DiagnoseError> {
+        let mut search = Search::new(&lab.numbers.crash, self.switches, self.clashes.clone(), &crash.runs);
+        loop {
+            let arm = match search.next() {
+                survive::Step::Done(conclusion) => return Ok(conclusion),
+                survive::Step::Run(arm) => arm,
+            };
+            match self.run(lab, &arm, search.progress(), Some(workload), watch, stop).await? {
+                Some(shown) => search.observe(&arm, survival(shown)),
+                None => return Ok(search.interrupt()),
+            }
+        }
+    }
+
+    /// Runs one process, under all workloads or under only one. An inner error is the reason why it showed
+    /// nothing; `None`: the user interrupted it.
+    async fn run(
+        &self,
+        lab: &Lab,
+        arm: &Arm,
+        (done, of): (usize, usize),
+        alone: Option<Workload>,
+        watch: &mut (dyn FnMut(Trying<'_>) + Send),
+        stop: &CancellationToken,
+    ) -> Result<Option<Result<Vec<Finding>, String>>, DiagnoseError> {
+        if stop.is_cancelled() {
+            return Ok(None);
+        }
+        watch(Trying::Next { arm, done, of });
+        let spec = match (self.with)(arm) {
+            Ok(spec) => spec,
+            Err(why) => return Ok(Some(Err(why))),
+        };
+        let mut show = |progress: Progress<'_>| watch(Trying::Leg(progress));
+        let found = if let Some(workload) = alone {
+            let leg = self.base.leg(spec, workload, false);
+            run_leg(lab, &leg, &mut show, stop).await.map(|done| vec![done.finding])
+        } else {
+            let experiment = Experiment { spec, ..self.base.clone() };
+            let done = experiment.run(lab, &mut show, stop).await;
+            done.map(|done| done.legs.into_iter().map(|leg| leg.finding).collect())
+        };
+        match found {
+            _ if stop.is_cancelled() => Ok(None),
+            Ok(findings) => Ok(Some(Ok(findings))),
+            Err(DiagnoseError::Start(failure)) => {
+                Ok(Some(Err(format!("it did not start: {}", told(&failure)))))
+            }
+            Err(error @ DiagnoseError::CannotDo { .. }) if !arm.is_baseline() => {
+                Ok(Some(Err(error.to_string())))
+            }
+            Err(DiagnoseError::Interrupted) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Classifies a process by its survival of the workload that crashes.
+fn survival(shown: Result<Vec<Finding>, String>) -> Seen {
+    let finding = match shown.map(|findings| findings.into_iter().next()) {
+        Ok(Some(finding)) => finding,
+        Ok(None) => return Seen::Nothing("the leg was cut short".to_owned()),
+        Err(why) => return Seen::Nothing(why),
+    };
+    let Some(run) = finding.survived() else {
+        return Seen::Nothing(match finding.ended {
+            Ended::Killed { why } | Ended::Failed { why } | Ended::OutOfMemory { why } => why,
+            _ => "the leg was cut short".to_owned(),
+        });
+    };
+    let memory = finding.series.iter().map(|found| (found.series, found.verdict)).collect();
+    Seen::Run { run, speed: finding.speed.tokens_per_second, memory }
+}

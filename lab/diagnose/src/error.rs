@@ -1,0 +1,95 @@
+//! Errors of legs and of recordings.
+
+use std::path::PathBuf;
+
+use warden_experiment::Workload;
+use warden_supervisor::Failure;
+
+/// Why there is no finding.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
+pub enum DiagnoseError {
+    /// The server did not become ready.
+    #[error("the server did not start: {}", .0.message)]
+    Start(Box<Failure>),
+    /// The server lacks a capability that the workload needs.
+    #[error("{workload}: {why}")]
+    CannotDo {
+        workload: Workload,
+        why: String,
+        /// The capability, shared by all workloads of its kind.
+        kind: Kind,
+    },
+    /// The user interrupted it before there was a result.
+    #[error("it was interrupted before the server was ready")]
+    Interrupted,
+    /// A client could not be created, or a picture not be encoded: not the server's fault.
+    #[error("{what}: {why}")]
+    Own { what: &'static str, why: String },
+    /// A file of recorded requests cannot be used.
+    #[error("{}: {what}", .path.display())]
+    Recording {
+        path: PathBuf,
+        /// The error and its place.
+        what: String,
+    },
+}
+
+/// A capability of a server that a workload needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Chat.
+    Text,
+    /// Image input.
+    Vision,
+    /// Audio input.
+    Audio,
+    /// Embeddings.
+    Embeddings,
+    /// Any: the requests were recorded.
+    Any,
+}
+
+impl Kind {
+    /// The capability that a workload needs.
+    pub const fn of(workload: Workload) -> Self {
+        match workload {
+            Workload::ShortText
+            | Workload::LongText
+            | Workload::Conversation
+            | Workload::OutputLengths
+            | Workload::DistinctPrompts
+            | Workload::PrefillSweep => Self::Text,
+            Workload::SameImage | Workload::ImageSizes => Self::Vision,
+            Workload::Audio => Self::Audio,
+            Workload::Embeddings => Self::Embeddings,
+            Workload::Replay => Self::Any,
+        }
+    }
+
+    /// Describes a server that lacks the capability.
+    pub(crate) const fn missing(self) -> &'static str {
+        match self {
+            Self::Vision => "the server takes no images: it has no vision projector (--mmproj)",
+            Self::Audio => "the server takes no audio: it has no projector for it (--mmproj)",
+            Self::Text => "the server does not chat",
+            Self::Embeddings => "the server makes no embeddings (--embeddings)",
+            Self::Any => "the server refuses it",
+        }
+    }
+}
+
+impl DiagnoseError {
+    /// Advice on the error, if there is any.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Start(failure) if !failure.lines.is_empty() => {
+                Some(format!("its last lines:\n{}", failure.lines.join("\n")))
+            }
+            Self::Recording { .. } => Some(
+                "one JSON object a line: {\"method\": \"POST\", \"path\": \"/v1/chat/completions\", \"body\": {…}}".to_owned(),
+            ),
+            Self::Start(_) | Self::CannotDo { .. } | Self::Interrupted | Self::Own { .. } => None,
+        }
+    }
+}

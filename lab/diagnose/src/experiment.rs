@@ -1,0 +1,225 @@
+//! Runs legs one after the other with one command line, and combines their findings.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+use warden_experiment::crash::{self, Again, Crash};
+use warden_experiment::{Ended, Reading, Workload, blame_across};
+use warden_policies::MemoryKind;
+use warden_policies::growth::{Blame, Verdict};
+use warden_supervisor::SoloSpec;
+
+use crate::error::{DiagnoseError, Kind};
+use crate::lab::Lab;
+use crate::leg::{Leg, LegResult, Progress, run_leg};
+use crate::replay::Recording;
+
+/// The server and the workloads of an experiment.
+#[derive(Clone, Debug)]
+pub struct Experiment {
+    /// The server.
+    pub spec: SoloSpec,
+    /// The workloads, in this order.
+    pub workloads: Vec<Workload>,
+    /// Limit of readings per leg.
+    pub steps: u64,
+    /// True if a leg ends as soon as more readings would not change its result.
+    pub early: bool,
+    /// Requests for [`Workload::Replay`].
+    pub replay: Option<Arc<Recording>>,
+}
+
+/// Result of an experiment.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// The finished legs.
+    pub legs: Vec<LegResult>,
+    /// The skipped workloads.
+    pub skipped: Vec<Skipped>,
+    /// True if the user interrupted it before all legs were run.
+    pub interrupted: bool,
+    /// True if a server did not start for one leg, although it did for another.
+    pub failed: bool,
+}
+
+/// A workload that the server cannot do.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Skipped {
+    /// The workload.
+    pub workload: Workload,
+    /// The reason.
+    pub why: String,
+}
+
+impl Outcome {
+    /// Returns true if any leg found a leak.
+    pub fn leaks(&self) -> bool {
+        self.legs.iter().any(|leg| leg.finding.leaks())
+    }
+
+    /// Returns true if any leg ended because the server crashed.
+    pub fn crashed(&self) -> bool {
+        self.legs.iter().any(|leg| leg.finding.crash.is_some())
+    }
+
+    /// Returns true if any leg ended because the server did not work, or was killed from outside.
+    pub fn broke(&self) -> bool {
+        self.legs.iter().any(|leg| matches!(leg.finding.ended, Ended::Failed { .. } | Ended::Killed { .. }))
+    }
+
+    /// Returns true if every leg was too short for a verdict.
+    pub fn tells_nothing(&self) -> bool {
+        !self.legs.is_empty() && self.legs.iter().all(|leg| leg.finding.is_too_short())
+    }
+
+    /// Returns true if a memory may leak, and none is known to.
+    pub fn is_in_doubt(&self) -> bool {
+        !self.leaks() && self.legs.iter().any(|leg| leg.finding.worst().is_some_and(Verdict::grows))
+    }
+}
+
+impl Experiment {
+    /// A leg of this experiment with this server.
+    pub(crate) fn leg(&self, spec: SoloSpec, workload: Workload, early: bool) -> Leg {
+        Leg { spec, workload, steps: self.steps, early, replay: self.replay.clone() }
+    }
+
+    /// Runs the legs. Cancelling `stop` ends them early, with the results so far. Fails only without any
+    /// result.
+    ///
+    /// # Errors
+    ///
+    /// The server does not start, or the experiment was interrupted before the first leg began.
+    pub async fn run(
+        &self,
+        lab: &Lab,
+        watch: &mut (dyn FnMut(Progress<'_>) + Send),
+        stop: &CancellationToken,
+    ) -> Result<Outcome, DiagnoseError> {
+        let mut outcome = Outcome::default();
+        let mut missing: Vec<(Kind, String)> = Vec::new();
+        for workload in self.workloads.iter().copied() {
+            if stop.is_cancelled() {
+                outcome.interrupted = true;
+                break;
+            }
+            let known = missing.iter().find(|(kind, _)| *kind == Kind::of(workload));
+            if let Some((_, why)) = known {
+                watch(Progress::Skipped(workload, why));
+                outcome.skipped.push(Skipped { workload, why: why.clone() });
+                continue;
+            }
+            let leg = self.leg(self.spec.clone(), workload, self.early);
+            match run_leg(lab, &leg, watch, stop).await {
+                Ok(result) => {
+                    let ambiguous = result.finding.is_ambiguous() && !stop.is_cancelled();
+                    if let Some(why) = &result.no_embeddings {
+                        missing.push((Kind::Embeddings, why.clone()));
+                    }
+                    if let Some(modalities) = result.props.modalities {
+                        let none = [(Kind::Vision, modalities.vision), (Kind::Audio, modalities.audio)];
+                        let none = none.into_iter().filter(|(_, has)| !has);
+                        missing.extend(none.map(|(kind, _)| (kind, kind.missing().to_owned())));
+                    }
+                    outcome.interrupted |= result.finding.ended == Ended::Interrupted;
+                    let mut result = result;
+                    if let Some(crash) = &mut result.finding.crash {
+                        repeat(lab, &leg, crash, watch, stop).await;
+                        outcome.interrupted |= stop.is_cancelled();
+                    }
+                    outcome.legs.push(result);
+                    if ambiguous {
+                        outcome.legs.extend(control(lab, leg, watch, stop).await);
+                        outcome.interrupted |= stop.is_cancelled();
+                    }
+                }
+                Err(DiagnoseError::CannotDo { workload, why, kind }) => {
+                    watch(Progress::Skipped(workload, &why));
+                    outcome.skipped.push(Skipped { workload, why: why.clone() });
+                    missing.push((kind, why));
+                }
+                Err(DiagnoseError::Interrupted) if !outcome.legs.is_empty() => outcome.interrupted = true,
+                // Keeps the findings of earlier legs.
+                Err(error) if !outcome.legs.is_empty() => {
+                    let why = error.to_string();
+                    watch(Progress::Skipped(workload, &why));
+                    outcome.skipped.push(Skipped { workload, why });
+                    outcome.failed = true;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        blame(&mut outcome.legs, lab);
+        Ok(outcome)
+    }
+}
+
+/// Repeats a leg in fresh processes until it is known whether it crashes again.
+async fn repeat(
+    lab: &Lab,
+    leg: &Leg,
+    crash: &mut Crash,
+    watch: &mut (dyn FnMut(Progress<'_>) + Send),
+    stop: &CancellationToken,
+) {
+    let leg = Leg { early: false, ..leg.clone() };
+    while crash.again == Again::Undecided && !stop.is_cancelled() {
+        watch(Progress::Again(leg.workload, crash));
+        // A failure to run takes nothing from the findings.
+        let Ok(result) = run_leg(lab, &leg, &mut |_| (), stop).await else { return };
+        let Some(run) = result.finding.survived() else { return };
+        crash.runs.push(run);
+        crash.again = crash::again(&lab.numbers.crash, &crash.runs);
+    }
+}
+
+/// Repeats a leg without the prompt cache. A failure to run takes nothing from the findings.
+async fn control(
+    lab: &Lab,
+    mut leg: Leg,
+    watch: &mut (dyn FnMut(Progress<'_>) + Send),
+    stop: &CancellationToken,
+) -> Option<LegResult> {
+    without_prompt_cache(&mut leg.spec);
+    watch(Progress::Control(leg.workload));
+    match run_leg(lab, &leg, watch, stop).await {
+        Ok(mut result) => {
+            result.finding.control = true;
+            Some(result)
+        }
+        Err(error) => {
+            watch(Progress::Skipped(leg.workload, &error.to_string()));
+            None
+        }
+    }
+}
+
+/// Switches the prompt cache off.
+pub fn without_prompt_cache(spec: &mut SoloSpec) {
+    // The last occurrence of a flag counts.
+    spec.command.args.extend(["--cache-ram".to_owned(), "0".to_owned()]);
+}
+
+/// Assigns growth to units of work, by comparing legs with different workloads.
+fn blame(legs: &mut [LegResult], lab: &Lab) {
+    let suspected =
+        |leg: &LegResult, series| leg.finding.of(series).is_some_and(|found| found.verdict.grows());
+    let mut all: Vec<MemoryKind> =
+        legs.iter().flat_map(|leg| leg.finding.series.iter().map(|found| found.series)).collect();
+    all.sort_unstable();
+    all.dedup();
+    for series in all {
+        if !legs.iter().any(|leg| suspected(leg, series)) {
+            continue;
+        }
+        let readings: Vec<&[Reading]> = legs.iter().map(|leg| leg.readings.as_slice()).collect();
+        let together = blame_across(series, &readings, &lab.growth);
+        let clear = matches!(together, Blame::Pays { .. });
+        for leg in legs.iter_mut().filter(|leg| suspected(leg, series)) {
+            let found = leg.finding.series.iter_mut().find(|found| found.series == series);
+            if let Some(found) = found.filter(|found| clear || found.blame.is_none()) {
+                found.blame = Some(together.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! Measures the worst case before production meets it: prompts of growing length up to the context of a
+//! slot, then all slots full at once, while the memory is read.
+//!
+//! ```text
+//!   start ─ ready ─ idle reading ─┬─ one prompt of a length ── readings every few ms ─┬─ all slots at once ─ stop
+//!                                 └─────────────────────<───────────────────────────┘
+//! ```
+//!
+//! [`warden_experiment::headroom`] interprets the figures. A server that dies of a prompt is a
+//! result, too.
+
+use futures_util::future::join_all;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use warden_experiment::headroom::{Curve, Peak, Setup};
+use warden_policies::MemoryKind;
+use warden_policies::sample::{Edge, Sample, Work};
+use warden_policies::units::scale;
+use warden_supervisor::{Solo, SoloReading, SoloSpec};
+
+use crate::client::{Answer, Ask, AskError, Client};
+use crate::error::DiagnoseError;
+use crate::lab::Lab;
+use crate::leg::stays;
+use crate::workload::{SAMPLE_WORDS, Words};
+
+mod context;
+
+pub use self::context::{LessContext, less_context};
+
+/// Server and prompts to measure.
+#[derive(Clone, Debug)]
+pub struct Touch {
+    /// The server.
+    pub spec: SoloSpec,
+    /// The given `-c`, if any.
+    pub context: Option<u64>,
+    /// The given `-ub`, if any.
+    pub ubatch: Option<u64>,
+    /// Lengths of prompts as shares of the context of a slot, in ascending order.
+    pub lengths: Vec<f64>,
+}
+
+/// Result of a measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Touched {
+    /// Slots, contexts and micro-batch of the server.
+    pub setup: Setup,
+    /// Measurements by memory, the host first.
+    pub series: Vec<TouchedSeries>,
+    /// Why the longest prompts are missing, if they are: the server ended, or refused them.
+    pub broke: Option<Broke>,
+    /// True if the user interrupted it before all was measured.
+    pub interrupted: bool,
+    /// Idle memory with a smaller context, measured where the worst case did not fit.
+    #[serde(default)]
+    pub less_context: Option<LessContext>,
+}
+
+/// Measurements of one memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TouchedSeries {
+    /// The memory.
+    pub series: MemoryKind,
+    /// Bytes of the process when it was ready, before any prompt.
+    pub idle: u64,
+    /// Bytes that were free at that time; `None` if unknown.
+    pub free: Option<u64>,
+    /// Prompts and their peaks.
+    pub peaks: Vec<Peak>,
+}
+
+/// Prompts that were not answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Broke {
+    /// Tokens of each prompt.
+    pub tokens: u64,
+    /// Concurrent prompts.
+    pub together: u32,
+    /// The reason.
+    pub why: String,
+}
+
+/// Progress of a measurement.
+#[derive(Clone, Copy, Debug)]
+pub enum Touching<'a> {
+    /// A process starts.
+    Starting,
+    /// Prompts are sent.
+    Sending {
+        /// Tokens of each prompt.
+        tokens: u64,
+        /// Concurrent prompts.
+        together: u32,
+    },
+    /// The prompts are answered.
+    Took {
+        /// Tokens of each prompt.
+        tokens: u64,
+        /// Concurrent prompts.
+        together: u32,
+        /// Most bytes held meanwhile, by memory.
+        peaks: &'a [(MemoryKind, u64)],
+    },
+}
+
+impl TouchedSeries {
+    /// The curve through the measurements; `None` without any prompt.
+    pub fn curve(&self, setup: &Setup) -> Option<Curve> {
+        Curve::of(self.series, self.idle, &self.peaks, setup)
+    }
+
+    /// The most bytes that the process may hold if `reserve` bytes are to stay free.
+    pub fn limit(&self, reserve: u64) -> Option<u64> {
+        self.free.map(|free| self.idle.saturating_add(free).saturating_sub(reserve))
+    }
+}
+
+/// Runs a measurement. Cancelling `stop` ends it with the results so far.
+///
+/// # Errors
+/// The server does not start, or does not complete texts.
+pub async fn touch(
+    lab: &Lab,
+    what: &Touch,
+    watch: &mut (dyn FnMut(Touching<'_>) + Send),
+    stop: &CancellationToken,
+) -> Result<Touched, DiagnoseError> {
+    watch(Touching::Starting);
+    let solo = tokio::select! {
+        biased;
+        () = stop.cancelled() => return Err(DiagnoseError::Interrupted),
+        started = lab.starter.start(&what.spec) => started.map_err(DiagnoseError::Start)?,
+    };
+    let touched = drive(lab, what, &solo, watch, stop).await;
+    solo.stop().await;
+    touched
+}
+
+async fn drive(
+    lab: &Lab,
+    what: &Touch,
+    solo: &Solo,
+    watch: &mut (dyn FnMut(Touching<'_>) + Send),
+    stop: &CancellationToken,
+) -> Result<Touched, DiagnoseError> {
+    let client = Client::new(solo)?;
+    let setup = setup(what, solo);
+    let first = async {
+        tokio::time::sleep(lab.numbers.settle).await;
+        let idle = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
+        (idle, client.tokens(&Words::sample(), lab.numbers.question_limit).await)
+    };
+    let (idle, tokens) = tokio::select! {
+        biased;
+        () = stop.cancelled() => return Err(DiagnoseError::Interrupted),
+        known = first => known,
+    };
+    let mut touched =
+        Touched { setup, series: series(&idle), broke: None, interrupted: false, less_context: None };
+    let per_word = tokens.map_or(0.0, |tokens| f64::from(tokens) / f64::from(SAMPLE_WORDS));
+    let mut sender = Sender {
+        lab,
+        solo,
+        client,
+        words: Words::new(per_word),
+        which: 0,
+        largest: 0,
+        work: Work::default(),
+    };
+    let spare = lab.numbers.headroom.spare;
+    let one = setup.slot_context.saturating_sub(spare);
+    let least = lab.numbers.headroom.least_prompt;
+    let part = |share: &f64| (scale(one, share.clamp(0.0, 1.0)).max(least), 1);
+    let mut lengths: Vec<(u64, u32)> = what.lengths.iter().map(part).collect();
+    lengths.dedup();
+    if setup.slots > 1 {
+        lengths.push((setup.full_slot().saturating_sub(spare).max(1), setup.slots));
+    }
+    for (tokens, together) in lengths {
+        watch(Touching::Sending { tokens, together });
+        let sent = tokio::select! {
+            biased;
+            () = stop.cancelled() => {
+                touched.interrupted = true;
+                return Ok(touched);
+            }
+            sent = sender.send(tokens, together) => sent,
+        };
+        match sent {
+            Ok((tokens, peaks)) => {
+                watch(Touching::Took { tokens, together, peaks: &peaks });
+                for (series, bytes) in peaks {
+                    if let Some(of) = touched.series.iter_mut().find(|of| of.series == series) {
+                        of.peaks.push(Peak { tokens, together, bytes });
+                    }
+                }
+            }
+            Err(why) => {
+                touched.broke = Some(Broke { tokens, together, why });
+                break;
+            }
+        }
+    }
+    Ok(touched)
+}
+
+/// llama-server's default micro-batch.
+const UBATCH: u64 = 512;
+/// llama-server's context where the real one is unknown.
+const CONTEXT: u64 = 4096;
+
+/// Setup of the server: as it logs at the start, else as configured.
+fn setup(what: &Touch, solo: &Solo) -> Setup {
+    let props = solo.props();
+    let slots = props.slots.unwrap_or(1).max(1);
+    let lines = solo.lines();
+    let said = |name: &str| lines.iter().rev().find_map(|line| number_of(line, name));
+    let given = what.context.filter(|context| *context > 0);
+    let slot = props.n_ctx.or(given).unwrap_or(CONTEXT);
+    let all = said("n_ctx").or(given).unwrap_or_else(|| slot.saturating_mul(u64::from(slots)));
+    Setup {
+        context: all.max(slot),
+        slots,
+        slot_context: slot,
+        // Older builds log it under the second name.
+        sequence_context: said("n_ctx_seq").or_else(|| said("n_ctx_per_seq")),
+        ubatch: said("n_ubatch").or(what.ubatch).unwrap_or(UBATCH),
+    }
+}
+
+/// Parses `llama_context: n_ctx         = 4096`.
+fn number_of(line: &str, name: &str) -> Option<u64> {
+    let (_, rest) = line.split_once("llama_context: ")?;
+    let (own, value) = rest.split_once('=')?;
+    (own.trim() == name).then(|| value.trim().parse().ok()).flatten()
+}
+
+/// The readable memories, with the bytes that are free.
+fn series(idle: &SoloReading) -> Vec<TouchedSeries> {
+    let mut all = Vec::new();
+    for (series, bytes) in charged(&idle.sample) {
+        let free = match series {
+            MemoryKind::Host => idle.totals.map(|totals| totals.available),
+            MemoryKind::Vram(gpu) => {
+                idle.devices.iter().find(|device| device.gpu == gpu).and_then(|device| device.free)
+            }
+        };
+        all.push(TouchedSeries { series, idle: bytes, free, peaks: Vec::new() });
+    }
+    all
+}
+
+/// Bytes of each memory. On the host without the content of measured pools: a cache of prompts is no cost
+/// of a prompt. On a GPU including pools: bytes that a backend's pool takes for a prompt and keeps are such
+/// a cost, and have to fit as well.
+fn charged(sample: &Sample) -> Vec<(MemoryKind, u64)> {
+    let gpus = sample.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
+    let cached = sample.pooled(MemoryKind::Host).unwrap_or(0);
+    let host = sample.charged(MemoryKind::Host).map(|bytes| (MemoryKind::Host, bytes.saturating_sub(cached)));
+    host.into_iter().chain(gpus).collect()
+}
+
+/// Sends prompts and watches the memory.
+struct Sender<'a> {
+    lab: &'a Lab,
+    solo: &'a Solo,
+    client: Client,
+    words: Words,
+    /// Seed of the last text: no text is sent twice, because a cache would answer.
+    which: u64,
+    largest: u64,
+    work: Work,
+}
+
+impl Sender<'_> {
+    /// Sends concurrent prompts. Returns the length as the server counted it, and the most bytes held.
+    async fn send(&mut self, tokens: u64, together: u32) -> Result<(u64, Vec<(MemoryKind, u64)>), String> {
+        let mut tokens = tokens;
+        let mut refused = String::new();
+        let numbers = &self.lab.numbers;
+        for _ in 0..numbers.headroom.attempts {
+            let mut peaks = Vec::new();
+            let solo = self.solo;
+            let sent = tokio::select! {
+                biased;
+                sent = self.once(tokens, together, &mut peaks) => sent,
+                line = solo.crashed_and_stays() => return Err(stays(&line)),
+            };
+            match sent {
+                Ok(counted) => return Ok((counted, peaks)),
+                Err(AskError::Refused { status, message }) => {
+                    refused = format!("{message} (status {status})");
+                    tokens = scale(tokens, numbers.headroom.shorter).max(1);
+                }
+                Err(error) => {
+                    // The end of a process is noticed a moment after its connections break.
+                    let ended = tokio::time::timeout(self.lab.numbers.noticed, self.solo.ended()).await;
+                    return Err(ended.map_or_else(|_| error.to_string(), |failure| failure.message));
+                }
+            }
+        }
+        Err(refused)
+    }
+
+    async fn once(
+        &mut self,
+        tokens: u64,
+        together: u32,
+        peaks: &mut Vec<(MemoryKind, u64)>,
+    ) -> Result<u64, AskError> {
+        let asks: Vec<Ask> = (0..together)
+            .map(|_| {
+                self.which += 1;
+                let prompt = self.words.text(self.which, tokens);
+                let body = json!({ "prompt": prompt, "n_predict": 1, "cache_prompt": false, "stream": true });
+                Ask::post("/completion", body)
+            })
+            .collect();
+        let limit = self.lab.numbers.request_limit;
+        let mut answers = std::pin::pin!(join_all(asks.iter().map(|ask| self.client.send(ask, limit))));
+        let pause = self.lab.numbers.headroom.interval;
+        let answers: Vec<Result<Answer, AskError>> = loop {
+            tokio::select! {
+                answers = &mut answers => break answers,
+                () = tokio::time::sleep(pause) => {
+                    let reading = self.solo.sample(Edge::Tick, self.work, together, self.largest).await;
+                    raise(peaks, &reading.sample);
+                }
+            }
+        };
+        let mut counted = 0;
+        for answer in answers {
+            let answer = answer?;
+            counted = counted.max(answer.prompt_size);
+            self.work += Work {
+                requests: 1,
+                prompt_tokens: answer.prompt_tokens,
+                output_tokens: answer.output_tokens,
+                ..Work::default()
+            };
+        }
+        self.largest = self.largest.max(counted);
+        let reading = self.solo.sample(Edge::Idle, self.work, 0, self.largest).await;
+        raise(peaks, &reading.sample);
+        Ok(if counted == 0 { tokens } else { counted })
+    }
+}
+
+fn raise(peaks: &mut Vec<(MemoryKind, u64)>, sample: &Sample) {
+    for (series, bytes) in charged(sample) {
+        match peaks.iter_mut().find(|(of, _)| *of == series) {
+            Some((_, most)) => *most = bytes.max(*most),
+            None => peaks.push((series, bytes)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_server_says_of_its_context_is_read() {
+        let line = "0.12.345.678 I llama_context: n_ctx         = 57344";
+        assert_eq!(number_of(line, "n_ctx"), Some(57_344));
+        assert_eq!(number_of("llama_context: n_ubatch      = 256", "n_ubatch"), Some(256));
+        assert_eq!(number_of("llama_context: n_ctx_seq     = 14336", "n_ctx"), None);
+        assert_eq!(number_of("n_ctx = 5", "n_ctx"), None);
+    }
+
+    #[test]
+    fn a_cache_of_prompts_is_no_price_and_a_pool_of_a_gpu_is() {
+        let gpu = warden_policies::sample::GpuIndex(0);
+        let sample = Sample {
+            at: std::time::Duration::ZERO,
+            edge: Edge::Tick,
+            host: Some(warden_policies::sample::HostMemory { anon: 500, ..Default::default() }),
+            vram: vec![warden_policies::sample::Vram {
+                gpu,
+                bytes: 900,
+                source: warden_policies::sample::VramSource::Process,
+            }],
+            pools: vec![(MemoryKind::Host, 200), (MemoryKind::Vram(gpu), 700)],
+            in_flight: 1,
+            work: Work::default(),
+            largest_prompt: 0,
+            reclaims: 0,
+        };
+        assert_eq!(charged(&sample), [(MemoryKind::Host, 300), (MemoryKind::Vram(gpu), 900)]);
+        assert_eq!(charged(&Sample { host: None, vram: Vec::new(), ..sample }), []);
+    }
+}

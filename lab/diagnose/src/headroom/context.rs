@@ -1,0 +1,85 @@
+//! Measures how much memory a smaller context would free before any prompt: mostly the KV cache.
+
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+use warden_policies::MemoryKind;
+use warden_policies::sample::{Edge, Work};
+use warden_policies::units::exact;
+use warden_supervisor::SoloSpec;
+
+use super::{Touched, charged};
+use crate::error::DiagnoseError;
+use crate::lab::Lab;
+
+/// Idle memory of a process with a smaller context.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LessContext {
+    /// `-c`.
+    pub context: u64,
+    /// Bytes by memory.
+    pub idle: Vec<(MemoryKind, u64)>,
+}
+
+impl Touched {
+    /// Bytes per token of context before any prompt; `None` if not measured.
+    pub fn context_token(&self, series: MemoryKind) -> Option<f64> {
+        let less = self.less_context.as_ref()?;
+        let tokens = self.setup.context.checked_sub(less.context).filter(|tokens| *tokens > 0)?;
+        let (_, bytes) = less.idle.iter().find(|(own, _)| *own == series)?;
+        let whole = self.series.iter().find(|own| own.series == series)?.idle;
+        Some(exact(whole.saturating_sub(*bytes)) / exact(tokens))
+    }
+}
+
+/// Starts the server with a smaller context and reads its idle memory.
+///
+/// # Errors
+/// The server does not start.
+pub async fn less_context(
+    lab: &Lab,
+    spec: &SoloSpec,
+    context: u64,
+    stop: &CancellationToken,
+) -> Result<LessContext, DiagnoseError> {
+    let mut spec = spec.clone();
+    // The last occurrence of a flag counts.
+    spec.command.args.extend(["--ctx-size".to_owned(), context.to_string()]);
+    let measured = async {
+        let solo = lab.starter.start(&spec).await.map_err(DiagnoseError::Start)?;
+        tokio::time::sleep(lab.numbers.settle).await;
+        let idle = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
+        Ok((solo, charged(&idle.sample)))
+    };
+    let (solo, idle) = tokio::select! {
+        biased;
+        () = stop.cancelled() => return Err(DiagnoseError::Interrupted),
+        measured = measured => measured?,
+    };
+    solo.stop().await;
+    Ok(LessContext { context, idle })
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_experiment::headroom::Setup;
+
+    use super::super::TouchedSeries;
+    use super::*;
+
+    #[test]
+    fn what_a_token_of_context_takes_is_what_a_smaller_one_leaves_free() {
+        let series = |idle| TouchedSeries { series: MemoryKind::Host, idle, free: None, peaks: Vec::new() };
+        let mut touched = Touched {
+            setup: Setup { context: 8192, slots: 1, slot_context: 8192, sequence_context: None, ubatch: 512 },
+            series: vec![series(1000 << 20)],
+            broke: None,
+            interrupted: false,
+            less_context: None,
+        };
+        assert_eq!(touched.context_token(MemoryKind::Host), None);
+        touched.less_context = Some(LessContext { context: 4096, idle: vec![(MemoryKind::Host, 488 << 20)] });
+        assert_eq!(touched.context_token(MemoryKind::Host), Some(131_072.0));
+        touched.less_context = Some(LessContext { context: 8192, idle: vec![(MemoryKind::Host, 0)] });
+        assert_eq!(touched.context_token(MemoryKind::Host), None, "no smaller one");
+    }
+}

@@ -1,0 +1,455 @@
+//! Runs a leg: a fresh process, one workload, readings between the requests, an end.
+//!
+//! ```text
+//!   start ─ ready ─ warm-up ─┬─ step: request(s) ─ settle ─ reading ─┬─ stop
+//!                            └──────────────────<────────────────────┘
+//!   ends: all steps sent · decided · out of time · hardly any memory left · interrupted · the server ended
+//! ```
+//!
+//! However it ends, the readings so far are judged and the process is stopped. Every wait has a deadline
+//! and ends at an interrupt, so that a server that hangs delays nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use reqwest::Method;
+use serde_json::json;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use warden_experiment::crash::{Again, Crash};
+use warden_experiment::{Ended, Finding, Judge, Next, Reading, Speed, Workload};
+use warden_policies::growth::Growth;
+use warden_policies::sample::{Edge, Sample, Work};
+use warden_policies::units::{exact, scale};
+use warden_supervisor::{DeviceView, Exit, Failure, Solo, SoloProps, SoloReading, SoloSpec};
+
+use crate::client::{Answer, Ask, AskError, Client};
+use crate::error::{DiagnoseError, Kind};
+use crate::lab::Lab;
+use crate::replay::Recording;
+use crate::workload::{Facts, SAMPLE_WORDS, Script, Words};
+
+/// A leg to run.
+#[derive(Clone, Debug)]
+pub struct Leg {
+    /// The server.
+    pub spec: SoloSpec,
+    /// The workload.
+    pub workload: Workload,
+    /// Limit of readings.
+    pub steps: u64,
+    /// True to end as soon as more readings would not change the result, and to continue for some more than
+    /// `steps` while growth is only suspected.
+    pub early: bool,
+    /// Requests for [`Workload::Replay`].
+    pub replay: Option<Arc<Recording>>,
+}
+
+/// Result of a leg.
+#[derive(Clone, Debug)]
+pub struct LegResult {
+    /// Verdicts and figures.
+    pub finding: Finding,
+    /// All readings.
+    pub readings: Vec<Reading>,
+    /// Properties that the server reported.
+    pub props: SoloProps,
+    /// Declared caches of the server, in sentences.
+    pub allowance: Vec<String>,
+    /// Time from the spawn until the server was ready.
+    pub ready_after: Duration,
+    /// Why VRAM is unknown, if it should be known.
+    pub vram_unknown: Option<String>,
+    /// The GPUs, as of the last reading.
+    pub devices: Vec<DeviceView>,
+    /// The server's last lines of output.
+    pub lines: Vec<String>,
+    /// Lines after the stop signal; a tool around the server reports its results there.
+    pub last_words: Vec<String>,
+    /// Why it computes no embeddings, if it was asked and does not.
+    pub no_embeddings: Option<String>,
+    /// Requests that it refused, if any.
+    pub refused: Option<Refused>,
+    /// Tokens per word of our texts; 0 if unknown.
+    pub tokens_per_word: f64,
+}
+
+/// Requests that a server refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Refused {
+    /// Number of refused requests.
+    pub requests: u64,
+    /// Reason of the last refusal.
+    pub why: String,
+}
+
+/// Progress of a leg.
+#[derive(Clone, Copy, Debug)]
+pub enum Progress<'a> {
+    /// A process starts.
+    Starting(Workload),
+    /// The process is ready, after this time.
+    Ready(Workload, Duration),
+    /// A reading was taken.
+    Step {
+        /// The workload.
+        workload: Workload,
+        /// Readings so far.
+        done: u64,
+        /// Limit of readings.
+        of: u64,
+        /// The first reading.
+        first: &'a Sample,
+        /// The latest reading.
+        now: &'a Sample,
+        /// Growth according to the detector.
+        growth: &'a [Growth],
+    },
+    /// The workload is repeated without the prompt cache, which may have caused the growth.
+    Control(Workload),
+    /// The server crashed, and the workload is repeated in a fresh process to see whether it crashes again.
+    /// These repetitions report nothing else.
+    Again(Workload, &'a Crash),
+    /// The leg is over.
+    Ended(&'a Finding),
+    /// The workload cannot be run, with the reason.
+    Skipped(Workload, &'a str),
+}
+
+/// Runs a leg. Cancelling `stop` ends it with the results so far.
+///
+/// # Errors
+///
+/// The server does not start, it cannot do this work, or it was interrupted before it was ready.
+pub(crate) async fn run_leg(
+    lab: &Lab,
+    leg: &Leg,
+    watch: &mut (dyn FnMut(Progress<'_>) + Send),
+    stop: &CancellationToken,
+) -> Result<LegResult, DiagnoseError> {
+    watch(Progress::Starting(leg.workload));
+    let solo = tokio::select! {
+        biased;
+        () = stop.cancelled() => return Err(DiagnoseError::Interrupted),
+        started = lab.starter.start(&leg.spec) => started.map_err(DiagnoseError::Start)?,
+    };
+    watch(Progress::Ready(leg.workload, solo.ready_after()));
+    let mut run = Run {
+        lab,
+        leg,
+        judge: Judge::new(leg.workload, leg.steps, &lab.growth, &lab.numbers),
+        work: Work::default(),
+        largest: 0,
+        times: Times::default(),
+        last: None,
+        refused: None,
+        tokens_per_word: 0.0,
+        watch,
+    };
+    let ended = run.drive(&solo, stop).await;
+    let no_embeddings = match &ended {
+        Ok(Ended::Complete | Ended::Early) => tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            known = embeds(&solo, lab.numbers.question_limit) => known,
+        },
+        _ => None,
+    };
+    let Run { judge, times, last, refused, tokens_per_word, watch, work, .. } = run;
+    let (props, allowance, ready_after) = (solo.props(), solo.allowance(), solo.ready_after());
+    let (lines, output) = (solo.lines(), solo.output());
+    let heard = output.heard();
+    solo.stop().await;
+    let last_words = output.since(heard);
+    let mut finding = judge.finding(times.speed(), ended?);
+    // Includes requests that were answered after the last reading.
+    (finding.requests, finding.work) = (work.requests, work);
+    if let Ended::Crashed { why } = &finding.ended {
+        let kept = lines.len().saturating_sub(lab.numbers.crash.lines);
+        finding.crash = Some(Crash {
+            at_request: work.requests + 1,
+            why: why.clone(),
+            lines: lines[kept..].to_vec(),
+            runs: Vec::new(),
+            again: Again::Undecided,
+        });
+    }
+    watch(Progress::Ended(&finding));
+    let (vram_unknown, devices) =
+        last.map(|reading| (reading.vram_unknown, reading.devices)).unwrap_or_default();
+    Ok(LegResult {
+        finding,
+        readings: judge.readings().to_vec(),
+        props,
+        allowance,
+        ready_after,
+        vram_unknown,
+        devices,
+        lines,
+        last_words,
+        no_embeddings,
+        refused,
+        tokens_per_word,
+    })
+}
+
+/// A running leg.
+struct Run<'a> {
+    lab: &'a Lab,
+    leg: &'a Leg,
+    judge: Judge,
+    work: Work,
+    largest: u64,
+    times: Times,
+    last: Option<SoloReading>,
+    refused: Option<Refused>,
+    tokens_per_word: f64,
+    watch: &'a mut (dyn FnMut(Progress<'_>) + Send),
+}
+
+/// Outcome of a step.
+enum Step {
+    /// At least one request was answered.
+    Answered,
+    /// All requests were refused.
+    Refused(String),
+}
+
+impl Run<'_> {
+    async fn drive(&mut self, solo: &Solo, stop: &CancellationToken) -> Result<Ended, DiagnoseError> {
+        let workload = self.leg.workload;
+        cannot(workload, &solo.props())?;
+        let client = Client::new(solo)?;
+        let deadline = Instant::now() + self.lab.numbers.leg_limit;
+        let facts = tokio::select! {
+            biased;
+            ended = cut(solo, stop, deadline) => return Ok(ended),
+            facts = facts(solo, &client, self.lab.numbers.question_limit) => facts,
+        };
+        self.tokens_per_word = facts.tokens_per_word;
+        let recording = self.leg.replay.clone();
+        let mut script = Script::new(workload, &self.lab.numbers, facts, recording)?;
+        let mut refused = 0;
+        // At least one round of recorded requests: those of one kind may come one after the other.
+        let round =
+            self.leg.replay.iter().map(|recording| recording.len()).find(|_| workload == Workload::Replay);
+        let patience = round.map_or(self.lab.numbers.failures, |round| {
+            self.lab.numbers.failures.max(u32::try_from(round).unwrap_or(u32::MAX))
+        });
+        while self.taken() < self.most() {
+            let sent = tokio::select! {
+                biased;
+                ended = cut(solo, stop, deadline) => return Ok(ended),
+                sent = self.step(&client, &mut script) => sent,
+            };
+            match sent {
+                Ok(Step::Answered) => refused = 0,
+                // The first request is a warm-up, and shows whether the server can do this at all. Recorded
+                // requests are of many kinds, so their first one does not show that.
+                Ok(Step::Refused(why))
+                    if self.work.requests == 0
+                        && (workload != Workload::Replay || refused + 1 >= patience) =>
+                {
+                    return Err(DiagnoseError::CannotDo { workload, why, kind: Kind::of(workload) });
+                }
+                Ok(Step::Refused(why)) => {
+                    refused += 1;
+                    if refused >= patience {
+                        let why = format!("{refused} requests in a row failed: {why}");
+                        return Ok(Ended::Failed { why });
+                    }
+                    continue;
+                }
+                Err(error) => {
+                    return Ok(broken(solo, &error, self.lab.numbers.noticed).await);
+                }
+            }
+            tokio::select! {
+                biased;
+                ended = cut(solo, stop, deadline) => return Ok(ended),
+                () = tokio::time::sleep(self.lab.numbers.settle) => {}
+            }
+            if let Some(ended) = self.read(solo).await {
+                return Ok(ended);
+            }
+        }
+        Ok(Ended::Complete)
+    }
+
+    fn most(&self) -> u64 {
+        if self.leg.early { self.judge.most() } else { self.leg.steps }
+    }
+
+    fn taken(&self) -> u64 {
+        u64::try_from(self.judge.readings().len()).unwrap_or(u64::MAX)
+    }
+
+    /// Sends the requests of one step concurrently and waits for all.
+    async fn step(&mut self, client: &Client, script: &mut Script) -> Result<Step, AskError> {
+        let asks = script.next();
+        let limit = self.lab.numbers.request_limit;
+        let answers = join_all(asks.iter().map(|ask| client.send(ask, limit))).await;
+        let mut refusal = None;
+        let mut taken = Vec::new();
+        for (ask, answer) in asks.iter().zip(answers) {
+            match answer {
+                Ok(answer) => {
+                    self.count(ask, &answer);
+                    taken.push(Some(answer));
+                }
+                Err(AskError::Refused { status, message }) => {
+                    let why = format!("{message} (status {status})");
+                    let refused = self.refused.get_or_insert_default();
+                    refused.requests += 1;
+                    refused.why.clone_from(&why);
+                    refusal = Some(why);
+                    taken.push(None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        script.answered(&taken);
+        match refusal {
+            Some(why) if taken.iter().all(Option::is_none) => Ok(Step::Refused(why)),
+            _ => Ok(Step::Answered),
+        }
+    }
+
+    fn count(&mut self, ask: &Ask, answer: &Answer) {
+        self.work += Work {
+            requests: u64::from(ask.method == Method::POST),
+            prompt_tokens: answer.prompt_tokens,
+            output_tokens: answer.output_tokens,
+            images: ask.images,
+            audio: ask.audio,
+        };
+        self.largest = self.largest.max(answer.prompt_size);
+        // The first request waits for everything that is created at first use.
+        if self.work.requests > 1 {
+            self.times.take(answer);
+        }
+    }
+
+    /// Reads the memory; returns an end if there is a reason for one.
+    async fn read(&mut self, solo: &Solo) -> Option<Ended> {
+        let reading = solo.sample(Edge::Idle, self.work, 0, self.largest).await;
+        let graphs = reading.graphs();
+        let next = self.judge.observe(reading.sample.clone(), reading.allowed, graphs);
+        let (done, most) = (self.taken(), self.most());
+        if let (Some(first), Some(now)) = (self.judge.readings().first(), self.judge.readings().last()) {
+            (self.watch)(Progress::Step {
+                workload: self.leg.workload,
+                done,
+                of: most,
+                first: &first.sample,
+                now: &now.sample,
+                growth: self.judge.growth(),
+            });
+        }
+        let totals = reading.totals;
+        self.last = Some(reading);
+        if let Some(totals) = totals
+            && totals.available < scale(totals.total, self.lab.numbers.least_memory)
+        {
+            let why =
+                format!("the machine has {} of memory left", warden_policies::ByteSize(totals.available));
+            return Some(Ended::OutOfMemory { why });
+        }
+        (next == Next::Decided && self.leg.early).then_some(Ended::Early)
+    }
+}
+
+/// Waits for a reason to cut a leg short.
+async fn cut(solo: &Solo, stop: &CancellationToken, deadline: Instant) -> Ended {
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => Ended::Interrupted,
+        (exit, failure) = solo.exited() => death(exit, &failure),
+        line = solo.crashed_and_stays() => Ended::Crashed { why: stays(&line) },
+        () = tokio::time::sleep_until(deadline) => Ended::OutOfTime,
+    }
+}
+
+/// Facts that are needed to make requests of the right size.
+pub(crate) async fn facts(solo: &Solo, client: &Client, limit: Duration) -> Facts {
+    let props = solo.props();
+    let tokens = client.tokens(&Words::sample(), limit).await;
+    let per_word = tokens.map_or(0.0, |tokens| f64::from(tokens) / f64::from(SAMPLE_WORDS));
+    Facts { slots: props.slots.unwrap_or(1), n_ctx: props.n_ctx, tokens_per_word: per_word }
+}
+
+/// A broken connection mostly means that the server has ended, which is noticed a moment later.
+async fn broken(solo: &Solo, error: &AskError, noticed: Duration) -> Ended {
+    match tokio::time::timeout(noticed, solo.exited()).await {
+        Ok((exit, failure)) => death(exit, &failure),
+        Err(_) => Ended::Failed { why: format!("a request failed: {error}") },
+    }
+}
+
+/// Distinguishes a crash from an end that was caused from outside.
+fn death(exit: Exit, failure: &Failure) -> Ended {
+    let why = told(failure);
+    if exit.is_from_outside() { Ended::Killed { why } } else { Ended::Crashed { why } }
+}
+
+/// Describes a process that crashed but did not end.
+pub(crate) fn stays(line: &str) -> String {
+    format!("it crashed, but its process did not end by itself; it logged: {line}")
+}
+
+/// Describes the end of a process, with its last line.
+pub(crate) fn told(failure: &Failure) -> String {
+    match failure.lines.iter().rev().find(|line| !line.trim().is_empty()) {
+        Some(last) => format!("{}; its last line: {}", failure.message, last.trim()),
+        None => failure.message.clone(),
+    }
+}
+
+/// Fails if the server's properties show that it cannot do this workload.
+fn cannot(workload: Workload, props: &SoloProps) -> Result<(), DiagnoseError> {
+    let Some(modalities) = props.modalities else { return Ok(()) };
+    let kind = Kind::of(workload);
+    let has = match kind {
+        Kind::Vision => modalities.vision,
+        Kind::Audio => modalities.audio,
+        Kind::Text | Kind::Embeddings | Kind::Any => true,
+    };
+    if has { Ok(()) } else { Err(DiagnoseError::CannotDo { workload, why: kind.missing().to_owned(), kind }) }
+}
+
+/// Why a server computes no embeddings; `None` if it does. Asked at the end of a leg, which saves a process
+/// for that question.
+async fn embeds(solo: &Solo, limit: Duration) -> Option<String> {
+    let client = Client::new(solo).ok()?;
+    match client.send(&Ask::post("/v1/embeddings", json!({ "input": "one" })), limit).await {
+        Err(AskError::Refused { message, .. }) => Some(message),
+        _ => None,
+    }
+}
+
+#[derive(Debug, Default)]
+struct Times {
+    first: Vec<Duration>,
+    tokens: u64,
+    ms: f64,
+    requests: u64,
+}
+
+impl Times {
+    fn take(&mut self, answer: &Answer) {
+        self.requests += 1;
+        self.first.extend(answer.first_token);
+        if let Some(ms) = answer.output_ms.filter(|ms| *ms > 0.0) {
+            self.tokens += answer.output_tokens;
+            self.ms += ms;
+        }
+    }
+
+    fn speed(mut self) -> Speed {
+        self.first.sort_unstable();
+        let rate = (self.ms > 0.0).then(|| exact(self.tokens) * 1000.0 / self.ms);
+        let first_token = self.first.get(self.first.len() / 2).copied();
+        Speed { tokens_per_second: rate, first_token, requests: self.requests }
+    }
+}

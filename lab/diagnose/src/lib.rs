@@ -1,0 +1,53 @@
+//! Experiments with fresh llama-servers: one process, one kind of work, and the verdict on its memory.
+//!
+//! ```text
+//!   Experiment ── leg by leg ──> run_leg ── Starter ──> a fresh process
+//!                                   │ workload ──> requests ──> client ──> answers
+//!                                   │ idle ──> reading ──> Judge
+//!                                   └──> LegResult ──┐
+//!   Outcome <── blame, over all legs together <──────┘──> report: JSON, HTML
+//! ```
+//!
+//! Processes are started through [`warden_supervisor::solo`], and verdicts come from
+//! [`warden_experiment`]. Nothing is printed: the caller receives the progress.
+//!
+//! | module | part |
+//! |---|---|
+//! | [`lab`] | everything that legs share |
+//! | [`leg`] | one leg, from start to stop |
+//! | [`experiment`] | several legs and their combined result |
+//! | [`cure`] | the same with switches and without, to find those that stop the growth, or a crash |
+//! | [`between`] | the same for a line of revisions, to find the one that introduced it |
+//! | [`proof`] | whether one build may replace another |
+//! | [`headroom`] | prompts up to the context, and their memory |
+//! | `workload` | content of requests: texts, pictures, sounds, conversations |
+//! | [`replay`] | recorded requests |
+//! | [`redact`] | requests without their texts, for recordings |
+//! | `client` | one request and its answer |
+//! | [`report`] | reports of an experiment: JSON, and a page with plots |
+//! | [`shell`] | words of a command line |
+//! | [`error`] | errors of legs |
+
+pub mod between;
+pub mod cure;
+pub mod error;
+pub mod experiment;
+pub mod headroom;
+pub mod lab;
+pub mod leg;
+pub mod proof;
+pub mod redact;
+pub mod replay;
+pub mod report;
+pub mod shell;
+
+mod client;
+mod workload;
+
+pub use error::DiagnoseError;
+pub use experiment::{Experiment, Outcome, Skipped, without_prompt_cache};
+pub use lab::Lab;
+pub use leg::{Leg, LegResult, Progress};
+pub use redact::Redactor;
+pub use replay::Recording;
+pub use report::{About, Report};

@@ -1,0 +1,75 @@
+//! Lengths of the texts that processes are sent. All compared processes get the same texts, so the first
+//! process sets the lengths. Otherwise builds with other default slots, or a count that came too late,
+//! would lead to other texts.
+
+use serde::{Deserialize, Serialize};
+use warden_supervisor::Solo;
+
+use crate::client::{AskError, Client};
+use crate::lab::Lab;
+use crate::workload::{Facts, SAMPLE_WORDS, Words};
+
+/// Lengths for all compared processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lengths {
+    /// Tokens of a text of a known number of words; 0 where a server does not count.
+    tokens: u32,
+    /// Tokens of context in a slot; `None` if unknown.
+    n_ctx: Option<u64>,
+}
+
+impl Lengths {
+    /// Measures a process.
+    pub(super) async fn of(lab: &Lab, solo: &Solo, client: &Client) -> Result<Self, AskError> {
+        let counted = client.count(&Words::sample(), lab.numbers.question_limit).await;
+        Self::counted(counted, solo.props().n_ctx)
+    }
+
+    /// A refusal to count is the same each time and counts as 0. A count that only came too late is an
+    /// error: the next one would give another text.
+    fn counted(counted: Result<u32, AskError>, n_ctx: Option<u64>) -> Result<Self, AskError> {
+        match counted {
+            Ok(tokens) => Ok(Self { tokens, n_ctx }),
+            Err(AskError::Refused { .. }) => Ok(Self { tokens: 0, n_ctx }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The lengths as facts of a server.
+    pub(super) fn facts(self, slots: u32) -> Facts {
+        let tokens_per_word = f64::from(self.tokens) / f64::from(SAMPLE_WORDS);
+        Facts { slots, n_ctx: self.n_ctx, tokens_per_word }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proof::questions;
+    use std::time::Duration;
+    use warden_supervisor::SoloProps;
+
+    #[test]
+    fn a_count_that_came_too_late_is_no_count_of_zero() {
+        let late = Err(AskError::Late(Duration::from_secs(5)));
+        assert_eq!(Lengths::counted(late, None), Err(AskError::Late(Duration::from_secs(5))));
+        let refused = Err(AskError::Refused { status: 501, message: String::new() });
+        assert_eq!(Lengths::counted(refused, Some(9)), Ok(Lengths { tokens: 0, n_ctx: Some(9) }));
+    }
+
+    #[test]
+    fn what_is_kept_asks_the_same() {
+        let all = warden_policies::defaults();
+        let asked = |lengths: Lengths, slots| -> Vec<_> {
+            let questions =
+                questions::all(&all.diagnose, &all.proof, lengths.facts(slots), SoloProps::default());
+            questions.unwrap().into_iter().map(|question| question.ask).collect()
+        };
+        let first = Lengths { tokens: 301, n_ctx: Some(1000) };
+        let kept: Lengths = serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap();
+        assert_eq!(asked(kept, 4), asked(first, 1), "whatever else another build has");
+        // Other lengths would give other texts.
+        assert_ne!(asked(Lengths { tokens: 0, ..first }, 1), asked(first, 1));
+        assert_ne!(asked(Lengths { n_ctx: Some(250), ..first }, 1), asked(first, 1));
+    }
+}

@@ -1,0 +1,26 @@
+//! Finds the paths that a server has. A missing path is answered by 404 for every method; a disabled one by
+//! another status.
+
+use reqwest::Method;
+use serde_json::json;
+
+use crate::client::{Ask, AskError, Client};
+use crate::lab::Lab;
+
+/// Returns the `paths` that the server has.
+pub(super) async fn of(lab: &Lab, client: &Client, paths: &[String]) -> Vec<String> {
+    let limit = lab.numbers.question_limit;
+    let mut known = Vec::new();
+    for path in paths {
+        let get = Ask { method: Method::GET, body: None, ..Ask::post(path, json!({})) };
+        let is_there =
+            |answer: Result<(), AskError>| !matches!(answer, Err(AskError::Refused { status: 404, .. }));
+        // No route can do anything with an empty request.
+        if is_there(client.head(&get, limit).await)
+            || is_there(client.head(&Ask::post(path, json!({})), limit).await)
+        {
+            known.push(path.clone());
+        }
+    }
+    known
+}

@@ -1,0 +1,260 @@
+//! Runs one process of a proof, from its start to its end.
+
+use serde_json::json;
+use tokio::time::Instant;
+use warden_experiment::proof::{Metric, Reply, Visit};
+use warden_policies::MemoryKind;
+use warden_policies::sample::{Edge, Work};
+use warden_policies::units::{exact, scale};
+use warden_supervisor::{Solo, SoloReading, SoloSpec};
+
+use super::lengths::Lengths;
+use super::{questions, routes};
+use crate::client::{Answer, Ask, AskError, Client};
+use crate::error::DiagnoseError;
+use crate::lab::Lab;
+use crate::leg::{stays, told};
+use crate::workload::{Facts, Words};
+
+/// Tasks for a process.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wanted<'a> {
+    /// Answer the questions.
+    pub(crate) answers: bool,
+    /// Be timed.
+    pub(crate) pace: bool,
+    /// Evaluate the longest prompt that fits.
+    pub(crate) longest: bool,
+    /// Be checked for these paths.
+    pub(crate) paths: Option<&'a [String]>,
+    /// Lengths of its requests; `None`: this is the first process, which sets them.
+    pub(crate) lengths: Option<Lengths>,
+}
+
+/// Result of a process.
+pub(crate) struct Visited {
+    pub(crate) visit: Visit,
+    /// The existing ones of the paths to check, if there were any.
+    pub(super) routes: Option<Vec<String>>,
+    /// Lengths of its requests.
+    pub(crate) lengths: Lengths,
+}
+
+/// Runs a process. An inner error is the build's own, in words.
+pub(crate) async fn run(
+    lab: &Lab,
+    spec: &SoloSpec,
+    wanted: Wanted<'_>,
+) -> Result<Result<Visited, String>, DiagnoseError> {
+    let solo = match lab.starter.start(spec).await {
+        Ok(solo) => solo,
+        Err(failure) => return Ok(Err(format!("it did not start: {}", told(&failure)))),
+    };
+    let client = Client::new(&solo)?;
+    let deadline = Instant::now() + lab.numbers.leg_limit;
+    let seen = tokio::select! {
+        biased;
+        failure = solo.ended() => Err(format!("it ended: {}", told(&failure))),
+        line = solo.crashed_and_stays() => Err(stays(&line)),
+        () = tokio::time::sleep_until(deadline) => {
+            Err(format!("it did not answer everything within {}", warden_policies::units::span(lab.numbers.leg_limit)))
+        }
+        seen = all(lab, &solo, &client, wanted) => match seen {
+            Ok(visited) => Ok(visited),
+            Err(error) => Err(match tokio::time::timeout(lab.numbers.noticed, solo.ended()).await {
+                Ok(failure) => format!("it ended: {}", told(&failure)),
+                Err(_) => format!("a request failed: {error}"),
+            }),
+        },
+    };
+    drop(client);
+    solo.stop().await;
+    Ok(seen)
+}
+
+async fn all(lab: &Lab, solo: &Solo, client: &Client, wanted: Wanted<'_>) -> Result<Visited, AskError> {
+    let mut measured = vec![(Metric::Start, solo.ready_after().as_secs_f64())];
+    let reading = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
+    held(&reading, Metric::AtReady, &mut measured);
+    let lengths = match wanted.lengths {
+        Some(lengths) => lengths,
+        None => Lengths::of(lab, solo, client).await?,
+    };
+    let props = solo.props();
+    let facts = lengths.facts(props.slots.unwrap_or(1));
+    let mut replies = Vec::new();
+    if wanted.answers {
+        for question in questions::all(&lab.numbers, &lab.proof, facts, props)? {
+            replies.push(ask(lab, client, &question).await?);
+        }
+    }
+    if wanted.pace {
+        pace(lab, client, facts, &mut measured).await?;
+    }
+    // A build with less room than the first one gets a shorter prompt.
+    let room = facts.n_ctx.and_then(|room| props.n_ctx.map(|own| room.min(own)));
+    if wanted.longest && fill(lab, client, Facts { n_ctx: room, ..facts }).await? {
+        tokio::time::sleep(lab.numbers.settle).await;
+        let reading = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
+        held(&reading, Metric::AtLongest, &mut measured);
+    }
+    let routes = match wanted.paths {
+        Some(paths) => Some(routes::of(lab, client, paths).await),
+        None => None,
+    };
+    Ok(Visited { visit: Visit { measured, replies }, routes, lengths })
+}
+
+/// The requests that show how such a server answers these questions or, without questions, how fast it is.
+/// `lengths` are those of earlier requests, if there were any. An inner error is the build's own, in words.
+///
+/// # Errors
+/// Only errors that are not a build's fault.
+pub async fn requests(
+    lab: &Lab,
+    spec: &SoloSpec,
+    questions: &[String],
+    lengths: Option<Lengths>,
+) -> Result<Result<Vec<Sent>, String>, DiagnoseError> {
+    let solo = match lab.starter.start(spec).await {
+        Ok(solo) => solo,
+        Err(failure) => return Ok(Err(format!("it did not start: {}", told(&failure)))),
+    };
+    let client = Client::new(&solo)?;
+    let props = solo.props();
+    let lengths = match lengths {
+        Some(lengths) => Ok(lengths),
+        None => Lengths::of(lab, &solo, &client).await,
+    };
+    drop(client);
+    solo.stop().await;
+    let facts = match lengths {
+        Ok(lengths) => lengths.facts(props.slots.unwrap_or(1)),
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let all = questions::all(&lab.numbers, &lab.proof, facts, props);
+    let asks: Vec<Ask> = match all {
+        _ if questions.is_empty() => paces(lab, facts, 1).into(),
+        Ok(all) => all.into_iter().filter(|one| questions.contains(&one.name)).map(|one| one.ask).collect(),
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let sent = asks.into_iter().filter_map(|ask| Some(Sent { path: ask.path, body: ask.body? }));
+    Ok(Ok(sent.collect()))
+}
+
+/// A request to publish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// URL path.
+    pub path: String,
+    /// JSON body.
+    pub body: serde_json::Value,
+}
+
+async fn ask(lab: &Lab, client: &Client, question: &questions::Question) -> Result<Reply, AskError> {
+    match client.json(&question.ask, lab.numbers.request_limit).await {
+        Ok(json) => Ok(question.read(&json)),
+        Err(AskError::Refused { status, message }) => Ok(Reply {
+            request: question.name.clone(),
+            refused: Some(format!("{message} (status {status})")),
+            ..Reply::default()
+        }),
+        Err(error) => Err(error),
+    }
+}
+
+fn held(reading: &SoloReading, metric: fn(MemoryKind) -> Metric, measured: &mut Vec<(Metric, f64)>) {
+    let host = reading.sample.host.map(|host| (MemoryKind::Host, host.charged()));
+    let vram = reading.sample.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
+    measured.extend(host.into_iter().chain(vram).map(|(kind, bytes)| (metric(kind), exact(bytes))));
+}
+
+/// Times some requests of each kind. A model that generates nothing has no pace.
+async fn pace(
+    lab: &Lab,
+    client: &Client,
+    facts: Facts,
+    measured: &mut Vec<(Metric, f64)>,
+) -> Result<(), AskError> {
+    let numbers = &lab.numbers;
+    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    // The first is a warm-up.
+    for at in 0..=u64::try_from(lab.proof.repeats).unwrap_or(0) {
+        let [long, short] = paces(lab, facts, at);
+        let (prefill, decode) = match client.send(&long, numbers.request_limit).await {
+            Ok(answer) => (per_prompt_token(&answer), per_token(&answer)),
+            Err(AskError::Refused { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let first = match client.send(&short, numbers.request_limit).await {
+            Ok(answer) => answer.first_token.map(|time| time.as_secs_f64()),
+            Err(AskError::Refused { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        if at > 0 {
+            for (all, one) in times.iter_mut().zip([prefill, decode, first]) {
+                all.extend(one);
+            }
+        }
+    }
+    for (metric, mut all) in [Metric::Prefill, Metric::Decode, Metric::FirstToken].into_iter().zip(times) {
+        all.sort_unstable_by(f64::total_cmp);
+        measured.extend(all.get(all.len() / 2).map(|middle| (metric, *middle)));
+    }
+    Ok(())
+}
+
+/// The timed requests: a long prompt with an answer, and a short one.
+fn paces(lab: &Lab, facts: Facts, at: u64) -> [Ask; 2] {
+    let (words, answer) = (Words::new(facts.tokens_per_word), lab.proof.answer);
+    let long = facts.fitting(lab.proof.prompt, answer);
+    [
+        completion(&words.text(PACE + at, long), answer),
+        questions::chat(&words.text(PACE + at, lab.numbers.short_prompt), 1, true),
+    ]
+}
+
+/// First seed of texts for timing, so that they differ from the compared ones.
+const PACE: u64 = 1000;
+
+fn completion(text: &str, answer: u64) -> Ask {
+    let body = json!({
+        "prompt": text,
+        "n_predict": answer,
+        "ignore_eos": true,
+        "temperature": 0,
+        "cache_prompt": false,
+        "stream": true,
+    });
+    Ask::post("/completion", body)
+}
+
+fn per_prompt_token(answer: &Answer) -> Option<f64> {
+    let ms = answer.prompt_ms.filter(|ms| *ms > 0.0 && answer.prompt_tokens > 0)?;
+    Some(ms / 1000.0 / exact(answer.prompt_tokens))
+}
+
+fn per_token(answer: &Answer) -> Option<f64> {
+    // Some builds count the time of the first token as the prompt's.
+    let ms = answer.output_ms.filter(|ms| *ms > 0.0 && answer.output_tokens > 1)?;
+    Some(ms / 1000.0 / exact(answer.output_tokens))
+}
+
+/// Evaluates the longest prompt that fits; `true` on success. The number of tokens of a text is known only
+/// to within some percent, so a refused prompt is shortened.
+async fn fill(lab: &Lab, client: &Client, facts: Facts) -> Result<bool, AskError> {
+    let Some(context) = facts.n_ctx else { return Ok(false) };
+    let tokens = facts.fitting(context.min(lab.numbers.sweep_most), 1);
+    for share in SHARES {
+        let text = Words::new(facts.tokens_per_word).text(2 * PACE, scale(tokens, share));
+        match client.send(&completion(&text, 1), lab.numbers.request_limit).await {
+            Ok(_) => return Ok(true),
+            Err(AskError::Refused { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+/// Shares of the longest prompt, tried until one is accepted.
+const SHARES: [f64; 3] = [0.95, 0.85, 0.7];

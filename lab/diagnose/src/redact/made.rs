@@ -1,0 +1,251 @@
+//! Makes replacements for texts, names, numbers and values: of the same length, and equal for equal
+//! originals.
+
+use std::borrow::Cow;
+use std::hash::{BuildHasher as _, RandomState};
+use std::io;
+
+use serde_json::{Map, Value, json};
+
+use crate::workload::Words;
+
+/// Characters of a piece: texts with a common beginning keep it, up to the last whole piece.
+const PIECE: usize = 48;
+/// Least number of characters of a name: shorter ones would not be distinct.
+const NAME: usize = 6;
+/// Longer texts are no identifiers.
+const LONGEST_ID: usize = 256;
+/// The first replacement token: those before it are the beginning, the end and the unknown.
+const FIRST: u64 = 3;
+/// Beginning of the first text of Claude Code's requests.
+const BILLING: &str = "x-anthropic-billing-header:";
+/// Letters that replace those of two, three and four bytes, with about as many tokens.
+const WIDE: [&str; 3] =
+    ["аеиностврклмпуяд", "的一是不了人我在有他这中大来上国", "😀😃😄😁😆😅😂🙂🙃😉😊😇😍😘😗😙"];
+
+/// Makes replacements by keys that are drawn once and stored nowhere: a reader who knows one original
+/// cannot try others.
+#[derive(Debug, Default)]
+pub(super) struct Made {
+    keys: RandomState,
+}
+
+impl Made {
+    /// Replaces a text of a request by one of the same length. JSON stays JSON, because a template may
+    /// parse it.
+    pub(super) fn text(&self, text: &str) -> String {
+        if text.trim_start().starts_with(['{', '[']) { self.json(text) } else { self.words(&evened(text)) }
+    }
+
+    /// Replaces a text that should be JSON; if it is none, the replacement is none either.
+    pub(super) fn json(&self, text: &str) -> String {
+        let Ok(json) = serde_json::from_str::<Value>(text) else { return self.words(text) };
+        let json = self.value(&json);
+        let lines = || in_lines(&json, text.len().saturating_mul(2));
+        let written = if text.contains('\n') { lines() } else { None };
+        written.unwrap_or_else(|| json.to_string())
+    }
+
+    /// Replaces a text by one of the same length. Each piece depends on all before it.
+    pub(super) fn words(&self, text: &str) -> String {
+        let letters: Vec<char> = text.chars().collect();
+        let mut made = String::with_capacity(text.len());
+        let mut before = 0;
+        for piece in letters.chunks(PIECE) {
+            before = self.keys.hash_one((before, piece));
+            self.piece(before, piece, &mut made);
+        }
+        made
+    }
+
+    fn piece(&self, seed: u64, piece: &[char], made: &mut String) {
+        let own = Words::new(1.0).text(seed, u64::try_from(piece.len() / 3 + 8).unwrap_or(8));
+        let mut own = own.chars();
+        for (at, letter) in piece.iter().enumerate() {
+            let wide = letter.len_utf8().checked_sub(2).and_then(|size| WIDE.get(size));
+            made.push(match wide {
+                Some(all) => pick(all, self.keys.hash_one((seed, at))),
+                None => own.next().unwrap_or(' '),
+            });
+        }
+    }
+
+    /// Replaces tokens by as many of the first thousand, which every vocabulary has. Each depends on all
+    /// before it, so that lists keep common beginnings, and no replacement can be guessed by its frequency.
+    pub(super) fn tokens(&self, items: &[Value]) -> Value {
+        let mut before = 0;
+        let next = |item: &Value| {
+            before = self.keys.hash_one((before, item.as_u64()));
+            json!(before % 1000 + FIRST)
+        };
+        items.iter().map(next).collect()
+    }
+
+    /// Replaces a single token among texts.
+    pub(super) fn token(&self, item: &Value) -> Value {
+        json!(self.keys.hash_one(("token", item.as_u64())) % 1000 + FIRST)
+    }
+
+    /// Replaces a name by one of about the same length, of letters, digits and `_`.
+    pub(super) fn name(&self, name: &str) -> String {
+        let seed = self.keys.hash_one(("name", name));
+        let length = name.chars().count().clamp(NAME, LONGEST_ID);
+        let words = Words::new(1.0).text(seed, u64::try_from(length / 3 + 2).unwrap_or(2)).replace(' ', "_");
+        let own: String = words.chars().take(length - 3).collect();
+        // Keeps names distinct whose first words are equal.
+        own + &self.id("abc", seed)
+    }
+
+    /// Replaces an identifier by one of the same length. `salt`: a further input of the hash.
+    pub(super) fn id(&self, id: &str, salt: u64) -> String {
+        let seed = self.keys.hash_one((id, salt));
+        let letters = id.chars().take(LONGEST_ID).enumerate();
+        letters
+            .map(|(at, _)| pick("abcdefghijklmnopqrstuvwxyz0123456789", self.keys.hash_one((seed, at))))
+            .collect()
+    }
+
+    /// Replaces a value by one of the same shape: as many digits, letters and items.
+    pub(super) fn value(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.words(text)),
+            Value::Number(number) => self.number(&number.to_string()),
+            Value::Array(items) => items.iter().map(|item| self.value(item)).collect(),
+            Value::Object(fields) => {
+                let made = fields.iter().map(|(name, value)| (self.name(name), self.value(value)));
+                Value::Object(made.collect::<Map<_, _>>())
+            }
+            Value::Bool(_) | Value::Null => value.clone(),
+        }
+    }
+
+    /// Replaces a number by one with as many digits.
+    pub(super) fn number(&self, number: &str) -> Value {
+        // Keeps the exponent, so that it stays a number.
+        let (digits, exponent) = number.split_at(number.find(['e', 'E']).unwrap_or(number.len()));
+        let other = |(at, letter): (usize, char)| match letter {
+            '0'..='9' => pick("123456789", self.keys.hash_one((number, at))),
+            sign => sign,
+        };
+        let made: String = digits.chars().enumerate().map(other).collect();
+        serde_json::from_str(&(made + exponent)).unwrap_or_else(|_| json!(1))
+    }
+}
+
+/// Indented JSON of at most `most` bytes. Each item of a deep list takes a line with all its blanks, so a
+/// small text could grow a hundredfold.
+fn in_lines(json: &Value, most: usize) -> Option<String> {
+    let mut short = Short { bytes: Vec::new(), most };
+    serde_json::to_writer_pretty(&mut short, json).ok()?;
+    String::from_utf8(short.bytes).ok()
+}
+
+/// A buffer that refuses more than `most` bytes.
+struct Short {
+    bytes: Vec<u8>,
+    most: usize,
+}
+
+impl io::Write for Short {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len().saturating_add(bytes.len()) > self.most {
+            return Err(io::Error::other("too long"));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Removes the checksum with which Claude Code begins each request (`cch=a5145;`), as llama-server does to
+/// keep its cache (`normalize_anthropic_billing_header` in `server-chat.cpp`). In a replaced text no server
+/// could find it.
+fn evened(text: &str) -> Cow<'_, str> {
+    let value = || {
+        let rest = text.strip_prefix(BILLING)?;
+        let at = BILLING.len() + rest.find("cch=")? + 4;
+        let (before, after) = (text.get(..at)?, text.get(at + 5..)?);
+        after.starts_with(';').then(|| Cow::Owned(format!("{before}fffff{after}")))
+    };
+    value().unwrap_or(Cow::Borrowed(text))
+}
+
+/// Picks a letter.
+fn pick(all: &str, seed: u64) -> char {
+    let count = u64::try_from(all.chars().count()).unwrap_or(1).max(1);
+    all.chars().nth(usize::try_from(seed % count).unwrap_or(0)).unwrap_or('a')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_that_begin_alike_still_do_and_are_as_long_in_letters_and_bytes() {
+        let made = Made::default();
+        let long = "a conversation that goes on and on, and is sent whole every time ".repeat(4);
+        let (one, other) = (made.text(&long), made.text(&format!("{long}one more turn")));
+        assert_eq!(one.len(), long.len());
+        assert_eq!(one[..PIECE * 4], other[..PIECE * 4]);
+        assert_ne!(one, long);
+        for text in ["Привет, мир", "你好世界", "a😀b", "", " \n\t"] {
+            let other = made.text(text);
+            assert_eq!((other.chars().count(), other.len()), (text.chars().count(), text.len()), "{other}");
+        }
+    }
+
+    #[test]
+    fn json_in_a_text_stays_json_with_the_same_names_everywhere() {
+        let made = Made::default();
+        let text = made.text(r#"{"qcity": "Paris", "qdays": [1, 22.5, -3], "sure": true, "qcity2": null}"#);
+        let value: Value = serde_json::from_str(&text).unwrap();
+        let city = value[made.name("qcity")].as_str().unwrap();
+        assert_eq!((city.len(), city), (5, made.words("Paris").as_str()));
+        let days = value[made.name("qdays")].as_array().unwrap();
+        assert!(days[0].as_u64().unwrap() < 10 && days[2].as_i64().unwrap() < 0, "{text}");
+        assert!((10.0..100.0).contains(&days[1].as_f64().unwrap()), "{text}");
+        for gone in ["qcity", "Paris", "qdays"] {
+            assert!(!text.contains(gone), "{gone}: {text}");
+        }
+        let lines = made.text("{\n  \"qcity\": \"Paris\"\n}");
+        assert_eq!(lines.lines().count(), 3, "what is written in lines is written in lines: {lines}");
+        assert_eq!(made.text("{broken").len(), 7);
+    }
+
+    #[test]
+    fn json_in_a_text_stays_about_as_long_however_deep_it_is() {
+        let made = Made::default();
+        let deep = format!("{}{}1{}\n", "[".repeat(120), "1,".repeat(10_000), "]".repeat(120));
+        let text = made.text(&deep);
+        assert!(text.len() <= deep.len() * 2, "{} of {}", text.len(), deep.len());
+        assert!(serde_json::from_str::<Value>(&text).is_ok());
+    }
+
+    #[test]
+    fn what_a_server_evens_out_makes_no_difference() {
+        let made = Made::default();
+        let text = |sum: &str| made.text(&format!("{BILLING} cc_version=2.1; cch={sum}; and so on"));
+        assert_eq!(text("a5145"), text("00b7f"));
+        assert_ne!(text("a5145x"), text("00b7fx"), "another length is none of these");
+        for odd in ["", " cch=", " cch=a51", " cch=ф5145;", " cch=aффф"] {
+            assert_eq!(evened(&format!("{BILLING}{odd}")), format!("{BILLING}{odd}"));
+        }
+    }
+
+    #[test]
+    fn names_are_told_apart_and_identifiers_keep_their_length() {
+        let made = Made::default();
+        let all: std::collections::BTreeSet<String> = (0..5000).map(|n| made.name(&n.to_string())).collect();
+        assert!(all.len() > 4950, "{}", all.len());
+        assert_eq!(made.name("get_current_weather").len(), 19);
+        let id = made.id("call_0123", 0);
+        assert!(id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric()), "{id}");
+        assert_ne!(made.id("call_0124", 0), id);
+        for number in ["1e300", "-0.5", "18446744073709551615", "0"] {
+            assert!(made.number(number).is_number(), "{number}");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Replaces pictures and sounds by our own of the same size and length.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::workload::{picture, sound};
+
+/// Size of pictures whose own size cannot be read.
+const USUAL: (u32, u32) = (640, 480);
+/// Limit of a side in pixels: no client sends a larger one, and making it could take any time.
+const LARGEST: u32 = 4096;
+
+/// Width and height of the replacement for a picture in base64.
+pub(super) fn size_for(data: &str) -> (u32, u32) {
+    let (width, height) = size(data).unwrap_or(USUAL);
+    (width.clamp(1, LARGEST), height.clamp(1, LARGEST))
+}
+
+/// Limit of bytes for making a picture: a byte for each pixel, and the overhead of a file.
+pub(super) fn cost((width, height): (u32, u32)) -> usize {
+    usize::try_from(width * height).unwrap_or(usize::MAX).saturating_add(1024)
+}
+
+/// A PNG file in base64.
+pub(super) fn png((width, height): (u32, u32)) -> String {
+    STANDARD.encode(picture::png(width, height).unwrap_or_default())
+}
+
+/// Seconds of a sound in base64, estimated from its bytes (16,000 samples a second, 16 bits).
+pub(super) fn seconds(data: &str) -> u32 {
+    u32::try_from(data.len() / 4 * 3 / 32_000).unwrap_or(1).clamp(1, 60)
+}
+
+/// Bytes of a sound in base64.
+pub(super) fn sound_cost(seconds: u32) -> usize {
+    usize::try_from(seconds).unwrap_or(usize::MAX).saturating_mul(43_000)
+}
+
+/// A WAV file in base64.
+pub(super) fn wav(seconds: u32) -> String {
+    STANDARD.encode(sound::wav(seconds))
+}
+
+/// Width and height of a picture in base64, from the head of its file: PNG, JPEG, GIF and BMP.
+pub(super) fn size(data: &str) -> Option<(u32, u32)> {
+    // In a JPEG a preview may precede the size.
+    const ENOUGH: usize = 256 << 10;
+    let head = data.get(..data.len().min(ENOUGH) / 4 * 4)?;
+    let bytes = STANDARD.decode(head).ok()?;
+    let short = |at: usize| Some(u32::from(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?)));
+    if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
+        let number = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        return Some((number(16)?, number(20)?));
+    }
+    if bytes.starts_with(b"GIF8") {
+        return Some((short(6)?, short(8)?));
+    }
+    if bytes.starts_with(b"BM") {
+        // A negative height means that lines go from top to bottom.
+        let number =
+            |at: usize| Some(i32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?).unsigned_abs());
+        return Some((number(18)?, number(22)?));
+    }
+    if !bytes.starts_with(&[0xFF, 0xD8]) {
+        return None;
+    }
+    let mut at = 2;
+    loop {
+        let pair = |at: usize| Some(u32::from(*bytes.get(at)?) << 8 | u32::from(*bytes.get(at + 1)?));
+        let marker = *bytes.get(at + 1)?;
+        // Frame headers hold the size; C4, C8 and CC are other things (ITU-T T.81, table B.1).
+        if (0xC0..=0xCF).contains(&marker) && ![0xC4, 0xC8, 0xCC].contains(&marker) {
+            return Some((pair(at + 7)?, pair(at + 5)?));
+        }
+        at += 2 + usize::try_from(pair(at + 2)?).ok()?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_read_from_each_kind_of_picture() {
+        let mut jpeg = vec![0xFF, 0xD8, 0xFF, 0xE0, 0, 4, 0, 0, 0xFF, 0xC0, 0, 11, 8];
+        jpeg.extend([0x01, 0xE0, 0x02, 0x80, 1, 0, 0]);
+        jpeg.resize(21, 0);
+        let gif = b"GIF89a\x80\x02\xe0\x01\0\0".to_vec();
+        let mut bmp = b"BM".to_vec();
+        bmp.resize(18, 0);
+        bmp.extend(640_i32.to_le_bytes());
+        bmp.extend((-480_i32).to_le_bytes());
+        bmp.resize(27, 0);
+        for file in [jpeg, gif, bmp] {
+            assert_eq!(size(&STANDARD.encode(file)), Some((640, 480)));
+        }
+        assert_eq!(size(&png((31, 17))), Some((31, 17)));
+        assert_eq!(size("bm90IGFuIGltYWdl"), None);
+        assert_eq!(size_for(""), USUAL);
+    }
+}

@@ -1,0 +1,198 @@
+//! Redacts requests: texts become other texts of the same length, pictures and sounds become our own of the
+//! same size, names become other names. Fields that are not known to be harmless are dropped.
+//!
+//! ```text
+//!   body ─ field by field ─┬─ kept: numbers, roles, types ([`fields`])
+//!                          ├─ texts, names, arguments of tools ── others of the same length and shape ([`made`])
+//!                          ├─ tools, schemas ── the same form under other names ([`tools`])
+//!                          ├─ pictures, sounds ── ours ([`media`])
+//!                          └─ the rest: dropped
+//! ```
+//!
+//! Everything that affects memory stays: roles, lengths, sizes, numbers of images, sampling, and common
+//! parts of requests. Equal texts get equal replacements, and common beginnings stay common, so a
+//! conversation still shares its beginning with its earlier requests. The keys of the hash are drawn at
+//! every start and never written, so that no reader can test guesses of a text. Fields that a server
+//! requires stay, too: it would refuse a call without a name, or with arguments that are no JSON.
+
+mod fields;
+mod made;
+mod media;
+mod tools;
+
+use std::cell::Cell;
+
+use serde_json::{Map, Value, json};
+
+use self::fields::{ADAPTER, IDS, MUST, NAMED, NOT_MADE, OPEN, PLAIN, TEXTS, WORDS};
+use self::made::Made;
+
+/// Redacts requests of one run.
+#[derive(Debug, Default)]
+pub struct Redactor {
+    made: Made,
+    /// Bytes that the current line may still produce.
+    left: Cell<usize>,
+}
+
+/// Limit of bytes that one line produces and has; a request may have 8 MiB, and a picture can be declared
+/// in few.
+const MADE: usize = 32 << 20;
+
+impl Redactor {
+    /// A redactor with keys of its own, drawn from the system and stored nowhere.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A line for a recording. `None` for a body that is no JSON object and so cannot be redacted, and for
+    /// content that cannot be replaced (videos). Also `None` for results that would be too large: a few
+    /// bytes may declare a picture, and we would have to make the whole picture.
+    pub fn line(&self, method: &str, path: &str, body: &[u8]) -> Option<String> {
+        let body: Value = serde_json::from_slice(body).ok()?;
+        let body = self.body(&body)?;
+        // A query may name persons.
+        let path = path.split('?').next().unwrap_or_default();
+        let line = json!({ "method": method, "path": path, "body": body }).to_string();
+        (line.len() <= MADE).then_some(line)
+    }
+
+    /// A body; `None` as with [`Redactor::line`].
+    pub(crate) fn body(&self, body: &Value) -> Option<Value> {
+        self.left.set(MADE);
+        let body = self.fields(body.as_object()?);
+        (self.left.get() > 0).then_some(body)
+    }
+
+    fn fields(&self, fields: &Map<String, Value>) -> Value {
+        let is = |kind: &str| fields.get("type").and_then(Value::as_str) == Some(kind);
+        let mut kept = Map::new();
+        for (name, value) in fields {
+            let other = match (name.as_str(), value) {
+                // Arguments of a tool: any object.
+                ("input", _) if is("tool_use") => Some(self.made.value(value)),
+                ("schema", _) => Some(self.made.schema(value)),
+                // In `response_format` it has a name and a schema; next to a prompt it is a schema.
+                ("json_schema", Value::Object(inner)) if !is("json_schema") => {
+                    Some(self.made.schema(&Value::Object(inner.clone())))
+                }
+                ("json_schema", Value::Object(inner)) => Some(self.fields(inner)),
+                _ => self.field(name, value),
+            };
+            if let Some(other) = other {
+                kept.insert(name.clone(), other);
+            }
+        }
+        Value::Object(kept)
+    }
+
+    fn field(&self, name: &str, value: &Value) -> Option<Value> {
+        match (name, value) {
+            _ if NOT_MADE.contains(&name) => {
+                self.pay(usize::MAX);
+                None
+            }
+            ("image_url", _) => Some(self.image(value)),
+            ("source", Value::Object(source)) => self.source(source),
+            ("input_audio", Value::Object(sound)) => Some(self.audio(sound)),
+            ("lora", Value::Array(all)) => Some(all.iter().map(adapter).collect()),
+            ("tools", Value::Array(all)) => Some(all.iter().map(|tool| self.tool(tool)).collect()),
+            (_, Value::Bool(_) | Value::Number(_)) if PLAIN.contains(&name) => Some(value.clone()),
+            (_, Value::String(text)) if NAMED.contains(&name) => {
+                let known = WORDS.contains(&text.as_str());
+                let other = || MUST.contains(&name).then(|| json!(self.made.name(text)));
+                if known { Some(value.clone()) } else { other() }
+            }
+            ("name", Value::String(text)) => Some(json!(self.made.name(text))),
+            (_, Value::String(text)) if IDS.contains(&name) => Some(json!(self.made.id(text, 0))),
+            (_, Value::Number(number)) if IDS.contains(&name) => Some(self.made.number(&number.to_string())),
+            ("arguments", Value::String(text)) => Some(self.paid(self.made.json(text))),
+            ("arguments", _) => Some(self.made.value(value)),
+            _ if TEXTS.contains(&name) => Some(self.inside(value)),
+            (_, Value::Array(_) | Value::Object(_)) if OPEN.contains(&name) => Some(self.inside(value)),
+            _ => None,
+        }
+    }
+
+    /// Redacts a text, a list of texts or parts, or an object.
+    fn inside(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => self.paid(self.made.text(text)),
+            Value::Array(items) if !items.is_empty() && items.iter().all(Value::is_number) => {
+                self.made.tokens(items)
+            }
+            Value::Array(items) => items.iter().map(|item| self.inside(item)).collect(),
+            Value::Object(fields) => self.fields(fields),
+            // A token among texts.
+            Value::Number(_) => self.made.token(value),
+            Value::Bool(_) | Value::Null => value.clone(),
+        }
+    }
+
+    /// Takes `bytes` from the limit of the line; `false` if they exceed it.
+    fn pay(&self, bytes: usize) -> bool {
+        let left = self.left.get().saturating_sub(bytes);
+        self.left.set(left);
+        left > 0
+    }
+
+    /// A made text within the limit.
+    fn paid(&self, text: String) -> Value {
+        if self.pay(text.len()) { Value::String(text) } else { Value::Null }
+    }
+
+    /// Redacts a tool. Names in it may become longer.
+    fn tool(&self, tool: &Value) -> Value {
+        if self.pay(tool.to_string().len().saturating_mul(2)) { self.made.tool(tool) } else { Value::Null }
+    }
+
+    /// Replaces a picture, in the same form.
+    fn image(&self, value: &Value) -> Value {
+        let own = |url: &str| {
+            let data = url.split_once(";base64,").map_or(url, |(_, data)| data);
+            json!(format!("data:image/png;base64,{}", self.picture(data)))
+        };
+        match value {
+            Value::String(url) => own(url),
+            Value::Object(fields) => {
+                json!({ "url": own(fields.get("url").and_then(Value::as_str).unwrap_or_default()) })
+            }
+            _ => Value::Null,
+        }
+    }
+
+    /// Replaces a picture in Anthropic's form; servers do not read documents.
+    fn source(&self, source: &Map<String, Value>) -> Option<Value> {
+        let text = |name: &str| source.get(name).and_then(Value::as_str);
+        let is_picture =
+            text("type") == Some("url") || text("media_type").is_none_or(|kind| kind.starts_with("image/"));
+        is_picture.then(|| {
+            let data = self.picture(text("data").unwrap_or_default());
+            json!({ "type": "base64", "media_type": "image/png", "data": data })
+        })
+    }
+
+    /// Replaces a picture in base64.
+    fn picture(&self, data: &str) -> String {
+        let size = media::size_for(data);
+        if self.pay(media::cost(size)) { media::png(size) } else { String::new() }
+    }
+
+    /// Replaces a sound.
+    fn audio(&self, sound: &Map<String, Value>) -> Value {
+        let data = sound.get("data").or_else(|| sound.get("url")).and_then(Value::as_str);
+        let seconds = media::seconds(data.unwrap_or_default());
+        let data = if self.pay(media::sound_cost(seconds)) { media::wav(seconds) } else { String::new() };
+        json!({ "data": data, "format": "wav" })
+    }
+}
+
+/// Keeps the numbers of an adapter.
+fn adapter(one: &Value) -> Value {
+    let fields = one.as_object().into_iter().flatten();
+    let kept = fields.filter(|(name, value)| ADAPTER.contains(&name.as_str()) && value.is_number());
+    Value::Object(kept.map(|(name, value)| (name.clone(), value.clone())).collect())
+}
+
+#[cfg(test)]
+mod tests;

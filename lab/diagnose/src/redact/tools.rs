@@ -1,0 +1,168 @@
+//! Redacts tools and JSON schemas of answers: a server makes a grammar of them, so they stay valid and keep
+//! their form. Names get the same replacements as in calls; descriptions become other texts of the same
+//! length.
+
+use serde_json::{Map, Value, json};
+
+use super::made::Made;
+
+/// Types of JSON Schema.
+const TYPES: [&str; 7] = ["string", "number", "integer", "boolean", "array", "object", "null"];
+/// Formats of texts (JSON Schema, Validation, section 7.3).
+const FORMATS: [&str; 12] = [
+    "date",
+    "time",
+    "date-time",
+    "duration",
+    "uuid",
+    "email",
+    "hostname",
+    "uri",
+    "ipv4",
+    "ipv6",
+    "regex",
+    "json-pointer",
+];
+/// Keywords whose number or truth value limits amounts and reveals no content.
+const PLAIN: [&str; 9] = [
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "uniqueItems",
+    "nullable",
+    "deprecated",
+];
+/// Keywords with schemas by name.
+const NAMED: [&str; 4] = ["properties", "$defs", "definitions", "dependentSchemas"];
+/// Keywords with a schema, or a list of them.
+const INSIDE: [&str; 9] = [
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "additionalProperties",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "not",
+    "contains",
+];
+
+impl Made {
+    /// Redacts a tool: of a chat, of a response, or of Anthropic's messages.
+    pub(super) fn tool(&self, tool: &Value) -> Value {
+        let Value::Object(fields) = tool else { return Value::Null };
+        let mut made = Map::new();
+        for (name, value) in fields {
+            let other = match (name.as_str(), value) {
+                // A tool built into another server could not be called here, so its type is replaced.
+                ("type", Value::String(kind)) if kind == "function" || kind == "custom" => value.clone(),
+                ("type", Value::String(kind)) => json!(self.name(kind)),
+                ("name", Value::String(name)) => json!(self.name(name)),
+                ("description", Value::String(text)) => json!(self.words(text)),
+                ("parameters" | "input_schema", schema) => self.schema(schema),
+                ("function", function) => self.tool(function),
+                ("strict", Value::Bool(_)) => value.clone(),
+                _ => continue,
+            };
+            made.insert(name.clone(), other);
+        }
+        Value::Object(made)
+    }
+
+    pub(super) fn schema(&self, schema: &Value) -> Value {
+        let fields = match schema {
+            Value::Object(fields) => fields,
+            Value::Array(all) => return all.iter().map(|one| self.schema(one)).collect(),
+            Value::Bool(_) => return schema.clone(),
+            Value::String(_) | Value::Number(_) | Value::Null => return Value::Null,
+        };
+        let mut made = Map::new();
+        for (name, value) in fields {
+            if let Some(value) = self.keyword(name, value) {
+                made.insert(name.clone(), value);
+            }
+        }
+        Value::Object(made)
+    }
+
+    fn keyword(&self, name: &str, value: &Value) -> Option<Value> {
+        let is_type = |value: &Value| value.as_str().is_some_and(|text| TYPES.contains(&text));
+        match (name, value) {
+            ("type", Value::String(_)) => is_type(value).then(|| value.clone()),
+            ("type", Value::Array(all)) => Some(all.iter().filter(|one| is_type(one)).cloned().collect()),
+            ("format", Value::String(text)) => FORMATS.contains(&text.as_str()).then(|| value.clone()),
+            ("title" | "description" | "$comment", Value::String(text)) => Some(json!(self.words(text))),
+            ("required", Value::Array(all)) => {
+                Some(all.iter().filter_map(Value::as_str).map(|name| json!(self.name(name))).collect())
+            }
+            ("enum", Value::Array(all)) => Some(all.iter().map(|one| self.value(one)).collect()),
+            ("const" | "default" | "examples", _) => Some(self.value(value)),
+            ("$ref", Value::String(place)) => self.place(place).map(Value::String),
+            (_, Value::Number(_) | Value::Bool(_)) if PLAIN.contains(&name) => Some(value.clone()),
+            (_, Value::Object(all)) if NAMED.contains(&name) => {
+                let other = all.iter().map(|(name, schema)| (self.name(name), self.schema(schema)));
+                Some(Value::Object(other.collect()))
+            }
+            (_, Value::Object(_) | Value::Array(_) | Value::Bool(_)) if INSIDE.contains(&name) => {
+                Some(self.schema(value))
+            }
+            // A pattern reveals content, and a replaced one would be invalid.
+            _ => None,
+        }
+    }
+
+    /// Redacts a reference within the schema: a segment after a keyword with names is a name. References
+    /// elsewhere are dropped.
+    fn place(&self, place: &str) -> Option<String> {
+        let mut made = String::from("#");
+        let mut is_name = false;
+        for part in place.strip_prefix('#')?.split('/').skip(1) {
+            made.push('/');
+            let known = NAMED.contains(&part) || INSIDE.contains(&part) || part.parse::<u16>().is_ok();
+            match (is_name, known) {
+                (true, _) => made.push_str(&self.name(part)),
+                (false, true) => made.push_str(part),
+                (false, false) => return None,
+            }
+            is_name = !is_name && NAMED.contains(&part);
+        }
+        Some(made)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schema_stays_one_with_names_that_belong_together_and_says_nothing() {
+        let made = Made::default();
+        let schema = json!({
+            "$schema": "http://secret", "type": "object", "required": ["qcity"], "additionalProperties": false,
+            "properties": {
+                "qcity": { "type": ["string", "null"], "description": "a secret", "pattern": "^secret$", "minLength": 1 },
+                "qunit": { "enum": ["secret", "other secret", 987_654] },
+                "qwhen": { "$ref": "#/$defs/items" }, "why": { "$ref": "http://secret" },
+                "type": { "anyOf": [{ "const": "secret" }, { "type": "integer", "maximum": 123_456 }] },
+            },
+            "$defs": { "items": { "type": "string", "format": "date" } }, "x-secret": "secret",
+        });
+        let other = made.schema(&schema);
+        let text = other.to_string();
+        for gone in ["secret", "qcity", "qunit", "qwhen", "123456", "987654"] {
+            assert!(!text.contains(gone), "{gone}: {text}");
+        }
+        let (city, items) = (made.name("qcity"), made.name("items"));
+        assert_eq!(other["required"], json!([city]));
+        assert_eq!(other["properties"][&city]["type"], json!(["string", "null"]));
+        assert_eq!(other["properties"][&city]["minLength"], 1);
+        assert_eq!(other["properties"][made.name("qwhen")]["$ref"], format!("#/$defs/{items}"));
+        assert_eq!(other["$defs"][&items], json!({ "type": "string", "format": "date" }));
+        assert_eq!(other["properties"][made.name("qunit")]["enum"].as_array().unwrap().len(), 3);
+        assert_eq!(other["properties"][made.name("type")]["anyOf"][1], json!({ "type": "integer" }));
+        assert_eq!(other["additionalProperties"], json!(false));
+    }
+}

@@ -1,0 +1,494 @@
+//! Reports the revision that introduced a symptom, in words and as a table: conclusions in, text out.
+
+use serde::{Deserialize, Serialize};
+use warden_experiment::between::{
+    Aim, Conclusion, Judged, Otherwise, Outcome, Pace, Said, Standing, Symptom,
+};
+use warden_experiment::proof::{Ratio, Ruling};
+use warden_policies::{MemoryKind, phrases};
+
+use super::crash::runs;
+use super::proof::{change, name as metric_name, shown};
+
+/// A revision as shown to people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revision {
+    /// 40 hexadecimal digits.
+    pub commit: String,
+    /// Its build tag, or the closest one.
+    pub label: String,
+    /// Date of the commit: `2026-08-22`.
+    pub date: String,
+    /// First line of the message.
+    pub subject: String,
+}
+
+/// Result of a search between two revisions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BetweenReport {
+    /// The repository.
+    pub repository: String,
+    /// The revisions, oldest first: indices in the conclusion refer to this list.
+    pub line: Vec<Revision>,
+    /// The conclusion.
+    pub conclusion: Conclusion,
+}
+
+/// Digits of a shown commit.
+const SHORT: usize = 9;
+
+/// Limit of questions named in a sentence, and of those listed with their differences.
+const NAMED: usize = 3;
+/// Limit of shown characters of an answer.
+const SAID: usize = 240;
+/// Least share of a slowdown that counts as all of it.
+const WHOLE: f64 = 0.75;
+
+/// The head of the table.
+const HEAD: [&str; 6] = ["REVISION", "COMMIT", "DATE", "SAYS", "PROCESSES", "SUBJECT"];
+
+impl Revision {
+    fn short(&self) -> &str {
+        self.commit.get(..SHORT).unwrap_or(&self.commit)
+    }
+
+    /// `b9602 (1593d5684, 2026-08-22)`
+    fn named(&self) -> String {
+        format!("{} ({}, {})", self.label, self.short(), self.date)
+    }
+}
+
+impl BetweenReport {
+    /// The findings, a line each.
+    pub fn sentences(&self) -> Vec<String> {
+        let found = &self.conclusion;
+        let what = found.symptom.as_ref().map_or_else(|| "the symptom".to_owned(), symptom);
+        let did = if found.ill_is_newer == Some(false) { "ended" } else { "brought" };
+        let name = |at: usize| self.line.get(at).map_or_else(|| format!("number {at}"), Revision::named);
+        let bounds = found.bounds.map(|(healthy, ill)| (healthy.min(ill), healthy.max(ill)));
+        let mut lines = vec![match &found.outcome {
+            Outcome::Found { revision } => {
+                let subject = self.line.get(*revision).map_or("", |one| one.subject.as_str());
+                format!("{} {did} {what}: {subject}", name(*revision))
+            }
+            Outcome::Among { first, last } => format!(
+                "one of {} revisions {did} {what}: from {} to {}; those between them cannot be told, which the table explains",
+                last - first + 1,
+                name(*first),
+                name(*last)
+            ),
+            Outcome::Unsteady { revision } => {
+                let hint = match found.aim {
+                    Aim::Growth => "more readings (`--requests`) make processes differ less",
+                    Aim::Slowdown => "with nothing else on the machine processes differ less",
+                    Aim::Answers => "it does not answer alike each time",
+                };
+                let name = name(*revision);
+                format!("not sure: {name} was judged otherwise when it was judged once more; {hint}")
+            }
+            Outcome::BothIll => {
+                "both ends have it, so no revision between them brought it or ended it".to_owned()
+            }
+            Outcome::NeitherIll { suspected: true, .. } => {
+                "an end is suspected to leak, and nothing more than that: take more readings (`--requests`)"
+                    .to_owned()
+            }
+            Outcome::NeitherIll { short: false, .. } => {
+                "neither end leaks or dies under this work, so there is nothing to look for".to_owned()
+            }
+            Outcome::NeitherIll { short: true, .. } => {
+                "there are too few readings of an end to say whether it leaks: take more (`--requests`)"
+                    .to_owned()
+            }
+            Outcome::Alike { sure } => {
+                nearly(&found.differences).unwrap_or_else(|| alike(found.aim, *sure).to_owned())
+            }
+            Outcome::NotAgain => {
+                "the crash did not come again, so nobody can see where it came from".to_owned()
+            }
+            Outcome::EndFailed { newer, why } => {
+                format!("the {} end cannot be judged: {why}", if *newer { "newer" } else { "older" })
+            }
+            Outcome::IllFailed { why } => format!("the end that has it could not be run any more: {why}"),
+            Outcome::Interrupted => "broken off; the same command goes on from here".to_owned(),
+        }];
+        match (&found.outcome, bounds) {
+            (Outcome::Found { revision }, _) => {
+                let before = name(revision.saturating_sub(1));
+                let stands = match (found.aim, found.ill_is_newer) {
+                    (Aim::Answers, _) => "answers as the older end does",
+                    (_, Some(false)) => "still has it",
+                    _ => "does not have it",
+                };
+                lines.push(format!("{before}, the one before it, {stands}; both were judged twice"));
+                lines.extend(self.more_than_one());
+            }
+            (Outcome::Unsteady { .. }, Some((low, high))) => {
+                lines.push(format!("until then it lay between {} and {}", name(low), name(high)));
+            }
+            (Outcome::Interrupted, Some((low, high))) => lines.push(if high - low == 1 {
+                format!("{} is left, to be judged once more", name(high))
+            } else {
+                let (count, first, last) = (high - low, name(low + 1), name(high));
+                format!("{count} revisions are left, from {first} to {last}")
+            }),
+            _ => {}
+        }
+        lines.extend(found.ratios.iter().map(speed));
+        lines.extend(found.differences.iter().take(NAMED).map(apart));
+        lines
+    }
+
+    /// States that other revisions contribute, if they do.
+    fn more_than_one(&self) -> Option<String> {
+        let judged = || self.conclusion.judged.iter();
+        let third = |one: &&Judged| one.answers.as_ref().is_some_and(Said::is_third);
+        if let Some(third) = judged().find(third) {
+            let name = self.line.get(third.revision).map(Revision::named)?;
+            return Some(format!(
+                "more than one revision changed answers, because {name} answers neither as the older end nor as the newer one; this is the \
+                 first that differs from the older end"
+            ));
+        }
+        let share = |at: usize| {
+            let own = judged().rev().find(|one| one.revision == at && one.pace.is_some())?;
+            own.pace.as_ref()?.share.map(|share| share.value)
+        };
+        let (healthy, ill) = self.conclusion.bounds?;
+        let own = (share(ill)? - share(healthy)?).max(0.0);
+        (own < WHOLE).then(|| {
+            format!(
+                "it has {:.0} % of the difference between the ends; other revisions have the rest",
+                own * 100.0
+            )
+        })
+    }
+
+    /// Different answers of the ends; the first row is the head.
+    pub fn said(&self) -> Vec<Vec<String>> {
+        let cut = |text: &str| {
+            let short: String = text.chars().take(SAID).collect();
+            if short.len() < text.len() { format!("{short}…") } else { short }
+        };
+        let rows = self.conclusion.differences.iter();
+        let rows = rows.map(|one| vec![one.request.clone(), cut(&one.older), cut(&one.newer)]);
+        let head = ["REQUEST", "OLDER", "NEWER"].map(str::to_owned).to_vec();
+        std::iter::once(head).chain(rows).collect()
+    }
+
+    /// The judged revisions, in the order of the line; the first row is the head. Repeated judgements are
+    /// marked.
+    pub fn rows(&self) -> Vec<Vec<String>> {
+        let mut judged: Vec<&Judged> = self.conclusion.judged.iter().collect();
+        judged.sort_by_key(|one| one.revision);
+        let rows = judged.into_iter().map(|one| {
+            let revision = self.line.get(one.revision);
+            let text = |of: fn(&Revision) -> &str| revision.map_or("?", of).to_owned();
+            vec![
+                text(|one| &one.label),
+                text(Revision::short),
+                text(|one| &one.date),
+                says(one),
+                (one.legs + one.runs.len()).to_string(),
+                text(|one| &one.subject),
+            ]
+        });
+        std::iter::once(HEAD.map(str::to_owned).to_vec()).chain(rows).collect()
+    }
+}
+
+/// `growth of host memory under same-image`
+pub(super) fn symptom(symptom: &Symptom) -> String {
+    match symptom {
+        Symptom::Growth { track, .. } => {
+            let memory = match track.series {
+                MemoryKind::Host => "host memory".to_owned(),
+                MemoryKind::Vram(gpu) => format!("the memory of GPU {}", gpu.0),
+            };
+            format!("the growth of {memory} under {}", track.workload)
+        }
+        Symptom::Crash { workload, .. } => format!("the crash under {workload}"),
+        Symptom::Slowdown { metric } => format!("the slowdown of {}", metric_name(*metric)),
+        Symptom::Answers { requests } => {
+            let named: Vec<String> =
+                requests.iter().take(NAMED).map(|request| format!("“{request}”")).collect();
+            let more = match requests.len().saturating_sub(NAMED) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            format!("other answers to {}{more}", named.join(", "))
+        }
+    }
+}
+
+/// Describes ends whose difference is too small to count.
+fn nearly(differences: &[Otherwise]) -> Option<String> {
+    let count = Some(differences.len()).filter(|count| *count > 0)?;
+    let most = differences.iter().filter_map(|one| one.distance).fold(0.0, f64::max);
+    Some(format!(
+        "both ends answer nearly the same: {count} answer{} otherwise, no difference is larger than {most:.3}, and `proof.distance` allows \
+         for more; `proof.answers = \"equal\"` counts all",
+        if count == 1 { " reads" } else { "s read" }
+    ))
+}
+
+/// Describes ends that do not differ.
+const fn alike(aim: Aim, sure: bool) -> &'static str {
+    match (aim, sure) {
+        (Aim::Answers, true) => "both ends answer the same, so there is nothing to look for",
+        (Aim::Answers, false) => {
+            "no question tells the ends apart: one of them does not answer alike each time, and that hides what else differs"
+        }
+        (_, true) => "neither end is slower than the other, so there is nothing to look for",
+        (_, false) => "processes of one build differ too much to say whether an end is slower",
+    }
+}
+
+/// `decode: 401.2 t/s at the older end, 350.0 t/s at the newer one (-12.8 % (-14.0 to -11.0)), worse`
+fn speed(ratio: &Ratio) -> String {
+    let (older, newer) = (shown(ratio.metric, ratio.old), shown(ratio.metric, ratio.new));
+    let ruling = match ratio.ruling {
+        Ruling::Worse => ", slower",
+        Ruling::Better => ", faster",
+        Ruling::Same | Ruling::Unknown => "",
+    };
+    let name = metric_name(ratio.metric);
+    format!("{name}: {older} at the older end, {newer} at the newer one ({}){ruling}", change(ratio))
+}
+
+/// `“text 1”: 12 of 64 tokens agree, 1.250 nats apart`
+fn apart(one: &Otherwise) -> String {
+    let request = &one.request;
+    match one.distance {
+        Some(distance) if one.of > 0 => {
+            format!("“{request}”: {} of {} tokens agree, {distance:.3} nats apart", one.shared, one.of)
+        }
+        Some(distance) => format!("“{request}”: {distance:.3} apart"),
+        None => format!("“{request}”: another answer"),
+    }
+}
+
+/// Describes one judgement.
+fn says(judged: &Judged) -> String {
+    let stands = match &judged.standing {
+        Standing::Healthy => "healthy",
+        Standing::Ill => "ill",
+        Standing::Unknown { why } => {
+            return format!("not known: {}", why.lines().next().unwrap_or_default());
+        }
+    };
+    if let Some(pace) = &judged.pace {
+        return format!("{stands}: {}", paced(pace));
+    }
+    if let Some(said) = &judged.answers {
+        return format!("{stands}: {}", answered(said));
+    }
+    if !judged.runs.is_empty() {
+        return format!("{stands}: {}", runs(&judged.runs));
+    }
+    match judged.judgement.as_ref().and_then(|found| found.with) {
+        Some(rate) => format!("{stands}: {} a request", phrases::grows(rate)),
+        None => stands.to_owned(),
+    }
+}
+
+/// `350.1 t/s, 97 % of the slowdown`
+fn paced(pace: &Pace) -> String {
+    let seconds = shown(pace.metric, pace.seconds);
+    // A revision faster than the faster end has no share.
+    let share = |share: f64| if share < 0.005 { 0.0 } else { share * 100.0 };
+    pace.share.map_or(seconds.clone(), |own| format!("{seconds}, {:.0} % of the slowdown", share(own.value)))
+}
+
+fn answered(said: &Said) -> String {
+    let all = [&said.otherwise, &said.unsteady, &said.missing].map(Vec::len).into_iter().sum::<usize>();
+    let all = all + said.as_older + said.as_newer;
+    match said.otherwise.first() {
+        Some(request) => {
+            format!("otherwise than both ends to {} of {all}, “{request}”", said.otherwise.len())
+        }
+        None if said.as_newer == all => "as the newer end".to_owned(),
+        None if said.as_older == all => "as the older end".to_owned(),
+        None => format!("as the newer end to {} of {all}", said.as_newer),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_experiment::Workload;
+    use warden_experiment::bisect::Track;
+    use warden_experiment::crash::Run;
+    use warden_experiment::proof::Metric;
+    use warden_experiment::sequential::{Does, Judgement};
+    use warden_policies::growth::Interval;
+
+    fn report(outcome: Outcome, ill_is_newer: bool) -> BetweenReport {
+        let revision = |at: usize| Revision {
+            commit: format!("{at:040}"),
+            label: format!("b{}", 9000 + at),
+            date: "2026-08-22".to_owned(),
+            subject: format!("server : change number {at}"),
+        };
+        let judgement =
+            |rate| Judgement { does: Does::Nothing, share: None, without: Some(4e5), with: Some(rate) };
+        let judged = |revision, standing, rate: Option<f64>| Judged {
+            revision,
+            standing,
+            legs: 2,
+            judgement: rate.map(judgement),
+            runs: Vec::new(),
+            again: false,
+            pace: None,
+            answers: None,
+        };
+        let unknown = Standing::Unknown { why: "compile failed:\nerror: x".to_owned() };
+        BetweenReport {
+            repository: "https://example.org/llama.cpp".to_owned(),
+            line: (0..9).map(revision).collect(),
+            conclusion: Conclusion {
+                outcome,
+                aim: Aim::Growth,
+                symptom: Some(Symptom::Growth {
+                    track: Track { workload: Workload::SameImage, series: MemoryKind::Host },
+                    control: false,
+                }),
+                ill_is_newer: Some(ill_is_newer),
+                bounds: Some((3, 5)),
+                judged: vec![
+                    judged(0, Standing::Healthy, Some(120.0)),
+                    judged(5, Standing::Ill, Some(409_600.0)),
+                    judged(4, unknown, None),
+                    Judged {
+                        runs: vec![Run { requests: 22, died: true }, Run { requests: 184, died: false }],
+                        ..judged(3, Standing::Ill, None)
+                    },
+                ],
+                newer: Vec::new(),
+                older: Vec::new(),
+                ratios: Vec::new(),
+                differences: Vec::new(),
+                legs: 12,
+            },
+        }
+    }
+
+    #[test]
+    fn what_was_found_is_told_in_words_and_what_was_judged_in_a_table() {
+        let all = [
+            (Outcome::Found { revision: 5 }, true),
+            (Outcome::Found { revision: 5 }, false),
+            (Outcome::Among { first: 4, last: 5 }, true),
+            (Outcome::Unsteady { revision: 3 }, true),
+            (Outcome::BothIll, true),
+            (Outcome::NeitherIll { short: false, suspected: false }, true),
+            (Outcome::NeitherIll { short: false, suspected: true }, true),
+            (Outcome::NeitherIll { short: true, suspected: false }, true),
+            (Outcome::NotAgain, true),
+            (Outcome::EndFailed { newer: false, why: "it does not build".to_owned() }, true),
+            (Outcome::IllFailed { why: "killed".to_owned() }, true),
+            (Outcome::Interrupted, true),
+        ];
+        let mut text = String::new();
+        for (outcome, newer) in all {
+            text += &(report(outcome, newer).sentences().join("\n") + "\n\n");
+        }
+        for row in report(Outcome::NotAgain, true).rows() {
+            text += &(row.join(" | ") + "\n");
+        }
+        insta::assert_snapshot!(text);
+    }
+
+    fn told(all: &[BetweenReport]) -> String {
+        let mut text = String::new();
+        for report in all {
+            let rows = report.rows().into_iter().map(|row| row.join(" | "));
+            let lines: Vec<String> = report.sentences().into_iter().chain(rows).collect();
+            text.extend([lines.join("\n"), "\n\n".to_owned()]);
+        }
+        text
+    }
+
+    #[test]
+    fn a_slowdown_is_told_with_how_much_of_it_each_revision_has() {
+        let interval = |value| Interval { value, low: value - 0.1, high: value + 0.1 };
+        let metric = Metric::Decode;
+        let of = |outcome, newer: bool, share| {
+            let mut report = report(outcome, newer);
+            let found = &mut report.conclusion;
+            (found.aim, found.symptom) = (Aim::Slowdown, Some(Symptom::Slowdown { metric }));
+            let ratio =
+                Ratio { metric, old: 0.0025, new: 0.003, ratio: Some(interval(1.2)), ruling: Ruling::Worse };
+            found.ratios = vec![ratio];
+            let pace = |share| Pace { metric, rounds: 4, seconds: 0.0025, share: Some(interval(share)) };
+            found.bounds = Some((0, 5));
+            for (judged, share) in found.judged.iter_mut().zip([-0.02, share]) {
+                judged.pace = Some(pace(share));
+            }
+            report
+        };
+        let found = Outcome::Found { revision: 5 };
+        insta::assert_snapshot!(told(&[
+            of(found.clone(), true, 0.98),
+            of(found.clone(), false, 1.0),
+            of(found, true, 0.4),
+            of(Outcome::Unsteady { revision: 5 }, true, 0.5),
+            of(Outcome::Alike { sure: true }, true, 0.5),
+            of(Outcome::Alike { sure: false }, true, 0.5),
+        ]));
+    }
+
+    #[test]
+    fn other_answers_are_told_with_what_they_are_and_whether_more_than_one_revision_changed_them() {
+        let of = |outcome, otherwise: &[&str]| {
+            let mut report = report(outcome, true);
+            let found = &mut report.conclusion;
+            let requests = ["text 1", "text 2", "chat", "schema"].map(str::to_owned).to_vec();
+            (found.aim, found.symptom) = (Aim::Answers, Some(Symptom::Answers { requests }));
+            let difference = |request: &str, of, distance| Otherwise {
+                request: request.to_owned(),
+                shared: 3,
+                of,
+                distance,
+                older: "yes".repeat(100),
+                newer: "no".to_owned(),
+            };
+            found.differences = vec![
+                difference("text 1", 64, Some(1.25)),
+                difference("embedding", 0, Some(0.5)),
+                difference("tokens", 0, None),
+            ];
+            let said = |as_older, as_newer, otherwise: &[&str]| Said {
+                as_older,
+                as_newer,
+                otherwise: otherwise.iter().copied().map(str::to_owned).collect(),
+                unsteady: Vec::new(),
+                missing: Vec::new(),
+            };
+            let all =
+                [said(3, 0, &[]), said(0, 3 - otherwise.len(), otherwise), said(0, 0, &[]), said(1, 2, &[])];
+            for (judged, said) in found.judged.iter_mut().zip(all) {
+                judged.answers = Some(said);
+            }
+            if otherwise.is_empty() {
+                found.judged.pop();
+            }
+            report
+        };
+        let without = |mut report: BetweenReport| {
+            report.conclusion.differences.clear();
+            report
+        };
+        let found = Outcome::Found { revision: 5 };
+        let all = [
+            of(found.clone(), &[]),
+            of(found, &["text 1"]),
+            of(Outcome::Unsteady { revision: 5 }, &[]),
+            of(Outcome::Alike { sure: true }, &[]),
+            without(of(Outcome::Alike { sure: true }, &[])),
+            without(of(Outcome::Alike { sure: false }, &[])),
+        ];
+        let said: Vec<String> = all[0].said().into_iter().map(|row| row.join(" | ")).collect();
+        insta::assert_snapshot!(told(&all) + &said.join("\n"));
+    }
+}

@@ -1,0 +1,221 @@
+//! Reports a crash and the switches that stop it, in words and as a table: findings and conclusions in,
+//! text out.
+
+use serde::{Deserialize, Serialize};
+use warden_experiment::crash::{Again, Crash, Run};
+use warden_experiment::sequential::Does;
+use warden_experiment::survive::{Conclusion, Outcome, Trial};
+use warden_experiment::{Finding, Workload};
+
+use super::cure::{Added, NotTried, Switch, explained, left_out, names};
+use super::table::name;
+
+/// Result of the trials against the crash of one workload.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SurvivalReport {
+    /// The workload that crashes.
+    pub workload: Workload,
+    /// Switches to try, in this order: indices elsewhere refer to this list.
+    pub switches: Vec<Switch>,
+    /// Switches that could not be tried, with reasons.
+    pub not_tried: Vec<NotTried>,
+    /// The conclusion.
+    pub conclusion: Conclusion,
+    /// `mitigations` of the model including the cure; empty without one.
+    pub mitigations: Vec<String>,
+    /// Flags and variables of the cure, for use without a configuration.
+    pub added: Added,
+}
+
+/// Describes the crash in a sentence.
+pub(super) fn crashed(leg: &Finding, crash: &Crash) -> String {
+    format!(
+        "the server crashed under {} at request {}, {}: {}",
+        name(leg),
+        crash.at_request,
+        short(crash),
+        crash.why
+    )
+}
+
+/// Repetition of the crash, in a few words.
+pub(super) fn short(crash: &Crash) -> String {
+    let died = crash.runs.iter().filter(|run| run.died).count();
+    match (crash.again, crash.runs.len()) {
+        (Again::Always, all) => format!("every time ({died} of {all} further runs)"),
+        (Again::Sometimes, all) => format!("not every time ({died} of {all} further runs)"),
+        (Again::NotAgain, all) => format!("and not again in {all} further runs"),
+        (Again::Undecided, 0) => "which was not repeated".to_owned(),
+        (Again::Undecided, all) => format!("in {died} of {all} further runs"),
+    }
+}
+
+/// Everything known about the crash, a line each; the last ones are the server's own.
+pub(super) fn lines(leg: &Finding, crash: &Crash) -> Vec<String> {
+    let of = name(leg);
+    let mut lines = vec![crashed(leg, crash)];
+    if !crash.runs.is_empty() {
+        lines.push(format!("{of}: the same in fresh processes: {}", runs(&crash.runs)));
+    }
+    if !crash.lines.is_empty() {
+        lines.push(format!("{of}: the last lines of the server:"));
+        lines.extend(crash.lines.iter().map(|line| format!("{of} | {}", line.trim_end())));
+    }
+    lines
+}
+
+/// Describes runs: `died at request 22, 22 and 21; survived 184`.
+pub(super) fn runs(runs: &[Run]) -> String {
+    let list = |died: bool| {
+        let all: Vec<String> =
+            runs.iter().filter(|run| run.died == died).map(|run| run.requests.to_string()).collect();
+        match all.split_last() {
+            Some((last, [])) => last.clone(),
+            Some((last, others)) => format!("{} and {last}", others.join(", ")),
+            None => String::new(),
+        }
+    };
+    let (died, survived) = (list(true), list(false));
+    match (died.is_empty(), survived.is_empty()) {
+        (false, false) => format!("died at request {died}; survived {survived}"),
+        (false, true) => format!("died at request {died}"),
+        (true, false) => format!("survived {survived}"),
+        (true, true) => "none".to_owned(),
+    }
+}
+
+/// The head of the table.
+const HEAD: [&str; 5] = ["SWITCHES", "RUNS", "DOES", "MEMORY", "TOKENS/S"];
+
+impl SurvivalReport {
+    /// The table of trials; the first row is the head.
+    pub fn rows(&self) -> Vec<Vec<String>> {
+        let speed = |speed: Option<f64>| speed.map_or_else(|| "?".to_owned(), |speed| format!("{speed:.0}"));
+        let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+        let found = &self.conclusion;
+        if !found.without.is_empty() {
+            rows.push(vec![
+                "(none)".to_owned(),
+                runs(&found.without),
+                String::new(),
+                String::new(),
+                speed(found.tokens_per_second),
+            ]);
+        }
+        for trial in &found.trials {
+            let name = self.names(&trial.switches);
+            match &trial.failed {
+                Some(why) if trial.runs.is_empty() => {
+                    rows.push(vec![
+                        name,
+                        format!("told nothing: {}", why.lines().next().unwrap_or_default()),
+                    ]);
+                }
+                _ => rows.push(vec![
+                    name,
+                    runs(&trial.runs),
+                    does(trial).to_owned(),
+                    memory(trial),
+                    speed(trial.tokens_per_second),
+                ]),
+            }
+        }
+        rows
+    }
+
+    /// The findings, a sentence a line.
+    pub fn sentences(&self) -> Vec<String> {
+        let found = &self.conclusion;
+        let under = format!("the crash under {}", self.workload);
+        let mut lines = Vec::new();
+        match &found.outcome {
+            Outcome::Cured => {
+                let stop = if found.cure.len() == 1 { "stops" } else { "stop" };
+                lines.push(format!("{} {stop} {under}", self.names(&found.cure)));
+            }
+            Outcome::NotCured => lines.push(format!("nothing that was tried stops {under}")),
+            Outcome::NotAgain => {
+                lines.push(format!("{under} did not come again, so nobody can see what stops it"));
+            }
+            Outcome::BaselineFailed { why } => {
+                lines.push(format!("what stops {under} could not be looked for any more: {why}"));
+            }
+            Outcome::Interrupted => {
+                lines.push(format!("it was interrupted before it was sure what stops {under}"));
+            }
+        }
+        let cured = found.trials.iter().find(|trial| !found.cure.is_empty() && trial.switches == found.cure);
+        if let Some(trial) = cured {
+            lines.push(format!("without it: {}; with it: {}", runs(&found.without), runs(&trial.runs)));
+            if let Some(doubt) = found.doubt {
+                lines.push(format!(
+                    "were the switch without effect, as much would be seen in {:.1} of 100 searches at most",
+                    (doubt * 100.0).max(0.1)
+                ));
+            }
+            let memory = memory(trial);
+            if !memory.is_empty() {
+                lines.push(format!("the memory of a process that survives: {memory}"));
+            }
+        }
+        lines
+    }
+
+    /// All switches that were not tried, with reasons.
+    pub fn left_out(&self) -> Vec<NotTried> {
+        let why = match &self.conclusion.outcome {
+            Outcome::Cured => {
+                format!("it was not needed: {} stops the crash", self.names(&self.conclusion.cure))
+            }
+            Outcome::NotAgain => "the crash did not come again".to_owned(),
+            Outcome::Interrupted => "it was interrupted before its turn".to_owned(),
+            Outcome::NotCured | Outcome::BaselineFailed { .. } => {
+                "the search ended before its turn".to_owned()
+            }
+        };
+        left_out(&self.switches, &self.not_tried, self.tried(), &why)
+    }
+
+    fn tried(&self) -> impl Iterator<Item = &[usize]> {
+        self.conclusion.trials.iter().map(|trial| trial.switches.as_slice())
+    }
+
+    /// Explanations of the tried switches, a line each.
+    pub fn explained(&self) -> Vec<String> {
+        explained(&self.switches, self.tried())
+    }
+
+    /// Their names, quoted.
+    pub fn names(&self, switches: &[usize]) -> String {
+        names(&self.switches, switches)
+    }
+}
+
+fn does(trial: &Trial) -> &'static str {
+    match trial.does {
+        Does::Stops => "stops it",
+        Does::Nothing => "nothing",
+        Does::Halves | Does::Undecided => "undecided",
+    }
+}
+
+fn memory(trial: &Trial) -> String {
+    let all = trial.memory.iter().map(|(series, verdict)| format!("{series} {}", verdict.as_str()));
+    all.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_told_with_the_request_at_which_each_died() {
+        let run = |requests, died| Run { requests, died };
+        assert_eq!(
+            runs(&[run(22, true), run(21, true), run(184, false)]),
+            "died at request 22 and 21; survived 184"
+        );
+        assert_eq!(runs(&[run(3, true)]), "died at request 3");
+        assert_eq!(runs(&[run(9, false), run(8, false), run(7, false)]), "survived 9, 8 and 7");
+    }
+}

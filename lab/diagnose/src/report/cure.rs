@@ -1,0 +1,334 @@
+//! Reports a bisection, for programs and in words: a table of trials, and sentences about the cure and its
+//! cost.
+
+use std::collections::HashSet;
+
+use serde::{Deserialize, Serialize};
+use warden_experiment::bisect::{Conclusion, Cost, Outcome, Track, TrialReport};
+use warden_experiment::sequential::{Does, Judgement};
+use warden_policies::phrases::grows;
+use warden_supervisor::Command;
+
+use crate::shell::quoted;
+
+/// Result of a bisection.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CureReport {
+    /// Switches to try, in this order: indices elsewhere refer to this list.
+    pub switches: Vec<Switch>,
+    /// Switches that could not be tried, with reasons.
+    pub not_tried: Vec<NotTried>,
+    /// The conclusion.
+    pub conclusion: Conclusion,
+    /// `mitigations` of the model including the cure; empty without one.
+    pub mitigations: Vec<String>,
+    /// Flags and variables of the cure, for use without a configuration.
+    #[serde(default)]
+    pub added: Added,
+}
+
+/// Changes that a cure makes to the server's command.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Added {
+    /// Variables to set.
+    pub env: Vec<(String, String)>,
+    /// Variables to remove.
+    pub env_remove: Vec<String>,
+    /// Arguments to append.
+    pub args: Vec<String>,
+}
+
+impl Added {
+    /// The difference from `old` to `new`.
+    pub fn between(old: &Command, new: &Command) -> Self {
+        let mut rest = old.args.iter().peekable();
+        let mut own = |word: &&String| rest.next_if(|next| next == word).is_none();
+        Self {
+            env: new.env.iter().filter(|pair| !old.env.contains(pair)).cloned().collect(),
+            env_remove: new
+                .env_remove
+                .iter()
+                .filter(|name| !old.env_remove.contains(name))
+                .cloned()
+                .collect(),
+            args: new.args.iter().filter(|word| own(word)).cloned().collect(),
+        }
+    }
+
+    /// A shell command line, with `…` for the existing command.
+    pub fn line(&self) -> String {
+        let mut words: Vec<String> = Vec::new();
+        if !self.env_remove.is_empty() {
+            words.push("env".to_owned());
+            words.extend(self.env_remove.iter().flat_map(|name| ["-u".to_owned(), quoted(name)]));
+        }
+        words.extend(self.env.iter().map(|(name, value)| format!("{name}={}", quoted(value))));
+        words.extend(["llama-server".to_owned(), "…".to_owned()]);
+        words.extend(self.args.iter().map(|word| quoted(word)));
+        words.join(" ")
+    }
+}
+
+/// A mitigation to try.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Switch {
+    /// Item for `mitigations` of a model.
+    pub item: String,
+    /// Short description.
+    pub title: String,
+    /// Its variables and flags, in words.
+    pub does: String,
+    /// The known leak that the growth resembles and this cures; `None` if it is tried because it affects
+    /// this memory.
+    pub against: Option<String>,
+}
+
+/// A switch that cannot be tried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotTried {
+    /// Name of the switch.
+    pub item: String,
+    /// The reason.
+    pub why: String,
+}
+
+/// The head of the table.
+const HEAD: [&str; 8] =
+    ["SWITCHES", "WORKLOAD", "MEMORY", "A REQUEST", "WITH IT", "LEFT", "DOES", "TOKENS/S"];
+
+impl CureReport {
+    /// The table of trials; the first row is the head.
+    pub fn rows(&self) -> Vec<Vec<String>> {
+        let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+        for trial in &self.conclusion.trials {
+            let name = self.names(&trial.switches);
+            if let Some(why) = &trial.crashed {
+                let why = why.lines().next().unwrap_or_default();
+                rows.push(vec![name, String::new(), format!("the server failed: {why}")]);
+                continue;
+            }
+            for (index, (track, found)) in trial.tracks.iter().enumerate() {
+                let first = |text: String| if index == 0 { text } else { String::new() };
+                rows.push(vec![
+                    first(name.clone()),
+                    track.workload.to_string(),
+                    track.series.to_string(),
+                    mib(found.without),
+                    mib(found.with),
+                    left(found),
+                    found.does.as_str().to_owned(),
+                    first(speed(&trial.cost)),
+                ]);
+            }
+        }
+        rows
+    }
+
+    /// The findings, a sentence a line.
+    pub fn sentences(&self) -> Vec<String> {
+        let conclusion = &self.conclusion;
+        let mut lines = Vec::new();
+        let stop = if conclusion.cure.len() == 1 { "stops" } else { "stop" };
+        let cure = format!("{} {stop}", self.names(&conclusion.cure));
+        let open: Vec<Track> =
+            conclusion.leaking.iter().copied().filter(|track| !conclusion.stopped.contains(track)).collect();
+        match &conclusion.outcome {
+            Outcome::NothingToCure => {
+                lines.push("no leak was found, so there was nothing to cure".to_owned());
+            }
+            Outcome::NotKnown { why } => lines.push(format!("no cure was looked for: {why}")),
+            Outcome::BaselineFailed { why } => {
+                lines.push(format!("no cure could be looked for: the server itself fails: {why}"));
+            }
+            Outcome::Interrupted => lines.push("it was interrupted before a cure was sure".to_owned()),
+            Outcome::NotCured => {
+                lines.push(format!("nothing that was tried stops the growth of {}", self.tracks(&open)));
+            }
+            Outcome::Cured => {
+                lines.push(format!("{cure} the growth of {}", self.tracks(&conclusion.stopped)));
+            }
+            Outcome::PartlyCured => {
+                lines.push(format!(
+                    "{cure} the growth of {}; nothing that was tried stops that of {}",
+                    self.tracks(&conclusion.stopped),
+                    self.tracks(&open)
+                ));
+            }
+        }
+        if let Some(trial) = self.trial(&conclusion.cure) {
+            for (track, found) in &trial.tracks {
+                lines.push(format!(
+                    "{}: {} a request without it, {} with it",
+                    self.tracks(&[*track]),
+                    mib(found.without),
+                    mib(found.with)
+                ));
+            }
+            lines.push(format!("its cost: {}", cost(&trial.cost)));
+        }
+        if conclusion.cure.len() > 1 {
+            for (track, set) in
+                conclusion.by_track.iter().filter(|(_, set)| set.len() < conclusion.cure.len())
+            {
+                lines.push(format!("for {} alone, {} is enough", self.tracks(&[*track]), self.names(set)));
+            }
+        }
+        let alone = conclusion.trials.iter().filter(|trial| trial.switches.len() == 1);
+        for trial in alone {
+            let halves = |track: &&Track| {
+                trial.tracks.iter().any(|(own, found)| own == *track && found.does == Does::Halves)
+            };
+            let some: Vec<Track> = open.iter().filter(halves).copied().collect();
+            if !some.is_empty() {
+                lines.push(format!("{} lessens that of {}", self.names(&trial.switches), self.tracks(&some)));
+            }
+        }
+        lines
+    }
+
+    /// All switches that were not tried, with reasons: impossible ones, and those whose turn never came.
+    pub fn left_out(&self) -> Vec<NotTried> {
+        let why = match &self.conclusion.outcome {
+            Outcome::NothingToCure => "no leak was found".to_owned(),
+            Outcome::NotKnown { why } => why.clone(),
+            Outcome::BaselineFailed { .. } => "the server fails without any switch".to_owned(),
+            Outcome::Interrupted => "it was interrupted before its turn".to_owned(),
+            Outcome::Cured if self.conclusion.cure.len() == 1 => {
+                format!("it was not needed: {} alone stops everything", self.names(&self.conclusion.cure))
+            }
+            Outcome::Cured | Outcome::PartlyCured | Outcome::NotCured => {
+                "the search ended before its turn".to_owned()
+            }
+        };
+        left_out(&self.switches, &self.not_tried, self.tried(), &why)
+    }
+
+    fn tried(&self) -> impl Iterator<Item = &[usize]> {
+        self.conclusion.trials.iter().map(|trial| trial.switches.as_slice())
+    }
+
+    /// Explanations of the tried switches, a line each.
+    pub fn explained(&self) -> Vec<String> {
+        explained(&self.switches, self.tried())
+    }
+
+    /// The trial of exactly these switches.
+    pub fn trial(&self, switches: &[usize]) -> Option<&TrialReport> {
+        let own = |trial: &&TrialReport| !switches.is_empty() && trial.switches == switches;
+        self.conclusion.trials.iter().find(own)
+    }
+
+    /// Their names, quoted.
+    pub fn names(&self, switches: &[usize]) -> String {
+        names(&self.switches, switches)
+    }
+
+    /// Lists memories: `host and vram0`, with the workload where there are several.
+    fn tracks(&self, tracks: &[Track]) -> String {
+        let all = &self.conclusion.leaking;
+        let several = all.iter().any(|track| Some(track.workload) != all.first().map(|first| first.workload));
+        let name = |track: &Track| {
+            if several {
+                format!("{} under {}", track.series, track.workload)
+            } else {
+                track.series.to_string()
+            }
+        };
+        tracks.iter().map(name).collect::<Vec<_>>().join(" and ")
+    }
+}
+
+/// Their names, quoted.
+pub(super) fn names(all: &[Switch], switches: &[usize]) -> String {
+    let name = |at: &usize| all.get(*at).map(|switch| format!("`{}`", switch.item));
+    switches.iter().filter_map(name).collect::<Vec<_>>().join(" and ")
+}
+
+/// The switches with, or without, a trial.
+fn part<'a>(
+    all: &'a [Switch],
+    trials: impl Iterator<Item = &'a [usize]>,
+    tried: bool,
+) -> impl Iterator<Item = &'a Switch> {
+    let known: HashSet<usize> = trials.flatten().copied().collect();
+    all.iter().enumerate().filter(move |(at, _)| known.contains(at) == tried).map(|(_, switch)| switch)
+}
+
+/// Explanations of the tried switches, a line each.
+pub(super) fn explained<'a>(all: &'a [Switch], trials: impl Iterator<Item = &'a [usize]>) -> Vec<String> {
+    let line = |switch: &Switch| format!("`{}`: {} ({})", switch.item, switch.title, switch.does);
+    part(all, trials, true).map(line).collect()
+}
+
+/// All switches that were not tried, with reasons: first those whose turn never came, then impossible ones.
+pub(super) fn left_out<'a>(
+    all: &'a [Switch],
+    not_tried: &[NotTried],
+    trials: impl Iterator<Item = &'a [usize]>,
+    why: &str,
+) -> Vec<NotTried> {
+    let untried = |switch: &Switch| NotTried { item: switch.item.clone(), why: why.to_owned() };
+    part(all, trials, false).map(untried).chain(not_tried.iter().cloned()).collect()
+}
+
+fn mib(bytes: Option<f64>) -> String {
+    bytes.map_or_else(|| "?".to_owned(), grows)
+}
+
+fn left(found: &Judgement) -> String {
+    found.share.map_or_else(|| "?".to_owned(), |share| format!("{:.0} %", (share.value * 100.0).max(0.0)))
+}
+
+fn speed(cost: &Cost) -> String {
+    cost.tokens_per_second.map_or_else(String::new, |rate| format!("{:+.1} %", rate.change() * 100.0))
+}
+
+/// Describes the cost of a set of switches.
+pub(crate) fn cost(cost: &Cost) -> String {
+    let rate = cost.tokens_per_second.map(|rate| {
+        format!(
+            "tokens per second {:+.1} % ({:.1} without it, {:.1} with it)",
+            rate.change() * 100.0,
+            rate.without,
+            rate.with
+        )
+    });
+    let first = cost.first_token.map(|time| {
+        format!(
+            "time to the first token {:+.1} % ({:.0} ms without it, {:.0} ms with it)",
+            time.change() * 100.0,
+            time.without * 1000.0,
+            time.with * 1000.0
+        )
+    });
+    let all: Vec<String> = rate.into_iter().chain(first).collect();
+    if all.is_empty() { "not known: the server does not tell its speed".to_owned() } else { all.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(args: &[&str], env: &[(&str, &str)], away: &[&str]) -> Command {
+        let words = |list: &[&str]| list.iter().map(|&word| word.to_owned()).collect();
+        Command {
+            args: words(args),
+            env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            env_remove: words(away),
+            ..Command::bare("llama-server".into())
+        }
+    }
+
+    #[test]
+    fn what_a_cure_adds_is_a_line_for_a_shell() {
+        let old = command(&["-m", "a", "-np", "1"], &[("A", "1")], &["X"]);
+        let new = command(
+            &["-m", "a", "--flag", "it's", "-np", "1", "--last", "1"],
+            &[("A", "1"), ("B", "2 3")],
+            &["X", "Y"],
+        );
+        let added = Added::between(&old, &new);
+        assert_eq!(added.line(), r#"env -u Y B='2 3' llama-server … --flag "it's" --last 1"#);
+        assert_eq!(Added::between(&old, &old), Added::default());
+    }
+}

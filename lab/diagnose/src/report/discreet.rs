@@ -1,0 +1,121 @@
+//! Removes foreign text from a report for files. If the requests were recorded ones, it leaves out the
+//! server's messages: llama-server quotes requests in its errors ("Missing 'role' in message: {…}"). The
+//! terminal shows the whole report.
+
+use warden_experiment::bisect::Outcome;
+use warden_experiment::{Ended, Workload, survive};
+use warden_policies::secrets;
+
+use super::Report;
+
+/// Limit of kept characters of a server's message.
+const KEPT: usize = 80;
+/// Our own words, which the server's follow.
+const IN_A_ROW: &str = " requests in a row failed: ";
+
+impl Report {
+    /// A copy of the report for other readers.
+    pub(super) fn discreet(&self) -> Self {
+        let mut report = self.clone();
+        for refused in report.legs.iter_mut().filter_map(|leg| leg.refused.as_mut()) {
+            refused.why = secrets::text(&refused.why);
+        }
+        for one in &mut report.skipped {
+            one.why = secrets::text(&one.why);
+        }
+        // The last words of a server may quote a key.
+        for finding in report.legs.iter_mut().map(|leg| &mut leg.finding) {
+            if let Ended::Crashed { why }
+            | Ended::Killed { why }
+            | Ended::Failed { why }
+            | Ended::OutOfMemory { why } = &mut finding.ended
+            {
+                *why = secrets::text(why);
+            }
+            if let Some(crash) = &mut finding.crash {
+                crash.why = secrets::text(&crash.why);
+                crash.lines.iter_mut().for_each(|line| *line = secrets::text(line));
+            }
+        }
+        let mut replayed = false;
+        for leg in report.legs.iter_mut().filter(|leg| leg.finding.workload == Workload::Replay) {
+            replayed = true;
+            if let Some(refused) = &mut leg.refused {
+                refused.why = beginning(&refused.why);
+            }
+            if let Ended::Crashed { why } | Ended::Killed { why } | Ended::Failed { why } =
+                &mut leg.finding.ended
+            {
+                *why = beginning(why);
+            }
+            if let Some(crash) = &mut leg.finding.crash {
+                crash.why = beginning(&crash.why);
+                crash.lines.clear();
+            }
+        }
+        for one in report.skipped.iter_mut().filter(|one| one.workload == Workload::Replay) {
+            one.why = beginning(&one.why);
+        }
+        let conclusion = report.cure.as_mut().map(|cure| &mut cure.conclusion);
+        if let Some(conclusion) = conclusion.filter(|_| replayed) {
+            for why in conclusion.trials.iter_mut().filter_map(|trial| trial.crashed.as_mut()) {
+                *why = beginning(why);
+            }
+            if let Outcome::BaselineFailed { why } = &mut conclusion.outcome {
+                *why = beginning(why);
+            }
+        }
+        for one in report.survival.iter_mut().filter(|one| one.workload == Workload::Replay) {
+            for why in one.conclusion.trials.iter_mut().filter_map(|trial| trial.failed.as_mut()) {
+                *why = beginning(why);
+            }
+            if let survive::Outcome::BaselineFailed { why } = &mut one.conclusion.outcome {
+                *why = beginning(why);
+            }
+        }
+        report
+    }
+}
+
+/// The status, and the text before a possible quotation.
+fn beginning(why: &str) -> String {
+    let is_status = |end: &str| end.strip_suffix(')').is_some_and(|number| number.parse::<u16>().is_ok());
+    let (said, status) = match why.rsplit_once(" (status ") {
+        Some((said, end)) if is_status(end) => (said, format!(" (status {end}")),
+        _ => (why, String::new()),
+    };
+    let (ours, said) = match said.split_once(IN_A_ROW) {
+        Some((count, said)) if count.parse::<u64>().is_ok() => (format!("{count}{IN_A_ROW}"), said),
+        _ => (String::new(), said),
+    };
+    let kept: String =
+        said.split([':', '{', '"', '\n']).next().unwrap_or_default().chars().take(KEPT).collect();
+    // The last line of a log is removed whole.
+    format!("{ours}{}{status}", kept.trim_end().trim_end_matches("; its last line"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_quotes_is_cut_and_the_status_stays() {
+        for (why, kept) in [
+            (
+                "Missing 'role' in message: {\"content\":\"a secret\"} (status 400)",
+                "Missing 'role' in message (status 400)",
+            ),
+            (
+                "4 requests in a row failed: no role: secret (status 400)",
+                "4 requests in a row failed: no role (status 400)",
+            ),
+            ("it was killed (signal 11); its last line: secret", "it was killed (signal 11)"),
+            ("a request failed: http://server/a?secret", "a request failed"),
+            ("no such tool \"secret\" (status secret)", "no such tool"),
+            ("no images (status 500)", "no images (status 500)"),
+        ] {
+            assert_eq!(beginning(why), kept);
+        }
+        assert_eq!(beginning(&"ф".repeat(500)).chars().count(), KEPT);
+    }
+}

@@ -1,0 +1,169 @@
+//! Writes a folder for the maintainer who is to fix a leak: setup, findings, effect of switches. A script
+//! in it reproduces the leak with plain llama-server and curl.
+//!
+//! | file | content |
+//! |---|---|
+//! | `report.md` | for people |
+//! | `findings.json` | everything, for programs |
+//! | `report.html` | the same with plots |
+//! | `reproduce.sh`, `requests/` | the script, and its requests |
+
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use warden_experiment::crash::Again;
+use warden_policies::defaults::Diagnose;
+use warden_policies::growth::Verdict;
+use warden_policies::secrets;
+
+use super::reproduce::{Requests, Setting, requests, script, visiting};
+use super::{LegReport, Report};
+use crate::proof::Sent;
+use crate::replay::Recording;
+
+/// Files that every report rewrites.
+const FILES: [&str; 3] = ["report.md", "report.html", "findings.json"];
+/// The script, where there is something to reproduce.
+const SCRIPT: &str = "reproduce.sh";
+/// Suffix of request files.
+const REQUEST: &str = ".json";
+
+/// Content of a folder in addition to the report.
+#[derive(Clone, Copy, Debug)]
+pub struct Folder<'a> {
+    /// Numbers of the experiment.
+    pub numbers: &'a Diagnose,
+    /// Variables that the server must not inherit.
+    pub removed: &'a [String],
+    /// Working directory of its command: the script turns relative paths into absolute ones.
+    pub directory: &'a Path,
+    /// The server's slots.
+    pub slots: u32,
+    /// Tokens of context in a slot.
+    pub n_ctx: Option<u64>,
+    /// Tokens per word of our texts; 0 if unknown.
+    pub tokens_per_word: f64,
+    /// The replayed requests. The folder gets them redacted.
+    pub replay: Option<&'a Recording>,
+    /// The requests to reproduce, where no workload does.
+    pub visit: &'a [Sent],
+}
+
+/// Subject of the script.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Shows<'a> {
+    /// There is no script.
+    Nothing,
+    /// The finding of this leg.
+    Leg(&'a LegReport),
+    /// Answers to some requests, and their speed.
+    Requests,
+}
+
+/// A foreign file in a folder that a report, with or without its script, would replace; `None` if there is
+/// none.
+pub fn foreign_in(path: &Path, with_script: bool) -> Option<PathBuf> {
+    let ours = |file: &Path| {
+        let text = std::fs::read(file).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        text.is_ok_and(|text| text.contains("llama-warden") || text.contains("\"warden\""))
+    };
+    let foreign = |file: &PathBuf| std::fs::symlink_metadata(file).is_ok() && !ours(file);
+    let script = with_script.then_some(SCRIPT);
+    let found = FILES.into_iter().chain(script).map(|name| path.join(name)).find(foreign);
+    // Request files are recognized by the script next to them.
+    let first = path.join("requests").join(format!("0{REQUEST}"));
+    found.or_else(|| (with_script && first.exists() && !path.join(SCRIPT).exists()).then_some(first))
+}
+
+impl Report {
+    /// Writes the folder, and creates it if it is missing.
+    ///
+    /// # Errors
+    /// A file cannot be written, or a foreign file would be replaced.
+    pub fn write_folder(&self, path: &Path, folder: &Folder<'_>) -> io::Result<()> {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        remove_script(path)?;
+        let told = self.discreet();
+        let leg = self.worst();
+        let all = match leg {
+            Some(leg) => requests(leg.finding.workload, folder, leg.finding.crash.as_ref()),
+            None => Requests::from(folder.visit),
+        };
+        let showing = match leg {
+            _ if all.bodies.is_empty() => Shows::Nothing,
+            Some(leg) => Shows::Leg(leg),
+            None => Shows::Requests,
+        };
+        let is_shown = !matches!(showing, Shows::Nothing);
+        if let Some(file) = foreign_in(path, is_shown) {
+            return Err(io::Error::other(format!("{} is there and none of ours", file.display())));
+        }
+        if is_shown {
+            let inner = path.join("requests");
+            std::fs::create_dir_all(&inner)?;
+            for (at, request) in all.bodies.iter().enumerate() {
+                std::fs::write(inner.join(format!("{at}{REQUEST}")), &request.body)?;
+            }
+            let setting = Setting { removed: folder.removed, directory: folder.directory };
+            let text = match leg {
+                Some(leg) => script(&self.about, &leg.finding, &all, &setting),
+                None => visiting(&self.about, self.between.as_ref(), &all, &setting),
+            };
+            std::fs::write(path.join(SCRIPT), text)?;
+        }
+        std::fs::write(path.join("report.md"), told.markdown(showing))?;
+        std::fs::write(path.join("report.html"), self.html())?;
+        let shown = serde_json::to_value(&told).map(secrets::json);
+        let mut json =
+            shown.and_then(|shown| serde_json::to_string_pretty(&shown)).map_err(io::Error::other)?;
+        json.push('\n');
+        std::fs::write(path.join("findings.json"), json)
+    }
+
+    /// The leg to reproduce: a crashing one, else the one with the largest leak, else the one with the
+    /// largest growth.
+    fn worst(&self) -> Option<&LegReport> {
+        let crashes = |again: Again| {
+            self.legs.iter().find(|leg| leg.finding.crash.as_ref().is_some_and(|crash| crash.again == again))
+        };
+        let order = [Again::Always, Again::Sometimes, Again::Undecided];
+        if let Some(leg) = order.into_iter().find_map(crashes) {
+            return Some(leg);
+        }
+        let key = |leg: &&LegReport| {
+            let of = |found: &warden_experiment::SeriesFinding| {
+                (found.verdict, found.per_request.map_or(0.0, |slope| slope.value))
+            };
+            let all = leg.finding.series.iter().map(of);
+            all.max_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))).unwrap_or((Verdict::Warming, 0.0))
+        };
+        self.legs.iter().max_by(|a, b| {
+            let (one, other) = (key(a), key(b));
+            one.0.cmp(&other.0).then(one.1.total_cmp(&other.1))
+        })
+    }
+}
+
+/// Removes an older script of ours with its requests, which would not belong to the new report. Other files
+/// stay.
+fn remove_script(path: &Path) -> io::Result<()> {
+    let script = path.join(SCRIPT);
+    let is_ours = std::fs::read_to_string(&script).is_ok_and(|text| text.contains("llama-warden diagnose"));
+    if !is_ours {
+        return Ok(());
+    }
+    let folder = path.join("requests");
+    if let Ok(all) = std::fs::read_dir(&folder) {
+        for file in all {
+            let file = file?;
+            let name = file.file_name().to_string_lossy().into_owned();
+            if name.strip_suffix(REQUEST).is_some_and(|number| number.parse::<usize>().is_ok()) {
+                std::fs::remove_file(file.path())?;
+            }
+        }
+    }
+    // Fails if other files are in it.
+    drop(std::fs::remove_dir(&folder));
+    std::fs::remove_file(script)
+}

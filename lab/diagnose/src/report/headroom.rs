@@ -1,0 +1,149 @@
+//! Reports the memory of the largest prompts, and whether the worst case fits: for programs, as a table,
+//! and in sentences.
+
+use serde::{Deserialize, Serialize};
+use warden_experiment::headroom::{Verdict, grouped, judge};
+use warden_policies::measured_needs::MeasuredNeeds;
+use warden_policies::{ByteSize, MemoryKind};
+
+use crate::headroom::Touched;
+
+/// Result of a measurement of headroom.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HeadroomReport {
+    /// The measurement.
+    pub touched: Touched,
+    /// A measurement with smaller micro-batches, where the worst case did not fit.
+    pub smaller: Option<Touched>,
+    /// Verdicts by memory, the host first.
+    pub verdicts: Vec<Verdict>,
+    /// Predictions for the longest prompt from the shorter half, compared with its measurement.
+    pub foretold: Vec<Foretold>,
+}
+
+/// A prediction and the measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Foretold {
+    /// The memory.
+    pub series: MemoryKind,
+    /// The longest prompt used for the prediction, in tokens.
+    pub from: u64,
+    /// The predicted prompt, in tokens.
+    pub tokens: u64,
+    /// Predicted bytes.
+    pub predicted: u64,
+    /// Measured bytes.
+    pub measured: u64,
+}
+
+/// The head of the table.
+const HEAD: [&str; 8] = ["MEMORY", "IDLE", "PEAK", "AT TOKENS", "A TOKEN", "WORST CASE", "MAY HOLD", "FITS"];
+
+impl HeadroomReport {
+    /// Judges a measurement. `reserve`: bytes that are to stay free.
+    pub fn new(touched: Touched, smaller: Option<Touched>, reserve: u64) -> Self {
+        let setup = touched.setup;
+        let mut report = Self { touched, smaller, verdicts: Vec::new(), foretold: Vec::new() };
+        for series in &report.touched.series {
+            let Some(curve) = series.curve(&setup) else { continue };
+            let other = report.smaller.as_ref().and_then(|smaller| {
+                let own = smaller.series.iter().find(|own| own.series == series.series)?;
+                Some((own.curve(&setup)?, smaller.setup.ubatch))
+            });
+            let other = other.as_ref().map(|(curve, ubatch)| (curve, *ubatch));
+            let token = report.touched.context_token(series.series);
+            report.verdicts.push(judge(&curve, &setup, series.limit(reserve), other, token));
+            let Some((tokens, _)) = curve.points().last().copied() else { continue };
+            let half = curve.up_to(tokens / 2);
+            let from = half.as_ref().and_then(|half| half.points().last().copied());
+            if let (Some(half), Some((from, _))) = (half, from) {
+                let (predicted, measured) = (half.at(tokens, 1), curve.at(tokens, 1));
+                report.foretold.push(Foretold { series: series.series, from, tokens, predicted, measured });
+            }
+        }
+        report
+    }
+
+    /// Returns true if the configuration can run out of a memory, or did.
+    pub fn short(&self) -> bool {
+        self.touched.broke.is_some() || self.verdicts.iter().any(|verdict| verdict.fits() == Some(false))
+    }
+
+    /// Figures to start with for the next process of the same build, model and arguments.
+    pub fn learnt(&self) -> MeasuredNeeds {
+        MeasuredNeeds {
+            prices: self.verdicts.iter().map(|verdict| verdict.price).collect(),
+            worst: self.verdicts.iter().map(|verdict| (verdict.series, verdict.worst)).collect(),
+        }
+    }
+
+    /// The table; the first row is the head.
+    pub fn rows(&self) -> Vec<Vec<String>> {
+        let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+        for verdict in &self.verdicts {
+            let peaks = self.touched.series.iter().find(|own| own.series == verdict.series);
+            let most = peaks.and_then(|own| own.peaks.iter().max_by_key(|peak| peak.bytes));
+            let fits = match verdict.fits() {
+                Some(true) => "yes",
+                Some(false) => "no",
+                None => "?",
+            };
+            rows.push(vec![
+                verdict.series.to_string(),
+                ByteSize(verdict.idle).to_string(),
+                most.map_or_else(String::new, |peak| ByteSize(peak.bytes).to_string()),
+                most.map_or_else(String::new, |peak| match peak.together {
+                    0 | 1 => grouped(peak.tokens),
+                    slots => format!("{slots} x {}", grouped(peak.tokens)),
+                }),
+                per_token(verdict.price.bytes_per_token),
+                ByteSize(verdict.worst).to_string(),
+                verdict.limit.map_or_else(|| "?".to_owned(), |limit| ByteSize(limit).to_string()),
+                fits.to_owned(),
+            ]);
+        }
+        rows
+    }
+
+    /// The findings, a sentence a line.
+    pub fn sentences(&self) -> Vec<String> {
+        let mut lines: Vec<String> = self
+            .verdicts
+            .iter()
+            .map(|verdict| format!("{}: {}", verdict.series, verdict.sentence()))
+            .collect();
+        let context = |verdict: &Verdict| {
+            let bytes = verdict.context_token.filter(|_| verdict.fits() == Some(false))?;
+            let token = per_token(bytes);
+            Some(format!("{}: each token of -c takes {token} before any prompt, measured", verdict.series))
+        };
+        lines.extend(self.verdicts.iter().filter_map(context));
+        if let Some(broke) = &self.touched.broke {
+            let times =
+                if broke.together > 1 { format!("{} prompts of ", broke.together) } else { String::new() };
+            lines.push(format!(
+                "the server did not bear {times}{} tokens: {}; what is said beyond the length before it is foretold",
+                grouped(broke.tokens),
+                broke.why
+            ));
+        }
+        if self.touched.interrupted {
+            lines.push("it was interrupted: what is said beyond the longest prompt is foretold".to_owned());
+        }
+        for foretold in &self.foretold {
+            lines.push(format!(
+                "{}: {} tokens would have been foretold from prompts of up to {} as {}; they took {}",
+                foretold.series,
+                grouped(foretold.tokens),
+                grouped(foretold.from),
+                ByteSize(foretold.predicted),
+                ByteSize(foretold.measured)
+            ));
+        }
+        lines
+    }
+}
+
+fn per_token(bytes: f64) -> String {
+    if bytes >= 1024.0 { format!("{:.1} KiB", bytes / 1024.0) } else { format!("{bytes:.0} B") }
+}

@@ -1,0 +1,206 @@
+//! Renders the report as Markdown, for maintainers.
+
+use std::fmt::Write as _;
+
+use warden_experiment::Finding;
+use warden_policies::phrases;
+use warden_policies::units::exact;
+
+use super::folder::Shows;
+use super::summary::{Outlook, headline};
+use super::table::{MIB, name, rows};
+use super::{BetweenReport, CureReport, HeadroomReport, LegReport, NotTried, Report, SurvivalReport};
+
+impl Report {
+    /// The report as Markdown. `shows`: subject of the script next to it. Writing to a `String` cannot fail.
+    pub(super) fn markdown(&self, shows: Shows<'_>) -> String {
+        let mut text = String::new();
+        let head = match Outlook::of(self) {
+            Outlook::Crashes => "A crash of llama-server",
+            Outlook::Leaks => "Memory of llama-server grows",
+            Outlook::Suspected => "Memory of llama-server may grow",
+            Outlook::Slower => "Speed of llama-server between two revisions",
+            Outlook::Otherwise => "Answers of llama-server between two revisions",
+            Outlook::Clean | Outlook::CleanHost | Outlook::TooFew | Outlook::NotRun => {
+                "Memory of llama-server"
+            }
+        };
+        let tool = if self.about.under.is_some() { " and of the tool around it" } else { "" };
+        let _ = writeln!(text, "# {}\n", head.replacen("llama-server", &format!("llama-server{tool}"), 1));
+        list(&mut text, &headline(self));
+        self.versions(&mut text);
+        self.measured(&mut text);
+        if let Some(cure) = &self.cure {
+            with_and_without(&mut text, cure);
+        }
+        for one in &self.survival {
+            surviving(&mut text, one);
+        }
+        if let Some(between) = &self.between {
+            revisions(&mut text, between);
+        }
+        if let Some(headroom) = &self.headroom {
+            largest(&mut text, headroom);
+        }
+        if !self.attribution.is_empty() {
+            let lines = self.attribution.join("\n");
+            let _ = writeln!(text, "\n## Which call sites\n\n```\n{lines}\n```");
+        }
+        reproduce(&mut text, shows);
+        // A later report recognizes by this line that it may replace the file.
+        let _ = writeln!(text, "\nWritten by `llama-warden diagnose`.");
+        text
+    }
+
+    fn versions(&self, text: &mut String) {
+        let about = &self.about;
+        let _ = writeln!(text, "\n## Versions\n\n| what | which |\n|---|---|");
+        let devices =
+            self.devices.iter().map(|device| (format!("GPU {}", device.gpu.0), device.name.clone()));
+        let own = [
+            ("llama-server", &about.server),
+            ("llama-warden", &about.warden),
+            ("when", &about.began),
+            ("model", &about.model),
+        ];
+        let own = own.into_iter().map(|(name, value)| (name.to_owned(), value.clone()));
+        let under = about.under.iter().map(|tool| ("run under".to_owned(), tool.clone()));
+        for (name, value) in own.chain(under).chain(about.system.iter().cloned()).chain(devices) {
+            if !value.is_empty() {
+                let _ = writeln!(text, "| {name} | {} |", cell(&value));
+            }
+        }
+        let _ = writeln!(text, "\n```\n{}\n```", about.command_line());
+    }
+
+    fn measured(&self, text: &mut String) {
+        let findings: Vec<&Finding> = self.legs.iter().map(|leg| &leg.finding).collect();
+        if findings.is_empty() && self.skipped.is_empty() {
+            return;
+        }
+        let _ = writeln!(text, "\n## What was measured\n\n{}", table(&rows(&findings, &self.skipped)));
+        if !findings.is_empty() {
+            let _ = writeln!(
+                text,
+                "Each workload ran in a fresh process. Host memory is RssAnon + VmSwap of its process group, read after each \
+                 request when nothing was in flight; VRAM is what the driver charges it with. Growth is Sen's slope over the \
+                 last two thirds of a run, with a 95 % interval:\n"
+            );
+        }
+        for finding in &findings {
+            for found in &finding.series {
+                let Some(slope) = &found.per_request else { continue };
+                let _ = writeln!(
+                    text,
+                    "- {} {}: {}, {} over {} requests, from {:.0} to {:.0} MiB",
+                    name(finding),
+                    found.series,
+                    if found.is_too_short() { "too few readings" } else { found.verdict.as_str() },
+                    phrases::slope(slope),
+                    finding.requests,
+                    exact(found.first) / MIB,
+                    exact(found.last) / MIB
+                );
+            }
+        }
+        list(text, &self.notes());
+        // A leg without the cache does not keep it, and a leg that failed early may not know.
+        let tells = |leg: &&LegReport| !leg.finding.control && !leg.may_keep.is_empty();
+        let keeps = self.legs.iter().find(tells).map(|leg| leg.may_keep.as_slice()).unwrap_or_default();
+        list(
+            text,
+            &keeps.iter().map(|what| format!("what the server keeps on purpose: {what}")).collect::<Vec<_>>(),
+        );
+    }
+}
+
+fn reproduce(text: &mut String, shows: Shows<'_>) {
+    if matches!(shows, Shows::Nothing) {
+        return;
+    }
+    let _ = writeln!(
+        text,
+        "\n## Reproduce\n\n```\nLLAMA_SERVER=/path/to/llama-server MODEL=/path/to/model.gguf sh reproduce.sh\n```\n"
+    );
+    let _ = match shows {
+        Shows::Leg(leg) => writeln!(
+            text,
+            "It starts llama-server with the arguments above{}, sends the requests of `{}` in `requests/` by curl, and prints \
+             the memory of the process as it goes. Without the variables it takes the files of the machine that it was \
+             seen on. It needs a Linux /proc; VRAM is shown where there is nvidia-smi.",
+            if leg.finding.control { " and `--cache-ram 0`" } else { "" },
+            leg.finding.workload
+        ),
+        _ => writeln!(
+            text,
+            "It starts llama-server with the arguments above, sends the requests in `requests/` by curl, and prints what is \
+             answered and how fast: run it with the builds of both revisions. Without the variables it takes the files of the machine \
+             that it was seen on."
+        ),
+    };
+}
+
+fn with_and_without(text: &mut String, cure: &CureReport) {
+    let _ = writeln!(text, "\n## With and without\n");
+    list(text, &cure.sentences());
+    let rows = cure.rows();
+    if rows.len() > 1 {
+        let _ = writeln!(text, "\n{}", table(&rows));
+    }
+    list(text, &cure.explained());
+    not_tried(text, &cure.left_out());
+}
+
+fn surviving(text: &mut String, one: &SurvivalReport) {
+    let _ = writeln!(text, "\n## What stops the crash under {}\n", one.workload);
+    list(text, &one.sentences());
+    let _ = writeln!(text, "\n{}", table(&one.rows()));
+    list(text, &one.explained());
+    not_tried(text, &one.left_out());
+}
+
+fn not_tried(text: &mut String, all: &[NotTried]) {
+    if !all.is_empty() {
+        let _ = writeln!(text, "\n### Not tried\n");
+        list(text, &all.iter().map(|one| format!("`{}`: {}", one.item, one.why)).collect::<Vec<_>>());
+    }
+}
+
+fn revisions(text: &mut String, between: &BetweenReport) {
+    let _ = writeln!(text, "\n## Which revision\n\n- Of {}", between.repository);
+    list(text, &between.sentences());
+    let _ = writeln!(text, "\n{}", table(&between.rows()));
+    let said = between.said();
+    if said.len() > 1 {
+        let _ = writeln!(text, "### What the ends answer\n\n{}", table(&said));
+    }
+}
+
+fn largest(text: &mut String, headroom: &HeadroomReport) {
+    let _ = writeln!(text, "\n## The largest prompts\n\n{}", table(&headroom.rows()));
+    list(text, &headroom.sentences());
+}
+
+fn list(text: &mut String, lines: &[String]) {
+    for line in lines {
+        let _ = writeln!(text, "- {}", line.replace('\n', " "));
+    }
+}
+
+/// A table in Markdown; the first row is the head.
+fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let mut text = String::new();
+    for (at, row) in rows.iter().enumerate() {
+        let cells = (0..columns).map(|column| row.get(column).map_or(String::new(), |text| cell(text)));
+        let _ = writeln!(text, "| {} |", cells.collect::<Vec<_>>().join(" | "));
+        if at == 0 {
+            let _ = writeln!(text, "|{}", "---|".repeat(columns));
+        }
+    }
+    text
+}
+
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}

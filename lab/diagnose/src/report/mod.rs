@@ -1,0 +1,263 @@
+//! Reports of an experiment: JSON for programs, one page with plots for people.
+//!
+//! Arguments and variables that look like secrets are left out, so that a report can be shared.
+
+mod between;
+mod crash;
+mod cure;
+mod curves;
+mod discreet;
+mod folder;
+mod headroom;
+mod html;
+mod markdown;
+mod proof;
+mod reproduce;
+mod setup;
+mod summary;
+mod table;
+
+use serde::{Deserialize, Serialize};
+use warden_experiment::{Finding, Reading};
+use warden_policies::recycle::Budget;
+use warden_policies::{MemoryKind, secrets};
+use warden_supervisor::{Command, DeviceView};
+
+pub use self::between::{BetweenReport, Revision};
+pub use self::crash::SurvivalReport;
+pub use self::cure::{Added, CureReport, NotTried, Switch};
+pub use self::folder::{Folder, foreign_in};
+pub use self::headroom::{Foretold, HeadroomReport};
+pub use self::proof::ProofReport;
+pub use self::table::{notes, refusal, rows};
+use crate::experiment::{Outcome, Skipped};
+use crate::leg::Refused;
+use crate::shell::quoted;
+
+/// Setup of the experiment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// Version of llama-warden.
+    pub warden: String,
+    /// Start time, RFC 3339.
+    pub began: String,
+    /// Name in the configuration, or the name given on the command line.
+    pub model: String,
+    /// Path of the llama-server.
+    pub binary: String,
+    /// Its answer to `--version`, or the id of its build.
+    pub server: String,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Variables set for it, in addition to our own environment.
+    pub env: Vec<(String, String)>,
+    /// Inherited variables of our own environment that concern llama.cpp, a GPU or the C library.
+    #[serde(default)]
+    pub inherited: Vec<(String, String)>,
+    /// The tool that it ran under, as typed: memory includes that of the tool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub under: Option<String>,
+    /// The machine and its software, a line each.
+    #[serde(default)]
+    pub system: Vec<(String, String)>,
+}
+
+/// Prefixes of variables that affect a llama-server.
+const INHERITED: [&str; 16] = [
+    "LLAMA_",
+    "GGML_",
+    "CUDA_",
+    "NVIDIA_TF32_",
+    "HIP_",
+    "ROCR_",
+    "HSA_",
+    "VK_",
+    "SYCL_",
+    "ONEAPI_",
+    "MTMD_",
+    "MALLOC_",
+    "OMP_",
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+    "LD_LIBRARY_PATH",
+];
+/// Prefix of our own variables, which mean nothing to a plain llama-server.
+const OURS: &str = "LLAMA_WARDEN_";
+
+impl About {
+    /// Adds a command, without its secrets.
+    #[must_use]
+    pub fn with_command(mut self, command: &Command) -> Self {
+        // A model without a name is named by its address.
+        self.model = secrets::addresses(&self.model);
+        self.binary = command.binary.display().to_string();
+        if !command.wrapper.is_empty() {
+            self = self.with_tool(&command.wrapper);
+        }
+        self.args = secrets::arguments(&command.args);
+        self.env = command.env.iter().map(|(name, value)| secrets::variable(name, value)).collect();
+        self
+    }
+
+    /// Adds a tool that the command ran under, without its secrets.
+    #[must_use]
+    pub fn with_tool(mut self, words: &[String]) -> Self {
+        let words = secrets::tool(words);
+        let all = self.under.take().into_iter().chain(words.iter().map(|word| quoted(word)));
+        self.under = Some(all.collect::<Vec<_>>().join(" "));
+        self
+    }
+
+    /// Adds those of the variables that the command inherits, without secrets.
+    #[must_use]
+    pub fn with_inherited(mut self, variables: &[(String, String)], command: &Command) -> Self {
+        let counts = |name: &str| {
+            let other = command.env_remove.iter().chain(command.env.iter().map(|(name, _)| name));
+            INHERITED.iter().any(|start| name.starts_with(start))
+                && !name.starts_with(OURS)
+                && !other.into_iter().any(|known| known == name)
+        };
+        let own = variables.iter().filter(|(name, _)| counts(name));
+        self.inherited = own.map(|(name, value)| secrets::variable(name, value)).collect();
+        self.inherited.sort();
+        self
+    }
+
+    /// The command line as typed.
+    pub(crate) fn command_line(&self) -> String {
+        let env =
+            self.inherited.iter().chain(&self.env).map(|(name, value)| format!("{name}={}", quoted(value)));
+        let words = std::iter::once(&self.binary).chain(&self.args).map(|word| quoted(word));
+        env.chain(self.under.clone()).chain(words).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// One leg.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LegReport {
+    /// Verdicts and figures.
+    #[serde(flatten)]
+    pub finding: Finding,
+    /// Seconds from the spawn until the server was ready.
+    pub ready_after_seconds: f64,
+    /// Declared caches of the server, in sentences.
+    pub may_keep: Vec<String>,
+    /// Why VRAM is unknown, if it should be known.
+    pub vram_unknown: Option<String>,
+    /// Requests that the server refused, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<Refused>,
+    /// All readings.
+    pub readings: Vec<Reading>,
+}
+
+/// The budget of one memory that a server like the tested one would have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeriesBudget {
+    /// The memory.
+    pub series: MemoryKind,
+    /// Budget in bytes.
+    #[serde(flatten)]
+    pub budget: Budget,
+}
+
+/// A whole report.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Setup of the experiment.
+    pub about: About,
+    /// True if any leg found a leak.
+    pub leaks: bool,
+    /// True if the server crashed in any leg.
+    #[serde(default)]
+    pub crashed: bool,
+    /// True if the user interrupted it before all legs were run.
+    pub interrupted: bool,
+    /// The legs.
+    pub legs: Vec<LegReport>,
+    /// Workloads that were not run, with reasons.
+    pub skipped: Vec<Skipped>,
+    /// The GPUs.
+    pub devices: Vec<DeviceView>,
+    /// Configured budgets of the model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub budgets: Vec<SeriesBudget>,
+    /// Switches that stop the growth, if requested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cure: Option<CureReport>,
+    /// Switches that stop each crash, if requested.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub survival: Vec<SurvivalReport>,
+    /// The revision that introduced the symptom, if requested; the rest describes the affected revision
+    /// next to an unaffected one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub between: Option<BetweenReport>,
+    /// Memory of the largest prompts, if requested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headroom: Option<HeadroomReport>,
+    /// Memory by call site, leg by leg, if requested: for programs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trace: Vec<serde_json::Value>,
+    /// Why legs are missing in the trace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untraced: Option<String>,
+    /// The trace in words, a line each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attribution: Vec<String>,
+}
+
+impl Report {
+    /// The report of a finished experiment.
+    pub fn new(about: About, outcome: &Outcome) -> Self {
+        let leg = |leg: &crate::LegResult| LegReport {
+            finding: leg.finding.clone(),
+            ready_after_seconds: leg.ready_after.as_secs_f64(),
+            may_keep: leg.allowance.clone(),
+            vram_unknown: leg.vram_unknown.clone(),
+            refused: leg.refused.clone(),
+            readings: leg.readings.clone(),
+        };
+        Self {
+            about,
+            leaks: outcome.leaks(),
+            crashed: outcome.crashed(),
+            interrupted: outcome.interrupted,
+            legs: outcome.legs.iter().map(leg).collect(),
+            skipped: outcome.skipped.clone(),
+            devices: outcome.legs.last().map(|leg| leg.devices.clone()).unwrap_or_default(),
+            budgets: Vec::new(),
+            cure: None,
+            survival: Vec::new(),
+            between: None,
+            headroom: None,
+            trace: Vec::new(),
+            untraced: None,
+            attribution: Vec::new(),
+        }
+    }
+
+    /// Notes on the table, a line each.
+    pub fn notes(&self) -> Vec<String> {
+        let findings: Vec<&Finding> = self.legs.iter().map(|leg| &leg.finding).collect();
+        let refused = self.legs.iter().filter_map(|leg| Some(refusal(&leg.finding, leg.refused.as_ref()?)));
+        let unknown = self.vram_unknown().map(|why| format!("VRAM is not known: {why}"));
+        let all = notes(&findings).into_iter().chain(refused).chain(unknown);
+        // The errors of a server may quote a key.
+        all.map(|note| secrets::text(&note)).collect()
+    }
+
+    /// Why VRAM of a leg is unknown, if it should be known.
+    fn vram_unknown(&self) -> Option<&str> {
+        self.legs.iter().find_map(|leg| leg.vram_unknown.as_deref())
+    }
+
+    /// A self-contained page: no script, no font, no network.
+    pub fn html(&self) -> String {
+        html::page(&self.discreet())
+    }
+}
+
+#[cfg(test)]
+mod pages_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,287 @@
+//! Reports of a leak, of none, of a crash, of a cure and of headroom.
+
+use std::fmt::Display;
+
+use serde_json::json;
+use warden_experiment::bisect::{Cost, Outcome as Cured, Track, TrialReport};
+use warden_experiment::crash::{Again, Crash, Run};
+use warden_experiment::headroom::{Peak, Setup};
+use warden_experiment::sequential::{Does, Judgement};
+use warden_experiment::survive;
+use warden_experiment::{Ended, Workload};
+use warden_policies::{GpuIndex, MemoryKind};
+
+use super::folder::Shows;
+use super::tests::{MIB, blind, cure, leg, outcome, plain, report, short};
+use super::*;
+use crate::client::AskError;
+use crate::error::Kind;
+use crate::headroom::{Broke, LessContext, Touched, TouchedSeries};
+use crate::{DiagnoseError, LegResult};
+
+fn lines<T: Display>(said: impl IntoIterator<Item = T>) -> String {
+    said.into_iter().map(|one| one.to_string() + "\n").collect()
+}
+
+/// Rows without the padding of columns.
+fn cells(rows: &[Vec<String>]) -> String {
+    lines(rows.iter().map(|row| row.join(" | ")))
+}
+
+/// The output for an experiment on a terminal.
+fn told(outcome: &Outcome) -> String {
+    let findings: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
+    let report = Report::new(About::default(), outcome);
+    cells(&rows(&findings, &outcome.skipped)) + "\n" + &lines(report.notes())
+}
+
+fn of(legs: Vec<LegResult>) -> Outcome {
+    Outcome { legs, skipped: Vec::new(), interrupted: false, failed: false }
+}
+
+fn crashing() -> LegResult {
+    let run = |requests, died| Run { requests, died };
+    let mut leg = leg(Workload::SameImage, 0);
+    leg.finding.crash = Some(Crash {
+        at_request: 22,
+        why: "it died of signal 6 (SIGABRT)".to_owned(),
+        lines: vec!["GGML_ASSERT(n > 1) failed".to_owned(), "ggml_abort".to_owned()],
+        runs: vec![run(22, true), run(21, true), run(184, false)],
+        again: Again::Sometimes,
+    });
+    leg.finding.ended = Ended::Crashed { why: "it died of signal 6 (SIGABRT)".to_owned() };
+    leg
+}
+
+#[test]
+fn a_leak_is_told_beside_what_is_steady_and_what_was_not_run() {
+    insta::assert_snapshot!(told(&outcome()));
+}
+
+#[test]
+fn what_keeps_a_leg_from_being_judged_is_told() {
+    let mut ended = [
+        Ended::OutOfTime,
+        Ended::OutOfMemory { why: "the machine has 100.0 MiB left".to_owned() },
+        Ended::Interrupted,
+        Ended::Killed { why: "signal 9 (SIGKILL)".to_owned() },
+        Ended::Failed { why: "5 requests in a row failed: 400: no".to_owned() },
+    ]
+    .map(|ended| {
+        let mut leg = leg(Workload::LongText, 0);
+        leg.finding.ended = ended;
+        leg
+    })
+    .to_vec();
+    ended[0].refused = Some(Refused { requests: 5, why: "400: no images".to_owned() });
+    ended.extend([short(Workload::ShortText), blind(Workload::Conversation)]);
+    ended.push(leg(Workload::OutputLengths, 300 * 1024));
+    insta::assert_snapshot!(told(&of(ended)));
+}
+
+#[test]
+fn the_report_of_a_leak_has_all_that_a_maintainer_needs() {
+    let report = Report { attribution: vec!["host grows, called in f".to_owned()], ..report() };
+    insta::assert_snapshot!(report.markdown(Shows::Leg(report.legs.last().unwrap())));
+}
+
+/// A page as text: a line for each piece of text, and a placeholder for each plot.
+fn words(page: &str) -> String {
+    let (head, rest) = page.split_once("<style>").unwrap();
+    let mut text = head.to_owned() + rest.split_once("</style>").unwrap().1;
+    // The innermost first, because a plot contains another `svg`.
+    while let Some(end) = text.find("</svg>") {
+        let from = text[..end].rfind("<svg").unwrap();
+        let curve = if text[from..].starts_with("<svg class=\"plot\"") { "<p>(a curve)</p>" } else { "" };
+        text.replace_range(from..end + "</svg>".len(), curve);
+    }
+    let row = text.replace("</th><th", " | </th><th").replace("</td><td", " | </td><td");
+    let pieces = row.split('<').filter_map(|piece| {
+        let (tag, words) = piece.split_once('>').unwrap_or(("", piece));
+        let ends =
+            ["/tr", "/li", "/p", "/h1", "/h2", "/h3", "/figcaption", "/dt", "/dd", "/title"].contains(&tag);
+        (ends || !words.trim().is_empty()).then(|| if ends { "\n".to_owned() } else { words.to_owned() })
+    });
+    pieces.collect()
+}
+
+#[test]
+fn the_page_of_a_leak_says_what_the_report_says() {
+    let report = Report { attribution: vec!["host grows, called in f".to_owned()], ..report() };
+    insta::assert_snapshot!(words(&report.html()));
+}
+
+#[test]
+fn a_script_says_what_it_shows_and_how_it_is_run() {
+    let folder = tempfile::tempdir().unwrap();
+    report().write_folder(folder.path(), &plain()).unwrap();
+    insta::assert_snapshot!(std::fs::read_to_string(folder.path().join("reproduce.sh")).unwrap());
+}
+
+#[test]
+fn the_report_of_no_leak_says_how_far_was_looked() {
+    let report = Report::new(report().about, &of(vec![leg(Workload::LongText, 0)]));
+    insta::assert_snapshot!(report.markdown(Shows::Nothing));
+}
+
+#[test]
+fn a_crash_is_told_with_what_stops_it() {
+    let outcome = of(vec![crashing()]);
+    let run = |requests, died| json!({"requests": requests, "died": died});
+    let trial = |switches: &[usize], runs: serde_json::Value, does: &str| {
+        json!({
+            "switches": switches, "runs": runs, "does": does, "failed": null, "tokens_per_second": 88.0,
+            "memory": [[MemoryKind::Host, "steady"]],
+        })
+    };
+    let trials = json!([
+        trial(&[0], json!([run(30, true)]), "nothing"),
+        trial(&[1], json!([run(184, false), run(184, false)]), "stops"),
+    ]);
+    let all = cure(Cured::Cured, &[]);
+    let survival = |outcome, cure: &[usize]| SurvivalReport {
+        workload: Workload::SameImage,
+        switches: all.switches.clone(),
+        not_tried: all.not_tried.clone(),
+        conclusion: survive::Conclusion {
+            outcome,
+            cure: cure.to_vec(),
+            doubt: (!cure.is_empty()).then_some(0.012),
+            without: vec![Run { requests: 22, died: true }, Run { requests: 21, died: true }],
+            tokens_per_second: Some(90.0),
+            trials: serde_json::from_value(trials.clone()).unwrap(),
+            legs: 5,
+        },
+        mitigations: Vec::new(),
+        added: Added::default(),
+    };
+    let stopped = survival(survive::Outcome::Cured, &[1]);
+    let others = [
+        survive::Outcome::NotCured,
+        survive::Outcome::NotAgain,
+        survive::Outcome::BaselineFailed { why: "it does not start".to_owned() },
+        survive::Outcome::Interrupted,
+    ];
+    let others = others.map(|outcome| lines(survival(outcome, &[]).sentences())).concat();
+    let text = told(&outcome) + "\n" + &cells(&stopped.rows()) + &lines(stopped.sentences()) + &others;
+    let report = Report { survival: vec![stopped], ..Report::new(report().about, &outcome) };
+    insta::assert_snapshot!(text + "\n---\n" + &report.markdown(Shows::Nothing));
+}
+
+#[test]
+fn what_stops_a_leak_is_told_with_its_price() {
+    let track = |series| Track { workload: Workload::SameImage, series };
+    let (host, vram) = (track(MemoryKind::Host), track(MemoryKind::Vram(GpuIndex(0))));
+    let judged = |does, with: f64| Judgement {
+        does,
+        share: Some(warden_policies::growth::Interval { value: with / 4.0, low: 0.0, high: 1.0 }),
+        without: Some(4.0 * 1_048_576.0),
+        with: Some(with * 1_048_576.0),
+    };
+    let beside = json!({"with": 90.0, "without": 100.0, "slower": true});
+    let cost = Cost {
+        tokens_per_second: serde_json::from_value(beside).unwrap(),
+        first_token: serde_json::from_value(json!({"with": 0.21, "without": 0.2, "slower": false})).unwrap(),
+    };
+    let trial = |switches: &[usize], first, second, cost| TrialReport {
+        switches: switches.to_vec(),
+        legs: 2,
+        tracks: vec![(host, first), (vram, second)],
+        cost,
+        crashed: None,
+    };
+    let (stops, nothing) = (judged(Does::Stops, 0.01), judged(Does::Nothing, 3.9));
+    let halves = judged(Does::Halves, 2.0);
+    let of = |outcome: Cured, switches: &[usize], stopped: &[Track]| {
+        let mut report = cure(outcome, switches);
+        report.conclusion.leaking = vec![host, vram];
+        report.conclusion.stopped = stopped.to_vec();
+        report.conclusion.by_track = vec![(host, vec![0])];
+        report
+            .conclusion
+            .trials
+            .extend([trial(&[1], nothing, halves, Cost::default()), trial(&[0, 1], stops, stops, cost)]);
+        report
+    };
+    let why = || "there are too few readings".to_owned();
+    let reports = [
+        of(Cured::Cured, &[0, 1], &[host, vram]),
+        of(Cured::PartlyCured, &[1], &[host]),
+        of(Cured::NotCured, &[], &[]),
+        cure(Cured::NothingToCure, &[]),
+        cure(Cured::NotKnown { why: why() }, &[]),
+        cure(Cured::BaselineFailed { why: why() }, &[]),
+        cure(Cured::Interrupted, &[]),
+    ];
+    let left_out = |report: &CureReport| {
+        lines(report.left_out().iter().map(|one| format!("    not tried: {}: {}", one.item, one.why)))
+    };
+    let told = reports.iter().map(|report| lines(report.sentences()) + &left_out(report) + "\n");
+    insta::assert_snapshot!(cells(&reports[0].rows()) + "\n" + &told.collect::<String>());
+}
+
+#[test]
+fn what_the_largest_prompts_take_is_told_with_what_would_fit() {
+    let setup =
+        Setup { context: 8192, slots: 2, slot_context: 4096, sequence_context: Some(4096), ubatch: 512 };
+    let of = |series, idle: u64, free, token: u64| TouchedSeries {
+        series,
+        idle: idle * MIB,
+        free,
+        peaks: [(512, 1), (1024, 1), (2048, 1), (4096, 1), (4096, 2)]
+            .map(|(tokens, together)| Peak {
+                tokens,
+                together,
+                bytes: idle * MIB + tokens * u64::from(together) * token,
+            })
+            .to_vec(),
+    };
+    let vram = MemoryKind::Vram(GpuIndex(0));
+    let touched = Touched {
+        setup,
+        series: vec![of(MemoryKind::Host, 1000, None, 100), of(vram, 3000, Some(400 * MIB), 65_536)],
+        broke: Some(Broke { tokens: 4096, together: 2, why: "the server ended".to_owned() }),
+        interrupted: true,
+        less_context: None::<LessContext>,
+    };
+    let headroom = HeadroomReport::new(touched, None, 64 * MIB);
+    let text = cells(&headroom.rows()) + "\n" + &lines(headroom.sentences());
+    let empty = Report::new(report().about, &of_nothing());
+    let report = Report { headroom: Some(headroom), ..empty };
+    insta::assert_snapshot!(text + "\n---\n" + &report.markdown(Shows::Nothing));
+}
+
+fn of_nothing() -> Outcome {
+    of(Vec::new())
+}
+
+#[test]
+fn what_keeps_an_experiment_from_being_run_is_told() {
+    let failure = |lines: &[&str]| warden_supervisor::Failure {
+        kind: warden_supervisor::FailureKind::BadModel,
+        message: "the model could not be loaded".to_owned(),
+        lines: lines.iter().map(|&line| line.to_owned()).collect(),
+        failures: 1,
+    };
+    let cannot = [Kind::Text, Kind::Vision, Kind::Audio, Kind::Embeddings, Kind::Any].map(|kind| {
+        let why = kind.missing().to_owned();
+        DiagnoseError::CannotDo { workload: Workload::Replay, why, kind }
+    });
+    let errors = [
+        DiagnoseError::Start(Box::new(failure(&[]))),
+        DiagnoseError::Start(Box::new(failure(&["error: failed to open"]))),
+        DiagnoseError::Interrupted,
+        DiagnoseError::Own { what: "cannot make a picture", why: "odd".to_owned() },
+        DiagnoseError::Recording { path: "requests.jsonl".into(), what: "line 3 is no JSON".to_owned() },
+    ];
+    let told = errors.iter().chain(&cannot).map(|error| {
+        let hint = error.hint().map(|hint| format!("\n    hint: {hint}"));
+        format!("{error}{}", hint.unwrap_or_default())
+    });
+    let asked = [
+        AskError::Refused { status: 400, message: "no images".to_owned() },
+        AskError::Broken("end of file".to_owned()),
+        AskError::Late(std::time::Duration::from_secs(30)),
+    ];
+    insta::assert_snapshot!(lines(told) + &lines(asked));
+}

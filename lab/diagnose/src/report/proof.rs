@@ -1,0 +1,350 @@
+//! Reports a proof in words and as a table: the differences, and why a build may or may not replace another.
+
+use serde::{Deserialize, Serialize};
+use warden_experiment::between::Outcome;
+use warden_experiment::proof::{Answers, Growth, Metric, Proof, Ratio, Ruling, Side};
+use warden_policies::units::scale;
+use warden_policies::{ByteSize, MemoryKind, phrases};
+
+use super::between::symptom;
+
+/// Result of a proof.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProofReport {
+    /// The program in use, in a line.
+    pub old: String,
+    /// The program that is to replace it.
+    pub new: String,
+    /// Verdict on the replacement: `same`, `worse` or `unknown`.
+    pub verdict: Ruling,
+    /// Reasons against it, a sentence each.
+    pub reasons: Vec<String>,
+    /// Other differences, a sentence each.
+    pub notes: Vec<String>,
+    /// All figures.
+    pub proof: Proof,
+}
+
+/// The head of the table.
+const HEAD: [&str; 5] = ["WHAT", "OLD", "NEW", "CHANGE", "SAYS"];
+/// Limit of names listed in a sentence.
+const LISTED: usize = 12;
+
+impl ProofReport {
+    /// The report of a proof of these programs.
+    pub fn new(old: String, new: String, proof: Proof) -> Self {
+        let (verdict, reasons, notes) = (proof.verdict(), reasons(&proof), notes(&proof));
+        Self { old, new, verdict, reasons, notes, proof }
+    }
+
+    /// The verdict in a sentence.
+    pub fn sentence(&self) -> String {
+        match self.verdict {
+            Ruling::Better | Ruling::Same => "the new build may take the place of the old one".to_owned(),
+            Ruling::Worse => "the new build is worse than the old one".to_owned(),
+            Ruling::Unknown if self.proof.interrupted => {
+                "broken off: nothing is known of the new build yet".to_owned()
+            }
+            Ruling::Unknown => "it cannot be told whether the new build is as good as the old one".to_owned(),
+        }
+    }
+
+    /// All comparisons, in a line.
+    pub fn summary(&self) -> String {
+        let proof = &self.proof;
+        let mut parts = Vec::new();
+        if proof.answers.asked > 0 {
+            parts.push(format!("answers {}", answers(&proof.answers)));
+        }
+        let told = |ratio: &Ratio| format!("{} {}", name(ratio.metric), change(ratio));
+        parts.extend(proof.ratios.iter().map(told));
+        parts.extend(proof.growth.as_ref().map(|growth| format!("growth and crashes: {}", grown(growth))));
+        parts.join("; ")
+    }
+
+    /// A row for each aspect; the first is the head.
+    pub fn rows(&self) -> Vec<Vec<String>> {
+        let proof = &self.proof;
+        let row = |what: &str, old: String, new: String, change: String, ruling: Ruling| {
+            vec![what.to_owned(), old, new, change, ruling.as_str().to_owned()]
+        };
+        let none = || "–".to_owned();
+        let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+        if proof.answers.asked > 0 {
+            rows.push(row("answers", none(), none(), answers(&proof.answers), proof.answers.ruling));
+        }
+        rows.extend(proof.ratios.iter().map(|ratio| {
+            let shown = |value| shown(ratio.metric, value);
+            row(&name(ratio.metric), shown(ratio.old), shown(ratio.new), change(ratio), ratio.ruling)
+        }));
+        let faces = &proof.faces;
+        let moved = |gone: &[String], new: &[String]| format!("{} gone, {} new", gone.len(), new.len());
+        if proof.rounds > 0 {
+            let change = format!(
+                "flags: {}; routes: {}",
+                moved(&faces.flags_gone, &faces.flags_new),
+                moved(&faces.routes_gone, &faces.routes_new)
+            );
+            rows.push(row("flags and routes", none(), none(), change, faces.ruling()));
+        }
+        if let Some(growth) = &proof.growth {
+            rows.push(row("growth, crashes", none(), none(), grown(growth), growth.ruling));
+        }
+        rows
+    }
+}
+
+/// Why a build may not replace another.
+fn reasons(proof: &Proof) -> Vec<String> {
+    let mut all = Vec::new();
+    if let Some(fault) = &proof.fault {
+        let side = match fault.side {
+            Side::Old => "old",
+            Side::New => "new",
+        };
+        all.push(format!("the {side} build: {}", fault.why));
+    }
+    if proof.answers.ruling == Ruling::Worse {
+        all.push(format!("answers: {}", answers(&proof.answers)));
+        all.extend(proof.answers.differences.iter().map(|one| match (&one.refused, one.distance) {
+            (Some(why), _) if one.of > 0 => format!("“{}”: refused by one of them: {why}", one.request),
+            (Some(why), _) => {
+                format!("“{}”: only the new build answers; the old one says: {why}", one.request)
+            }
+            (None, Some(distance)) if one.of > 0 => format!(
+                "“{}”: {} of {} tokens agree, {distance:.3} nats apart",
+                one.request, one.shared, one.of
+            ),
+            (None, Some(distance)) => format!("“{}”: {distance:.3} apart", one.request),
+            (None, None) => format!("“{}”: another answer", one.request),
+        }));
+    }
+    for ratio in proof.ratios.iter().filter(|ratio| ratio.ruling == Ruling::Worse) {
+        let (old, new) = (shown(ratio.metric, ratio.old), shown(ratio.metric, ratio.new));
+        all.push(format!("{}: {old} before, {new} now ({})", name(ratio.metric), change(ratio)));
+    }
+    let faces = &proof.faces;
+    if !faces.flags_missed.is_empty() {
+        all.push(format!("flags in use that it does not know: {}", list(&faces.flags_missed)));
+    }
+    if !faces.routes_gone.is_empty() {
+        all.push(format!("routes that it does not have: {}", list(&faces.routes_gone)));
+    }
+    if let Some(growth) = proof.growth.as_ref().filter(|growth| growth.ruling == Ruling::Worse) {
+        all.push(grown(growth));
+    }
+    all
+}
+
+/// Differences that do not count against a build.
+fn notes(proof: &Proof) -> Vec<String> {
+    let faces = &proof.faces;
+    let mut all = Vec::new();
+    let lists = [
+        ("flags that are gone", &faces.flags_gone),
+        ("new flags", &faces.flags_new),
+        ("new routes", &faces.routes_new),
+    ];
+    all.extend(
+        lists
+            .iter()
+            .filter(|(_, names)| !names.is_empty())
+            .map(|(what, names)| format!("{what}: {}", list(names))),
+    );
+    let unknown: Vec<String> = proof
+        .ratios
+        .iter()
+        .filter(|ratio| ratio.ruling == Ruling::Unknown && !proof.interrupted)
+        .map(|ratio| name(ratio.metric))
+        .collect();
+    if !unknown.is_empty() {
+        all.push(format!(
+            "processes of one build differ too much to say whether it is worse in {}; the figures are in the table",
+            list(&unknown)
+        ));
+    }
+    if let Some(growth) = proof.growth.as_ref().filter(|growth| growth.ruling == Ruling::Better) {
+        all.push(grown(growth));
+    }
+    all
+}
+
+/// `9 of 11 equal, 97 % of the tokens, at most 0.02 nats apart`
+fn answers(answers: &Answers) -> String {
+    let mut text = format!("{} of {} equal", answers.equal, answers.asked);
+    if answers.equal < answers.asked
+        && let Some(agreement) = answers.agreement
+    {
+        text.extend([format!(", {:.0} % of the tokens", agreement * 100.0)]);
+    }
+    if let Some(distance) = answers.distance {
+        text.extend([format!(", at most {distance:.3} nats apart")]);
+    }
+    if let Some(noise) = answers.noise.filter(|noise| *noise >= 0.0005) {
+        text.extend([format!(" (the old one from itself: {noise:.3})")]);
+    }
+    if answers.unsteady > 0 {
+        text.extend([format!(", {} that the old one does not answer alike twice", answers.unsteady)]);
+    }
+    text
+}
+
+fn grown(growth: &Growth) -> String {
+    let found = &growth.conclusion;
+    let what = found.symptom.as_ref().map_or_else(|| "the symptom".to_owned(), symptom);
+    match &found.outcome {
+        Outcome::Found { .. } if found.ill_is_newer == Some(false) => format!("it ends {what}"),
+        Outcome::Found { .. } => {
+            let rate =
+                found.judged.iter().rev().find_map(|one| one.judgement.as_ref().and_then(|one| one.without));
+            let rate = rate.map_or_else(String::new, |rate| format!(", {} a request", phrases::grows(rate)));
+            format!("it brings {what}{rate}")
+        }
+        Outcome::Interrupted if found.ill_is_newer == Some(false) => {
+            format!("only the old build shows {what}")
+        }
+        Outcome::EndFailed { newer, why } => {
+            format!("the {} build cannot do the work: {why}", if *newer { "new" } else { "old" })
+        }
+        Outcome::BothIll => "both grow or die alike".to_owned(),
+        Outcome::NeitherIll { short: false, suspected: false } => "neither".to_owned(),
+        Outcome::Interrupted => "broken off".to_owned(),
+        _ => "cannot be told with so few readings (`--requests`)".to_owned(),
+    }
+}
+
+pub(super) fn name(metric: Metric) -> String {
+    let memory = |kind| match kind {
+        MemoryKind::Host => "host memory".to_owned(),
+        MemoryKind::Vram(gpu) => format!("GPU {}", gpu.0),
+    };
+    match metric {
+        Metric::Start => "start".to_owned(),
+        Metric::Prefill => "prefill".to_owned(),
+        Metric::Decode => "decode".to_owned(),
+        Metric::FirstToken => "first token".to_owned(),
+        Metric::AtReady(kind) => format!("{}, ready", memory(kind)),
+        Metric::AtLongest(kind) => format!("{}, longest prompt", memory(kind)),
+    }
+}
+
+pub(super) fn shown(metric: Metric, value: f64) -> String {
+    match metric {
+        Metric::Start | Metric::FirstToken if value < 1.0 => format!("{:.1} ms", value * 1000.0),
+        Metric::Start | Metric::FirstToken => format!("{value:.2} s"),
+        Metric::Prefill | Metric::Decode => format!("{:.1} t/s", 1.0 / value),
+        Metric::AtReady(_) | Metric::AtLongest(_) => ByteSize(scale(1, value)).to_string(),
+    }
+}
+
+/// A change in percent: `+4.0 % (+1.0 to +7.1)`; of tokens per second where those are shown.
+pub(super) fn change(ratio: &Ratio) -> String {
+    let Some(interval) = ratio.ratio else {
+        let none = |value: f64| value <= 0.0;
+        let told = match (none(ratio.old), none(ratio.new)) {
+            (true, false) => "only the new one has any",
+            (false, true) => "only the old one has any",
+            _ => "measured once",
+        };
+        return told.to_owned();
+    };
+    let is_rate = matches!(ratio.metric, Metric::Prefill | Metric::Decode);
+    let share = |value: f64| if is_rate { 1.0 / value - 1.0 } else { value - 1.0 } * 100.0;
+    let (low, high) = if is_rate { (interval.high, interval.low) } else { (interval.low, interval.high) };
+    format!("{:+.1} % ({:+.1} to {:+.1})", share(interval.value), share(low), share(high))
+}
+
+fn list(names: &[String]) -> String {
+    let shown = names.iter().take(LISTED).cloned().collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(LISTED) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_experiment::between::{Aim, Conclusion};
+    use warden_experiment::proof::{Difference, Faces, Fault};
+    use warden_policies::growth::Interval;
+
+    fn proof() -> Proof {
+        let ratio = |metric, old, new, low, high, ruling| Ratio {
+            metric,
+            old,
+            new,
+            ratio: Some(Interval { value: new / old, low, high }),
+            ruling,
+        };
+        let difference = |request: &str, distance, refused: Option<&str>| Difference {
+            request: request.to_owned(),
+            shared: 12,
+            of: 64,
+            distance,
+            refused: refused.map(str::to_owned),
+        };
+        Proof {
+            answers: Answers {
+                ruling: Ruling::Worse,
+                asked: 11,
+                equal: 8,
+                agreement: Some(0.91),
+                distance: Some(1.25),
+                noise: Some(0.002),
+                unsteady: 1,
+                differences: vec![
+                    difference("text 1", Some(1.25), None),
+                    difference("tokens", None, None),
+                    difference("schema", None, Some("no grammar (status 500)")),
+                ],
+            },
+            ratios: vec![
+                ratio(Metric::Start, 0.8, 0.9, 1.0, 1.3, Ruling::Same),
+                ratio(Metric::Prefill, 0.001, 0.0012, 1.12, 1.3, Ruling::Worse),
+                ratio(Metric::Decode, 0.02, 0.018, 0.88, 0.93, Ruling::Better),
+                ratio(Metric::FirstToken, 0.012, 0.012, 0.7, 1.4, Ruling::Unknown),
+                ratio(Metric::AtReady(MemoryKind::Host), 5e8, 5.1e8, 1.0, 1.03, Ruling::Same),
+            ],
+            faces: Faces {
+                flags_gone: vec!["--draft".to_owned(), "--log-disable".to_owned()],
+                flags_missed: vec!["--draft".to_owned()],
+                flags_new: vec!["--spec".to_owned()],
+                routes_gone: vec!["/infill".to_owned()],
+                routes_new: Vec::new(),
+            },
+            growth: Some(Growth::of(Conclusion {
+                outcome: Outcome::NeitherIll { short: false, suspected: false },
+                aim: Aim::Growth,
+                symptom: None,
+                ill_is_newer: None,
+                bounds: None,
+                judged: Vec::new(),
+                newer: Vec::new(),
+                older: Vec::new(),
+                ratios: Vec::new(),
+                differences: Vec::new(),
+                legs: 2,
+            })),
+            fault: None,
+            rounds: 8,
+            interrupted: false,
+        }
+    }
+
+    #[test]
+    fn a_proof_is_a_table_a_verdict_and_its_reasons() {
+        let mut text = String::new();
+        let fault =
+            Some(Fault { side: Side::New, why: "it did not start: it exited with code 1".to_owned() });
+        for proof in [proof(), Proof { fault, rounds: 0, ratios: Vec::new(), growth: None, ..proof() }] {
+            let report = ProofReport::new("old".to_owned(), "new".to_owned(), proof);
+            for row in report.rows() {
+                text += &(row.join(" | ") + "\n");
+            }
+            text.extend([format!("{}\n- {}\n", report.sentence(), report.reasons.join("\n- "))]);
+            text.extend([format!("notes\n- {}\n\n", report.notes.join("\n- "))]);
+        }
+        insta::assert_snapshot!(text);
+    }
+}

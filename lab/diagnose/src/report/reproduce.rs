@@ -1,0 +1,322 @@
+//! Writes a script that reproduces the growth without llama-warden, and its requests: POSIX sh, curl, a
+//! plain llama-server, and Linux's /proc; nvidia-smi where there is one.
+
+use std::path::Path;
+
+use serde_json::Value;
+use warden_experiment::crash::Crash;
+use warden_experiment::{Finding, Workload};
+
+use super::folder::Folder;
+use super::setup::{arguments, exports, files, is_name};
+use super::table::name;
+use super::{About, BetweenReport};
+use crate::client::Answer;
+use crate::proof::Sent;
+use crate::redact::Redactor;
+use crate::replay::Recording;
+use crate::shell::quoted;
+use crate::workload::{Facts, Script, Words};
+
+/// Limit of the steps that the script repeats.
+const STEPS: usize = 16;
+/// Limit of the steps that lead to a crash; after them the script starts over.
+const LED: usize = 128;
+/// Limits of requests and bytes from a recording, because the folder is to be sent.
+const REPLAYED: usize = 256;
+const REPLAYED_BYTES: usize = 16 << 20;
+/// Placeholder in a request for its number, which makes each text unique.
+const NUMBER: &str = "@N@";
+/// Placeholder in a conversation for the number of the round: within one round, requests share their
+/// beginning.
+const ROUND: &str = "@ROUND@";
+/// A request of the script.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Request {
+    /// URL path.
+    path: String,
+    pub(crate) body: String,
+}
+
+/// The requests of a script.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Requests {
+    pub(crate) bodies: Vec<Request>,
+    /// Number of concurrent requests.
+    together: usize,
+    /// A remark about the requests.
+    note: Option<String>,
+}
+
+/// Environment of the tested server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setting<'a> {
+    /// Variables that the server must not inherit.
+    pub(crate) removed: &'a [String],
+    /// Base of relative paths.
+    pub(crate) directory: &'a Path,
+}
+
+/// The requests of a workload, with made-up answers where requests depend on answers. For a `crash`: all
+/// requests that led to it, in their order.
+pub(crate) fn requests(workload: Workload, folder: &Folder<'_>, crash: Option<&Crash>) -> Requests {
+    if workload == Workload::Replay {
+        return folder.replay.map(replayed).unwrap_or_default();
+    }
+    let Folder { numbers, slots, n_ctx, tokens_per_word, .. } = *folder;
+    let Ok(mut script) = Script::new(workload, numbers, Facts { slots, n_ctx, tokens_per_word }, None) else {
+        return Requests::default();
+    };
+    let mut all = Requests::default();
+    let led = crash.map(|crash| usize::try_from(crash.at_request).unwrap_or(usize::MAX).min(LED));
+    let mut left = REPLAYED_BYTES;
+    for step in 0..=led.unwrap_or(STEPS) {
+        let asks = script.next();
+        // A conversation includes earlier answers; here they are words of ours, of the same length.
+        let text =
+            Words::new(tokens_per_word).text(u64::MAX - u64::try_from(step).unwrap_or(0), numbers.answer);
+        script.answered(&vec![Some(Answer { text, ..Answer::default() }); asks.len()]);
+        all.together = all.together.max(asks.len());
+        // The first request is a warm-up and left out; a conversation needs its beginning.
+        if step == 0 && led.is_none() && workload != Workload::Conversation {
+            continue;
+        }
+        for ask in asks {
+            let Some(mut body) = ask.body else { continue };
+            number(&mut body, workload == Workload::Conversation);
+            let request = Request { path: ask.path, body: body.to_string() };
+            if led.is_some() {
+                let Some(rest) = left.checked_sub(request.body.len()) else { return all };
+                left = rest;
+                all.bodies.push(request);
+            } else if !all.bodies.contains(&request) {
+                all.bodies.push(request);
+            }
+        }
+    }
+    if led.is_none() {
+        all.bodies.truncate(STEPS * all.together.max(1));
+    }
+    all
+}
+
+/// The beginning of a recording, redacted in any case.
+fn replayed(recording: &Recording) -> Requests {
+    let redactor = Redactor::new();
+    let mut left = REPLAYED_BYTES;
+    let mut all = Requests { together: 1, ..Requests::default() };
+    for ask in recording.asks().iter().take(REPLAYED) {
+        let body = ask.body.as_ref().and_then(|body| redactor.body(body)).map(|body| body.to_string());
+        let Some(body) = body else { continue };
+        let Some(rest) = left.checked_sub(body.len()) else { break };
+        left = rest;
+        // A query may name persons.
+        let path = ask.path.split('?').next().unwrap_or_default().to_owned();
+        all.bodies.push(Request { path, body });
+    }
+    if all.bodies.len() < recording.len() {
+        all.note = Some(format!("{} of {} requests of a recording.", all.bodies.len(), recording.len()));
+    }
+    all
+}
+
+impl From<&[Sent]> for Requests {
+    fn from(all: &[Sent]) -> Self {
+        let body = |one: &Sent| Request { path: one.path.clone(), body: one.body.to_string() };
+        Self { bodies: all.iter().map(body).collect(), together: 1, note: None }
+    }
+}
+
+/// Puts the placeholder of the request's number before its last text; in a conversation, that of the round
+/// before the first text.
+fn number(body: &mut Value, is_conversation: bool) {
+    if let Some(Value::String(text)) = body.get_mut("prompt") {
+        text.insert_str(0, &format!("{NUMBER} "));
+        return;
+    }
+    let messages = body.get_mut("messages").and_then(Value::as_array_mut);
+    let message = messages.and_then(|all| if is_conversation { all.first_mut() } else { all.last_mut() });
+    let Some(message) = message else { return };
+    let text = match message.get_mut("content") {
+        Some(Value::String(text)) => Some(text),
+        Some(Value::Array(parts)) => parts.iter_mut().find_map(|part| match part.get_mut("text") {
+            Some(Value::String(text)) => Some(text),
+            _ => None,
+        }),
+        _ => None,
+    };
+    if let Some(text) = text {
+        text.insert_str(0, &format!("{} ", if is_conversation { ROUND } else { NUMBER }));
+    }
+}
+
+/// The script. `finding`: the result to reproduce.
+pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, setting: &Setting<'_>) -> String {
+    let shown = finding.series.iter().filter_map(|found| {
+        let rate = found.per_request?.value / 1024.0;
+        Some(format!("#   {}: {}, {rate:+.0} KiB a request\n", found.series, found.verdict.as_str()))
+    });
+    let grows = finding.series.iter().any(|found| found.verdict.grows());
+    let what = if finding.crash.is_some() {
+        "Shows how llama-server crashes"
+    } else if grows {
+        "Shows how the memory of llama-server grows"
+    } else {
+        "Shows the memory of llama-server"
+    };
+    let died = finding.crash.iter().map(|crash| {
+        let why = crash.why.replace('\n', " ");
+        // A crash that comes a little later counts as the same one.
+        format!("#   it ended by itself at request {}: {why}\n", crash.at_request)
+    });
+    let most = finding.crash.as_ref().map_or(finding.requests, |crash| crash.at_request.saturating_mul(2));
+    let note = requests.note.iter().map(|note| format!("# It sends {note}\n"));
+    let under = about.under.iter().map(|tool| {
+        format!("# The server ran under `{}`, which this script leaves out.\n", tool.replace('\n', " "))
+    });
+    // The last occurrence of a flag counts.
+    let more = if finding.control { " --cache-ram 0" } else { "" };
+    let text = TEMPLATE
+        .replace("@WHAT@", what)
+        .replace("@WORKLOAD@", &name(finding))
+        .replace("@REQUESTS@", &most.max(1).to_string());
+    let shown: String = shown.chain(died).chain(note).chain(under).collect();
+    filled(&text, about, more, requests, setting).replacen(SHOWN, &shown, 1)
+}
+
+/// The script that shows the answers to some requests, and their speed.
+pub(crate) fn visiting(
+    about: &About,
+    between: Option<&BetweenReport>,
+    requests: &Requests,
+    setting: &Setting<'_>,
+) -> String {
+    let told = between.iter().flat_map(|between| between.sentences());
+    let told = told.map(|line| format!("#   {}\n", line.replace('\n', " ")));
+    let head = TEMPLATE.split(MEMORY).next().unwrap_or_default();
+    let text = format!("{head}{VISIT}")
+        .replace("@WHAT@ under the workload @WORKLOAD@", "Shows what llama-server answers, and how fast")
+        .replace("[REQUESTS]", "[TIMES]")
+        .replace("requests=${1:-@REQUESTS@}", "times=${1:-3}")
+        .replace("# So many are sent at a time.\ntogether=@TOGETHER@\n", "");
+    filled(&text, about, "", requests, setting).replacen(SHOWN, &told.collect::<String>(), 1)
+}
+
+/// Placeholder of the results, filled in last and only once: a log or the subject of a commit is foreign
+/// text and may contain placeholders.
+const SHOWN: &str = "@SHOWN@";
+
+/// First line of the script's part about memory.
+const MEMORY: &str = "# Anonymous memory of the process";
+
+/// Fills in the parts common to all scripts.
+fn filled(text: &str, about: &About, more: &str, requests: &Requests, setting: &Setting<'_>) -> String {
+    let unset = setting.removed.iter().filter(|name| is_name(name)).map(|name| format!("unset {name}\n"));
+    let paths = requests.bodies.iter().enumerate();
+    let paths = paths.map(|(at, request)| format!("    {at}) path={} ;;\n", quoted(&request.path)));
+    let args = arguments(about, setting.directory) + more;
+    let binary = Path::new(&about.binary);
+    let has_folder = binary.components().count() > 1;
+    let binary = if has_folder { setting.directory.join(binary) } else { binary.to_owned() };
+    text.replace("@TOGETHER@", &requests.together.max(1).to_string())
+        .replace("@BINARY@", &quoted(&binary.to_string_lossy()))
+        .replace("@FILES@", &files(about, setting.directory))
+        .replace("@EXPORTS@", &exports(about, setting.directory))
+        .replace("@UNSET@", &unset.collect::<String>())
+        .replace("@ARGS@", &args)
+        .replace("@BODIES@", &requests.bodies.len().to_string())
+        .replace("@PATHS@", &paths.collect::<String>())
+}
+
+const TEMPLATE: &str = include_str!("reproduce.sh");
+const VISIT: &str = include_str!("visit.sh");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_text_gets_the_number_of_its_request() {
+        let mut chat = serde_json::json!({"messages": [{"role": "user", "content": "hi"}]});
+        number(&mut chat, false);
+        assert_eq!(chat["messages"][0]["content"], "@N@ hi");
+        let image = serde_json::json!({"type": "image_url", "image_url": {"url": "data:,"}});
+        let mut parts =
+            serde_json::json!({"messages": [{"content": [image, {"type": "text", "text": "what"}]}]});
+        number(&mut parts, false);
+        assert_eq!(parts["messages"][0]["content"][1]["text"], "@N@ what");
+        let mut prompt = serde_json::json!({"prompt": "x"});
+        number(&mut prompt, false);
+        assert_eq!(prompt["prompt"], "@N@ x");
+        let mut input = serde_json::json!({"input": "x"});
+        number(&mut input, false);
+        assert_eq!(input, serde_json::json!({"input": "x"}));
+    }
+
+    #[test]
+    fn a_conversation_takes_turns_and_is_sent_on_all_slots_at_once() {
+        let numbers = &warden_policies::defaults().diagnose;
+        let folder = Folder {
+            numbers,
+            removed: &[],
+            directory: Path::new("/"),
+            slots: 3,
+            n_ctx: None,
+            tokens_per_word: 0.0,
+            replay: None,
+            visit: &[],
+        };
+        let all = requests(Workload::Conversation, &folder, None);
+        assert_eq!(all.together, 3);
+        assert!(all.bodies.len() > 6 && all.bodies.len().is_multiple_of(3), "{}", all.bodies.len());
+        for request in &all.bodies {
+            let body: Value = serde_json::from_str(&request.body).unwrap();
+            let roles: Vec<_> =
+                body["messages"].as_array().unwrap().iter().map(|one| one["role"].clone()).collect();
+            let turns = ["user", "assistant"].iter().cycle().take(roles.len());
+            assert!(roles.iter().eq(turns) && roles.len() % 2 == 1, "{roles:?}");
+        }
+    }
+
+    #[test]
+    fn a_marker_in_the_subject_of_a_commit_is_a_part_of_the_subject() {
+        use crate::report::Revision;
+        use warden_experiment::between::{Aim, Conclusion, Outcome};
+
+        let subject = "server : @PATHS@ @SHOWN@ @ARGS@ [REQUESTS]";
+        let revision = Revision {
+            commit: "a".repeat(40),
+            label: "b1".to_owned(),
+            date: String::new(),
+            subject: subject.to_owned(),
+        };
+        let conclusion = Conclusion {
+            outcome: Outcome::Found { revision: 1 },
+            aim: Aim::Answers,
+            symptom: None,
+            ill_is_newer: Some(true),
+            bounds: None,
+            judged: Vec::new(),
+            newer: Vec::new(),
+            older: Vec::new(),
+            ratios: Vec::new(),
+            differences: Vec::new(),
+            legs: 0,
+        };
+        let between = BetweenReport { repository: String::new(), line: vec![revision; 2], conclusion };
+        let sent = [Sent { path: "/completion".to_owned(), body: Value::Null }];
+        let setting = Setting { removed: &[], directory: Path::new("/") };
+        let text = visiting(&About::default(), Some(&between), &Requests::from(&sent[..]), &setting);
+        assert!(text.contains(&format!("{subject}\n")), "{text}");
+        assert_eq!(text.matches("0) path=").count(), 1, "{text}");
+    }
+
+    #[test]
+    fn a_recording_is_sent_on_without_what_it_says() {
+        let line = r#"{"path": "/completion?key=1", "body": {"prompt": "a secret", "n_predict": 2}}"#;
+        let lines = format!("{line}\n{{\"method\": \"GET\", \"path\": \"/props\"}}\n");
+        let all = replayed(&Recording::parse(&lines).unwrap());
+        assert!(!all.bodies[0].body.contains("secret") && all.bodies[0].path == "/completion", "{all:?}");
+        assert_eq!(all.note.as_deref(), Some("1 of 2 requests of a recording."));
+    }
+}

@@ -1,0 +1,228 @@
+//! The part of the script that starts the server: the same arguments and variables, without secrets, and
+//! with shell variables for files that lie elsewhere on another machine.
+
+use std::path::{Path, PathBuf};
+
+use super::About;
+use crate::shell::quoted;
+use warden_policies::secrets::is_hidden;
+
+/// A file whose path differs on the machine of the script's user.
+struct File {
+    /// The script's variable with the user's path.
+    name: &'static str,
+    /// llama-server's flags for the file; the first is used where none was given.
+    flags: [&'static str; 2],
+    /// llama-server's variable for the file.
+    variable: &'static str,
+    /// llama-server's flags and variable for the address that the file is loaded from.
+    address: ([&'static str; 2], &'static str),
+}
+
+const FILES: [File; 2] = [
+    File {
+        name: "MODEL",
+        flags: ["-m", "--model"],
+        variable: "LLAMA_ARG_MODEL",
+        address: (["-mu", "--model-url"], "LLAMA_ARG_MODEL_URL"),
+    },
+    File {
+        name: "MMPROJ",
+        flags: ["-mm", "--mmproj"],
+        variable: "LLAMA_ARG_MMPROJ",
+        address: (["-mmu", "--mmproj-url"], "LLAMA_ARG_MMPROJ_URL"),
+    },
+];
+/// Flags with secrets, or with files of secrets; without them the server requires none.
+const SECRETS: [&str; 2] = ["--api-key", "--api-key-file"];
+
+/// The option that named a file.
+enum Source {
+    Flag(PathBuf),
+    Variable(PathBuf),
+    /// An address with secrets.
+    Secret,
+}
+
+impl File {
+    /// The option that llama-server uses: a flag takes precedence over a variable.
+    fn source(&self, about: &About, directory: &Path) -> Option<Source> {
+        let flag = |flags: &[&str]| {
+            let at = about.args.iter().rposition(|word| flags.contains(&word.as_str()))?;
+            about.args.get(at + 1)
+        };
+        let variable = |name: &str| {
+            let mut all = about.env.iter().chain(&about.inherited);
+            all.find_map(|(known, value)| (known == name).then_some(value)).filter(|value| !value.is_empty())
+        };
+        if let Some(file) = flag(&self.flags) {
+            return Some(Source::Flag(directory.join(file)));
+        }
+        if let Some(file) = variable(self.variable) {
+            return Some(Source::Variable(directory.join(file)));
+        }
+        let address = flag(&self.address.0).or_else(|| variable(self.address.1))?;
+        is_hidden(address).then_some(Source::Secret)
+    }
+
+    /// The script's variable with the final path.
+    fn value(&self) -> String {
+        format!("\"${}\"", self.name.to_lowercase())
+    }
+}
+
+/// Flags and values without secrets, which are hidden and cannot be passed. Files have absolute paths, or
+/// variables.
+pub(super) fn arguments(about: &About, directory: &Path) -> String {
+    let mut words: Vec<String> = Vec::new();
+    let mut before = "";
+    for word in &about.args {
+        if is_hidden(word) || SECRETS.contains(&before) {
+            words.pop();
+        } else if let Some(file) = FILES.iter().find(|file| file.flags.contains(&before)) {
+            words.push(file.value());
+        } else {
+            words.push(quoted(&whole(word, before, directory)));
+        }
+        before = word;
+    }
+    for file in FILES.iter().filter(|file| matches!(file.source(about, directory), Some(Source::Secret))) {
+        words.extend([file.flags[0].to_owned(), file.value()]);
+    }
+    words.join(" ")
+}
+
+/// The absolute path, if the word is a file.
+fn whole(word: &str, before: &str, directory: &Path) -> String {
+    let path = directory.join(word);
+    let is_file = before.starts_with('-') && !word.starts_with('-') && path.is_file();
+    if is_file { path.to_string_lossy().into_owned() } else { word.to_owned() }
+}
+
+/// Shell variables for the files that lie elsewhere on another machine.
+pub(super) fn files(about: &About, directory: &Path) -> String {
+    let line = |file: &File| {
+        let (name, theirs) = (file.name.to_lowercase(), file.name);
+        Some(match file.source(about, directory)? {
+            Source::Flag(path) | Source::Variable(path) => {
+                let path = quoted(&path.to_string_lossy());
+                format!("{name}={path}\n[ -z \"${{{theirs}:-}}\" ] || {name}=${theirs}\n")
+            }
+            Source::Secret => {
+                format!("{name}=${{{theirs}:?name the file: where it came from looks like a secret}}\n")
+            }
+        })
+    };
+    FILES.iter().filter_map(line).collect()
+}
+
+/// Variables that were set for the server or inherited, except secrets.
+pub(super) fn exports(about: &About, directory: &Path) -> String {
+    let given = |name: &str| {
+        let is_it = |file: &&File| {
+            file.variable == name && matches!(file.source(about, directory), Some(Source::Variable(_)))
+        };
+        FILES.iter().find(is_it).map(File::value)
+    };
+    let all = || about.inherited.iter().chain(&about.env).filter(|(name, _)| is_name(name));
+    let (hidden, told): (Vec<_>, Vec<_>) = all().partition(|(_, value)| is_hidden(value));
+    let line = |(name, value): &&(String, String)| {
+        format!("export {name}={}\n", given(name).unwrap_or_else(|| quoted(value)))
+    };
+    let mut lines: Vec<String> = told.iter().map(line).collect();
+    lines.extend(hidden.iter().map(|(name, _)| format!("# {name} was set, too: it looks like a secret.\n")));
+    lines.concat()
+}
+
+/// Returns true if it can be the name of a shell variable.
+pub(super) fn is_name(name: &str) -> bool {
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && name.chars().all(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_supervisor::Command;
+
+    const HERE: &str = "/here";
+
+    fn about(args: &[&str], env: &[(&str, &str)]) -> About {
+        let args = args.iter().map(|&word| word.to_owned()).collect();
+        let env = env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let command = Command { args, env, ..Command::bare("x".into()) };
+        About::default().with_command(&command)
+    }
+
+    #[test]
+    fn secrets_are_left_out_with_their_flags_and_words_are_quoted() {
+        let about = about(&["-m", "/a b/m.gguf", "--api-key", "hush", "-c", "4096"], &[]);
+        let here = Path::new(HERE);
+        assert_eq!(arguments(&about, here), "-m \"$model\" -c 4096");
+        let files = files(&about, here);
+        assert!(files.starts_with("model='/a b/m.gguf'\n") && files.contains("model=$MODEL"), "{files}");
+        assert!(is_name("GGML_X1") && !is_name("1X") && !is_name("A B") && !is_name(""));
+    }
+
+    #[test]
+    fn files_that_variables_name_can_be_others_too_unless_a_flag_counts_more() {
+        let here = Path::new(HERE);
+        let env = [("LLAMA_ARG_MODEL", "m.gguf"), ("LLAMA_ARG_MMPROJ", "/p.gguf")];
+        let plain = about(&["-c", "4096"], &env);
+        assert_eq!(
+            files(&plain, here),
+            "model=/here/m.gguf\n[ -z \"${MODEL:-}\" ] || model=$MODEL\nmmproj=/p.gguf\n[ -z \"${MMPROJ:-}\" ] || \
+             mmproj=$MMPROJ\n"
+        );
+        assert_eq!(
+            exports(&plain, here),
+            "export LLAMA_ARG_MODEL=\"$model\"\nexport LLAMA_ARG_MMPROJ=\"$mmproj\"\n"
+        );
+        let both = about(&["-m", "/n.gguf"], &env);
+        assert!(files(&both, here).starts_with("model=/n.gguf\n"));
+        assert!(exports(&both, here).starts_with("export LLAMA_ARG_MODEL=m.gguf\n"));
+    }
+
+    #[test]
+    fn a_model_of_an_address_with_secrets_has_to_be_named() {
+        let here = Path::new(HERE);
+        let secret = "https://u:pw@host/m.gguf?sig=1";
+        for about in [about(&["-mu", secret], &[]), about(&[], &[("LLAMA_ARG_MODEL_URL", secret)])] {
+            assert_eq!(arguments(&about, here), "-m \"$model\"");
+            assert!(files(&about, here).starts_with("model=${MODEL:?name the file"));
+            let all = format!("{about:?}{}{}", exports(&about, here), about.command_line());
+            assert!(!all.contains("pw") && !all.contains("sig"), "{all}");
+        }
+        let open = about(&["-mu", "https://host/m.gguf"], &[]);
+        assert_eq!(
+            (arguments(&open, here).as_str(), files(&open, here).as_str()),
+            ("-mu https://host/m.gguf", "")
+        );
+    }
+
+    #[test]
+    fn what_was_inherited_is_given_and_secrets_are_only_named() {
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let own = Command {
+            env: vec![pair("MALLOC_ARENA_MAX", "2"), pair("HF_TOKEN", "hush")],
+            env_remove: vec!["CUDA_GONE".to_owned()],
+            ..Command::bare("x".into())
+        };
+        let all = [
+            pair("LLAMA_ARG_N_PARALLEL", "3"),
+            pair("GGML_CUDA_FORCE", "a b"),
+            pair("LLAMA_API_KEY", "hush"),
+            pair("CUDA_GONE", "1"),
+            pair("MALLOC_ARENA_MAX", "9"),
+            pair("LLAMA_WARDEN_X", "1"),
+            pair("HOME", "/root"),
+        ];
+        let about = About::default().with_command(&own).with_inherited(&all, &own);
+        assert_eq!(
+            exports(&about, Path::new(HERE)),
+            "export GGML_CUDA_FORCE='a b'\nexport LLAMA_ARG_N_PARALLEL=3\nexport MALLOC_ARENA_MAX=2\n# LLAMA_API_KEY was \
+             set, too: it looks like a secret.\n# HF_TOKEN was set, too: it looks like a secret.\n"
+        );
+        assert!(about.command_line().starts_with("GGML_CUDA_FORCE='a b' "), "{}", about.command_line());
+    }
+}

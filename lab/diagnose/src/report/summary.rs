@@ -1,0 +1,152 @@
+//! The result in a sentence or two, for the top of a page. Claims no more than was measured.
+
+use warden_experiment::between::Aim;
+use warden_experiment::{Ended, Finding, SeriesFinding};
+use warden_pages::Tone;
+use warden_policies::growth::Verdict;
+use warden_policies::phrases::grows;
+
+use super::crash::crashed;
+use super::table::name;
+use super::{BetweenReport, HeadroomReport, Report};
+
+/// Overall result of an experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outlook {
+    /// A server ended by itself; a memory may leak as well.
+    Crashes,
+    /// A memory leaks.
+    Leaks,
+    /// A memory may leak.
+    Suspected,
+    /// No examined memory leaks; some legs may have been too short.
+    Clean,
+    /// [`Self::Clean`], but only host memory could be read.
+    CleanHost,
+    /// All legs were too short for a verdict.
+    TooFew,
+    /// There was no leg.
+    NotRun,
+    /// There was no leg, and a revision is slower than another.
+    Slower,
+    /// There was no leg, and a revision answers differently from another.
+    Otherwise,
+}
+
+impl Outlook {
+    pub(super) fn of(report: &Report) -> Self {
+        let all = || report.legs.iter().flat_map(|leg| &leg.finding.series);
+        match all().map(|found| found.verdict).max() {
+            _ if report.legs.iter().any(|leg| leg.finding.crash.is_some()) => Self::Crashes,
+            Some(Verdict::Leaking) => Self::Leaks,
+            Some(Verdict::Suspected) => Self::Suspected,
+            _ if report.legs.is_empty() => match report.between.as_ref().map(|one| one.conclusion.aim) {
+                Some(Aim::Slowdown) => Self::Slower,
+                Some(Aim::Answers) => Self::Otherwise,
+                _ => Self::NotRun,
+            },
+            _ if all().any(tells) && report.vram_unknown().is_some() => Self::CleanHost,
+            _ if all().any(tells) => Self::Clean,
+            _ => Self::TooFew,
+        }
+    }
+
+    /// The colour; the sentence has the meaning.
+    pub(super) const fn tone(self) -> Tone {
+        match self {
+            Self::Crashes | Self::Leaks => Tone::Bad,
+            Self::Suspected | Self::Slower | Self::Otherwise => Tone::Warn,
+            Self::Clean => Tone::Good,
+            Self::CleanHost | Self::TooFew | Self::NotRun => Tone::Idle,
+        }
+    }
+
+    pub(super) const fn sentence(self) -> &'static str {
+        match self {
+            Self::Crashes => "The server crashes.",
+            Self::Leaks => "A leak was found.",
+            Self::Suspected => "There may be a leak: a longer run tells.",
+            Self::Clean => "No leak was found.",
+            Self::CleanHost => "No leak was found in host memory; VRAM is not known.",
+            Self::TooFew => "Too few readings to tell whether anything leaks.",
+            Self::NotRun => "No workload was run.",
+            Self::Slower => "Two revisions differ in speed.",
+            Self::Otherwise => "Two revisions answer otherwise.",
+        }
+    }
+}
+
+/// Returns true if there were enough readings for a verdict.
+fn tells(found: &SeriesFinding) -> bool {
+    found.verdict.is_known() && !found.is_too_short()
+}
+
+/// The findings, a sentence a line.
+pub(super) fn headline(report: &Report) -> Vec<String> {
+    let mut lines = Vec::new();
+    let tool = report.about.under.iter().map(|tool| {
+        format!("the server ran under `{tool}`: memory is that of both, and what grows may be the tool's")
+    });
+    let findings = || report.legs.iter().map(|leg| &leg.finding);
+    let crashes: Vec<String> =
+        findings().filter_map(|finding| Some(crashed(finding, finding.crash.as_ref()?))).collect();
+    for finding in findings() {
+        for found in finding.series.iter().filter(|found| found.verdict.grows()) {
+            let rate = found.per_request.map_or_else(|| "?".to_owned(), |slope| grows(slope.value));
+            let sure = match found.verdict {
+                Verdict::Leaking => "without a sign of an end",
+                _ => "which may be a leak: a longer run tells",
+            };
+            lines.push(format!("{} under {}: {rate} a request, {sure}", found.series, name(finding)));
+        }
+    }
+    if matches!(Outlook::of(report), Outlook::Slower | Outlook::Otherwise) {
+        lines.extend(report.between.iter().flat_map(BetweenReport::sentences));
+    } else if lines.is_empty() {
+        lines.extend(quiet(report));
+    }
+    lines.extend(tool);
+    lines.splice(0..0, crashes);
+    for finding in findings() {
+        match &finding.ended {
+            Ended::Failed { why } => lines.push(format!("the server failed under {}: {why}", name(finding))),
+            Ended::Killed { why } => {
+                lines.push(format!("somebody else ended the server under {}: {why}", name(finding)));
+            }
+            _ => {}
+        }
+    }
+    if report.interrupted {
+        lines.push("it was interrupted: what is beneath is what was known by then".to_owned());
+    }
+    let short = |headroom: &&HeadroomReport| headroom.short();
+    for verdict in report.headroom.iter().filter(short).flat_map(|headroom| &headroom.verdicts) {
+        if verdict.fits() == Some(false) {
+            lines.push(format!("{}: {}", verdict.series, verdict.sentence()));
+        }
+    }
+    lines
+}
+
+/// Without a finding: the extent of the search.
+fn quiet(report: &Report) -> Option<String> {
+    let names = |all: &[&Finding]| all.iter().map(|finding| name(finding)).collect::<Vec<_>>().join(", ");
+    let (told, short): (Vec<&Finding>, Vec<&Finding>) =
+        report.legs.iter().map(|leg| &leg.finding).partition(|finding| finding.series.iter().any(tells));
+    let unknown = report.vram_unknown();
+    let nothing = if unknown.is_some() { "nothing leaks in host memory" } else { "nothing leaks" };
+    let unknown = unknown.map_or_else(String::new, |why| format!("; VRAM is not known: {why}"));
+    match (told.is_empty(), short.is_empty()) {
+        (false, true) => Some(format!("{nothing} under the workloads below{unknown}")),
+        (false, false) => Some(format!(
+            "{nothing} under {}; there were too few readings to tell under {}{unknown}",
+            names(&told),
+            names(&short)
+        )),
+        (true, false) => {
+            Some(format!("too few readings to tell whether anything leaks under {}", names(&short)))
+        }
+        (true, true) if report.headroom.is_some() && report.skipped.is_empty() => None,
+        (true, true) => Some("nothing was run, so nothing is known".to_owned()),
+    }
+}

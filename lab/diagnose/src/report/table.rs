@@ -1,0 +1,245 @@
+//! The table for terminal and page, and its notes. Findings in, text out.
+
+use warden_experiment::{Ended, Finding, SeriesFinding, Settles};
+use warden_policies::MemoryKind;
+use warden_policies::growth::{Blame, Interval, Verdict};
+use warden_policies::phrases::grows;
+use warden_policies::units;
+
+use super::crash::{lines as told, short};
+use crate::experiment::Skipped;
+use crate::leg::Refused;
+
+pub(super) const MIB: f64 = units::exact(units::MIB);
+
+pub(super) const HEAD: [&str; 9] = [
+    "WORKLOAD",
+    "REQUESTS",
+    "MEMORY",
+    "A REQUEST",
+    "A PROMPT TOKEN",
+    "AN OUTPUT TOKEN",
+    "STABILIZES",
+    "VERDICT",
+    "BLAME",
+];
+
+/// The cells; the first row is the head.
+pub fn rows(legs: &[&Finding], skipped: &[Skipped]) -> Vec<Vec<String>> {
+    let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+    for leg in legs {
+        if leg.series.is_empty() && leg.crash.is_none() {
+            rows.push(vec![name(leg), leg.requests.to_string(), ended(&leg.ended)]);
+        }
+        for (index, found) in leg.series.iter().enumerate() {
+            let first = |text: String| if index == 0 { text } else { String::new() };
+            rows.push(vec![
+                first(name(leg)),
+                first(leg.requests.to_string()),
+                found.series.to_string(),
+                found.per_request.as_ref().map_or_else(|| "?".to_owned(), per_request),
+                token(found, found.per_prompt_token),
+                token(found, found.per_output_token),
+                settles(found.settles),
+                verdict(found).to_owned(),
+                blame(found),
+            ]);
+        }
+        if let Some(crash) = &leg.crash {
+            let first = |text: String| if leg.series.is_empty() { text } else { String::new() };
+            let said = format!("crashed at request {}, {}", crash.at_request, short(crash));
+            rows.push(vec![first(name(leg)), first(leg.requests.to_string()), said]);
+        }
+    }
+    for one in skipped {
+        rows.push(vec![one.workload.to_string(), "-".to_owned(), format!("not run: {}", one.why)]);
+    }
+    rows
+}
+
+/// The workload, and whether the leg ran without the prompt cache.
+pub(super) fn name(leg: &Finding) -> String {
+    if leg.control { format!("{} (no cache)", leg.workload) } else { leg.workload.to_string() }
+}
+
+/// Growth for a request: `+4.42 MiB`; `0` within its uncertainty of zero.
+fn per_request(slope: &Interval) -> String {
+    if is_none(slope) {
+        return "0".to_owned();
+    }
+    grows(slope.value)
+}
+
+fn is_none(slope: &Interval) -> bool {
+    slope.low <= 0.0 && slope.high >= 0.0
+}
+
+/// Growth for a token, if a request grows and the growth has not stopped.
+fn token(found: &SeriesFinding, bytes: Option<f64>) -> String {
+    match bytes {
+        None => "-".to_owned(),
+        Some(_) if matches!(found.settles, Settles::Yes { .. }) => "0".to_owned(),
+        Some(_) if found.per_request.as_ref().is_some_and(is_none) => "0".to_owned(),
+        Some(bytes) if bytes.abs() >= 1024.0 => format!("{:+.1} KiB", bytes / 1024.0),
+        Some(bytes) => format!("{bytes:+.0} B"),
+    }
+}
+
+/// The verdict, or `?` after too few readings.
+pub(super) fn verdict(found: &SeriesFinding) -> &'static str {
+    if found.is_too_short() && !found.verdict.grows() { "?" } else { found.verdict.as_str() }
+}
+
+fn settles(settles: Settles) -> String {
+    match settles {
+        Settles::Yes { at_request: 0..=1 } => "yes".to_owned(),
+        Settles::Yes { at_request } => format!("after {at_request}"),
+        Settles::No => "no".to_owned(),
+        Settles::Unknown => "?".to_owned(),
+    }
+}
+
+fn blame(found: &SeriesFinding) -> String {
+    match &found.blame {
+        Some(Blame::Pays { unit, bytes_per_unit, .. }) => {
+            let amount = match *bytes_per_unit {
+                bytes if bytes >= 0.1 * MIB => format!("{:.2} MiB", bytes / MIB),
+                bytes => format!("{:.1} KiB", bytes / 1024.0),
+            };
+            format!("each {} {amount}", unit.noun())
+        }
+        Some(Blame::Undecided { .. }) => "undecided".to_owned(),
+        None => String::new(),
+    }
+}
+
+/// Describes an unusual end of a leg.
+fn ended(ended: &Ended) -> String {
+    match ended {
+        // A crash has a section of its own.
+        Ended::Complete | Ended::Early | Ended::Crashed { .. } => String::new(),
+        Ended::OutOfTime => "ended: the time for a leg was over".to_owned(),
+        Ended::OutOfMemory { why } => format!("ended: {why}"),
+        Ended::Interrupted => "interrupted".to_owned(),
+        Ended::Killed { why } => format!("ended: somebody else ended the server: {why}"),
+        Ended::Failed { why } => format!("the server failed: {why}"),
+    }
+}
+
+/// Notes on the legs, a line each.
+pub fn notes(legs: &[&Finding]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for leg in legs {
+        lines.extend(leg.crash.iter().flat_map(|crash| told(leg, crash)));
+        let said = ended(&leg.ended);
+        if !said.is_empty() {
+            lines.push(format!("{}: {said}", name(leg)));
+        }
+        for found in &leg.series {
+            // A leg that crashed cannot be run longer.
+            let cut = leg.crash.is_some() && found.is_too_short();
+            if let Some(follows) = found.graphs.filter(|_| found.verdict.leaks()) {
+                lines.push(format!(
+                    "{} {}: it rises with captured graphs, which the memory report counts: {:.2} more a request, {:.0} KiB each \
+                     (correlation {:.2})",
+                    name(leg),
+                    found.series,
+                    follows.per_request,
+                    follows.bytes_each / 1024.0,
+                    follows.correlation
+                ));
+            }
+            lines.extend(
+                note(found, leg.enough)
+                    .filter(|_| !cut)
+                    .map(|note| format!("{} {}: {note}", name(leg), found.series)),
+            );
+        }
+    }
+    lines
+}
+
+/// Describes refused requests of a leg.
+pub fn refusal(leg: &Finding, refused: &Refused) -> String {
+    let Refused { requests, why } = refused;
+    format!(
+        "{}: the server refused {requests} of its requests, and they are not counted; the last: {why}",
+        name(leg)
+    )
+}
+
+fn note(found: &SeriesFinding, enough: u64) -> Option<String> {
+    if found.is_too_short() {
+        return Some(format!("too few readings for a verdict: give `--requests {enough}` or more"));
+    }
+    let slope = found.per_request?;
+    let pooled = found.pooled_per_request.filter(|pooled| *pooled >= 0.1 * slope.value.max(1.0));
+    match (found.verdict, found.settles) {
+        (Verdict::Steady | Verdict::Suspected, Settles::No) if slope.value >= found.sees => {
+            Some("it grows, too unevenly or not long enough to be called a leak: give `--requests` a larger number".to_owned())
+        }
+        (Verdict::Steady | Verdict::Suspected, Settles::No) => Some(format!(
+            "it grows to the end, and too slowly for so few requests: a leak is told from {:.2} MiB a request on; give \
+             `--requests` a larger number",
+            found.sees / MIB
+        )),
+        (Verdict::Bounded, Settles::Unknown | Settles::No) => {
+            let fills = match pooled {
+            Some(pooled) if pooled >= slope.value => {
+                "all of its growth goes into what the server keeps on purpose, which is not full yet".to_owned()
+            }
+            Some(pooled) => format!(
+                "{:.2} MiB of {:.2} MiB a request go into what the server keeps on purpose, which is not full yet",
+                pooled / MIB,
+                slope.value / MIB
+            ),
+            None => "it grows within what the server is told to keep, whose size its log does not tell; the row without the \
+                     prompt cache says what is left"
+                .to_owned(),
+            };
+            let cache = found.series == MemoryKind::Host;
+            Some(if cache { format!("{fills}. To bound the prompt cache, give the server `--cache-ram 512` (MiB)") } else { fills })
+        }
+        (Verdict::Leaking | Verdict::Suspected, _) => match &found.blame {
+            Some(Blame::Undecided { why }) => Some(format!("nothing is blamed: {}", why.trim_end_matches('.'))),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_nothing_for_a_request_is_nothing_for_its_tokens() {
+        let found = |low: f64| SeriesFinding {
+            series: MemoryKind::Host,
+            verdict: Verdict::Steady,
+            per_request: Some(Interval { value: 2048.0, low, high: 4096.0 }),
+            pooled_per_request: None,
+            per_prompt_token: Some(30.0),
+            per_output_token: None,
+            per_image: None,
+            settles: Settles::Unknown,
+            blame: None,
+            first: 0,
+            last: 0,
+            peak: 0,
+            sees: 1.0,
+            graphs: None,
+        };
+        let cells = |found: SeriesFinding| {
+            (per_request(&found.per_request.unwrap()), token(&found, found.per_prompt_token))
+        };
+        assert_eq!(cells(found(-1.0)), ("0".to_owned(), "0".to_owned()));
+        let short = SeriesFinding { verdict: Verdict::Warming, per_request: None, ..found(1.0) };
+        assert!(note(&short, 64).is_some_and(|note| note.contains("give `--requests 64`")));
+        assert_eq!((verdict(&short), verdict(&SeriesFinding { sees: f64::MAX, ..found(1.0) })), ("?", "?"));
+        assert_eq!(verdict(&found(1.0)), "steady");
+        let cache = SeriesFinding { verdict: Verdict::Bounded, ..found(1.0) };
+        assert!(note(&cache, 64).is_some_and(|note| note.contains("`--cache-ram 512`")));
+        assert_eq!(cells(found(1.0)), ("+0.00 MiB".to_owned(), "+30 B".to_owned()));
+    }
+}

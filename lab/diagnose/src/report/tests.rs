@@ -1,0 +1,416 @@
+//! Content of a report, and the secrets that it leaves out.
+
+use std::time::Duration;
+
+use warden_experiment::bisect;
+use warden_experiment::{Ended, Judge, Next, Speed, Workload};
+use warden_policies::growth::{Blame, Unit, Verdict};
+use warden_policies::sample::{Edge, HostMemory, Sample, Work};
+use warden_policies::{MemoryKind, defaults};
+
+use super::folder::Shows;
+use super::*;
+use crate::LegResult;
+
+pub(super) const MIB: u64 = 1 << 20;
+
+pub(super) fn leg(workload: Workload, leak: u64) -> LegResult {
+    let mut judge = Judge::new(workload, 120, &defaults().growth, &defaults().diagnose);
+    for n in 1..=120 {
+        let work = Work { requests: n, prompt_tokens: 40 * n, output_tokens: 32 * n, ..Work::default() };
+        let host = HostMemory { anon: 100 * MIB + n * leak + n * 7919 % 61 * 4096, ..HostMemory::default() };
+        let sample = Sample {
+            at: Duration::from_millis(n),
+            edge: Edge::Idle,
+            host: Some(host),
+            vram: Vec::new(),
+            pools: Vec::new(),
+            in_flight: 0,
+            work,
+            largest_prompt: 40,
+            reclaims: 0,
+        };
+        if judge.observe(sample, 0, None) == Next::Decided {
+            break;
+        }
+    }
+    LegResult {
+        finding: judge.finding(Speed::default(), Ended::Early),
+        readings: judge.readings().to_vec(),
+        props: warden_supervisor::SoloProps::default(),
+        allowance: Vec::new(),
+        ready_after: Duration::from_secs(1),
+        vram_unknown: None,
+        devices: Vec::new(),
+        lines: Vec::new(),
+        last_words: Vec::new(),
+        no_embeddings: None,
+        refused: None,
+        tokens_per_word: 0.0,
+    }
+}
+
+pub(super) fn outcome() -> Outcome {
+    let mut leaking = leg(Workload::SameImage, 4 * MIB);
+    leaking.finding.series[0].blame =
+        Some(Blame::Pays { unit: Unit::Image, bytes_per_unit: 4.42 * 1_048_576.0, share: 0.98 });
+    let skipped = vec![Skipped { workload: Workload::Audio, why: "the server takes no <audio>".to_owned() }];
+    Outcome { legs: vec![leg(Workload::ShortText, 0), leaking], skipped, interrupted: false, failed: false }
+}
+
+pub(super) fn report() -> Report {
+    let command = Command {
+        args: ["-m", "a b.gguf", "--api-key", "hush"].map(str::to_owned).to_vec(),
+        env: vec![("HF_TOKEN".to_owned(), "hush".to_owned()), ("A".to_owned(), "1".to_owned())],
+        ..Command::bare("/opt/llama-server".into())
+    };
+    Report::new(About { model: "m".to_owned(), ..About::default() }.with_command(&command), &outcome())
+}
+
+#[test]
+fn a_report_survives_json_and_keeps_secrets_to_itself() {
+    let report = report();
+    let text = serde_json::to_string(&report).unwrap();
+    let read: Report = serde_json::from_str(&text).unwrap();
+    // The last digit of a fraction may differ.
+    assert_eq!((read.legs.len(), &read.about, &read.skipped), (2, &report.about, &report.skipped));
+    assert_eq!(read.legs[1].readings, report.legs[1].readings);
+    assert!(report.leaks && text.contains("\"workload\":\"same-image\""));
+    for text in [text, report.html()] {
+        assert!(!text.contains("hush"), "{text}");
+    }
+    assert_eq!(
+        report.about.command_line(),
+        "HF_TOKEN='***' A=1 /opt/llama-server -m 'a b.gguf' --api-key '***'"
+    );
+}
+
+#[test]
+fn a_page_needs_nothing_else_and_escapes_what_it_is_told() {
+    let page = report().html();
+    for banned in ["<script", "http://", "https://", "src=", "@import", "<audio>", "style="] {
+        assert!(!page.contains(banned), "{banned}");
+    }
+    assert!(page.contains("A leak was found.") && page.contains("no &lt;audio&gt;"));
+    assert_eq!(page.matches("<svg class=\"plot\"").count(), 2);
+    assert_eq!(page.matches("class=\"curve read\" d=\"M").count(), 4, "a curve and its key in each legend");
+    let tags = elements(&page);
+    assert!(tags.iter().any(|tag| tag == "table") && tags.iter().any(|tag| tag == "dd"), "{tags:?}");
+}
+
+/// The names of all elements, in order. Fails if an element is closed without being open, or never closed.
+fn elements(page: &str) -> Vec<String> {
+    let (mut all, mut open) = (Vec::new(), Vec::new());
+    // A stylesheet contains no markup.
+    let (head, rest) = page.split_once("<style>").unwrap();
+    let markup = format!(
+        "{head}<style>{}",
+        rest.split_once("</style>").map(|(_, rest)| format!("</style>{rest}")).unwrap()
+    );
+    for tag in markup.split('<').skip(1).map(|rest| rest.split('>').next().unwrap()) {
+        let name = tag.split(' ').next().unwrap().trim_end_matches('/');
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop().as_deref(), Some(name));
+        } else {
+            if !tag.ends_with('/') && !["!doctype", "meta"].contains(&name) {
+                open.push(name.to_owned());
+            }
+            all.push(name.to_owned());
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+    all
+}
+
+#[test]
+fn each_name_of_the_head_has_its_value_beside_it_however_long_that_is() {
+    let mut report = report();
+    let long = "version: 8827 (a5cbf1b0)\nbuilt with GNU 12.2.0\n\nfor Linux x86_64 </dd><dt> ".to_owned()
+        + &"x".repeat(5000);
+    report.about.system = vec![
+        ("llama-server says".to_owned(), long),
+        ("nothing".to_owned(), " \n ".to_owned()),
+        ("processor".to_owned(), "a processor".to_owned()),
+    ];
+    let page = report.html();
+    let names: Vec<String> = elements(&page)
+        .into_iter()
+        .filter(|name| ["dl", "div", "dt", "dd"].contains(&name.as_str()))
+        .collect();
+    let head: Vec<&str> = names.iter().skip(1).map(String::as_str).take_while(|name| *name != "dl").collect();
+    let pairs: Vec<&[&str]> = head.chunks(3).take_while(|pair| pair.len() == 3).collect();
+    assert!(pairs.len() >= 4 && pairs.iter().all(|pair| *pair == ["div", "dt", "dd"]), "{head:?}");
+    assert!(
+        page.contains("<dt>processor</dt><dd>a processor</dd>") && !page.contains("<dt>nothing"),
+        "{page}"
+    );
+}
+
+#[test]
+fn a_plot_has_the_law_with_its_band_what_is_declared_budgets_and_what_happened() {
+    let mut report = report();
+    let budget = Budget { soft: Some(300 * MIB), hard: Some(400 * MIB) };
+    report.budgets = vec![SeriesBudget { series: MemoryKind::Host, budget }];
+    for reading in &mut report.legs[1].readings {
+        reading.allowed = 64 * MIB;
+        reading.sample.reclaims = u64::from(reading.sample.work.requests > 30);
+    }
+    report.legs[1].finding.ended = Ended::Killed { why: "HF_TOKEN=hush was killed".to_owned() };
+    let page = report.html();
+    let leaking = page.split("<h2>").find(|part| part.starts_with("same-image")).unwrap();
+    for there in [
+        "<path class=\"law\" d=\"M",
+        "<path class=\"declared\" d=\"M",
+        "limit soft",
+        "limit hard",
+        "<g class=\"mark reclaim\">",
+        "<g class=\"mark crash\">",
+        "the law: +4.00 MiB a request",
+        "told to keep: up to 64.0 MiB",
+        "soft budget: 300.0 MiB",
+        "memory was asked back",
+        "was killed",
+    ] {
+        assert!(leaking.contains(there), "{there} in {leaking}");
+    }
+    assert!(!page.contains("hush"));
+    // The page explains the verdicts of the table, and no others.
+    assert!(page.contains(warden_pages::words::verdict(Verdict::Leaking).split(',').next().unwrap()));
+    assert!(page.contains("<dt>steady</dt>") && !page.contains("<dt>suspected</dt>"));
+}
+
+#[test]
+fn slow_growth_is_told_with_what_it_would_take_to_judge_it() {
+    let slow = leg(Workload::ShortText, 300 * 1024);
+    let notes = notes(&[&slow.finding]);
+    assert!(notes[0].contains("--requests"), "{notes:?}");
+    assert_eq!(slow.finding.of(MemoryKind::Host).unwrap().verdict, Verdict::Suspected);
+}
+
+/// A leg with too few readings.
+pub(super) fn short(workload: Workload) -> LegResult {
+    let mut all = leg(workload, 0);
+    all.readings.truncate(3);
+    let mut judge = Judge::new(workload, 3, &defaults().growth, &defaults().diagnose);
+    for reading in &all.readings {
+        judge.observe(reading.sample.clone(), 0, None);
+    }
+    all.finding = judge.finding(Speed::default(), Ended::Complete);
+    all
+}
+
+/// A leg whose VRAM could not be read.
+pub(super) fn blind(workload: Workload) -> LegResult {
+    LegResult { vram_unknown: Some("no driver".to_owned()), ..leg(workload, 0) }
+}
+
+#[test]
+fn no_page_says_that_nothing_leaks_where_nothing_could_be_seen() {
+    let of = |legs: Vec<LegResult>, skipped: Vec<Skipped>| {
+        Report::new(About::default(), &Outcome { legs, skipped, interrupted: false, failed: false })
+    };
+    let skipped = vec![Skipped { workload: Workload::Audio, why: "no ears".to_owned() }];
+    for (report, told) in [
+        (of(Vec::new(), skipped), "nothing was run, so nothing is known"),
+        (
+            of(vec![short(Workload::ShortText)], Vec::new()),
+            "too few readings to tell whether anything leaks under short-text",
+        ),
+        (
+            of(vec![leg(Workload::LongText, 0), short(Workload::ShortText)], Vec::new()),
+            "nothing leaks under long-text; there were too few readings to tell under short-text",
+        ),
+        (of(vec![leg(Workload::LongText, 0)], Vec::new()), "nothing leaks under the workloads below"),
+        (
+            of(vec![blind(Workload::LongText)], Vec::new()),
+            "nothing leaks in host memory under the workloads below; VRAM is not known: no driver",
+        ),
+    ] {
+        for text in [report.markdown(Shows::Nothing), report.html()] {
+            assert!(text.contains(told), "{told}: {text}");
+            assert_eq!(
+                text.contains("No leak was found."),
+                text.starts_with('<') && told.starts_with("nothing leaks under")
+            );
+        }
+    }
+}
+
+pub(super) fn cure(outcome: bisect::Outcome, cure: &[usize]) -> CureReport {
+    let switch = |item: &str| Switch {
+        item: item.to_owned(),
+        title: format!("title of {item}"),
+        does: "A=1".to_owned(),
+        against: None,
+    };
+    let trial = bisect::TrialReport {
+        switches: vec![0],
+        legs: 2,
+        tracks: Vec::new(),
+        cost: bisect::Cost::default(),
+        crashed: Some("it died".to_owned()),
+    };
+    CureReport {
+        switches: vec![switch("first"), switch("second")],
+        not_tried: vec![NotTried { item: "third".to_owned(), why: "it needs <another> build".to_owned() }],
+        added: Added::default(),
+        conclusion: bisect::Conclusion {
+            outcome,
+            leaking: Vec::new(),
+            cure: cure.to_vec(),
+            stopped: Vec::new(),
+            by_track: Vec::new(),
+            trials: vec![trial],
+            legs: 4,
+        },
+        mitigations: Vec::new(),
+    }
+}
+
+#[test]
+fn every_switch_is_in_the_table_or_among_those_not_tried_with_its_reason() {
+    let cured = cure(bisect::Outcome::Cured, &[0]);
+    let why = |report: &CureReport| {
+        report.left_out().iter().map(|one| format!("{}: {}", one.item, one.why)).collect::<Vec<_>>()
+    };
+    let third = "third: it needs <another> build";
+    assert_eq!(why(&cured), ["second: it was not needed: `first` alone stops everything", third]);
+    assert_eq!(
+        why(&cure(bisect::Outcome::Interrupted, &[])),
+        ["second: it was interrupted before its turn", third]
+    );
+    let report =
+        Report { cure: Some(cured), attribution: vec!["host grows, called in <f>".to_owned()], ..report() };
+    let (text, page) = (report.markdown(Shows::Nothing), report.html());
+    for part in [
+        "## With and without",
+        "### Not tried",
+        "`second`: it was not needed",
+        third.split_once(": ").unwrap().1,
+        "called in <f>",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    for part in [
+        "<h2>With and without</h2>",
+        "it needs &lt;another&gt; build",
+        "<h2>Which call sites</h2>",
+        "called in &lt;f&gt;",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+}
+
+pub(super) fn plain() -> Folder<'static> {
+    Folder {
+        numbers: &defaults().diagnose,
+        removed: &[],
+        directory: std::path::Path::new("/"),
+        slots: 1,
+        n_ctx: None,
+        tokens_per_word: 0.0,
+        replay: None,
+        visit: &[],
+    }
+}
+
+#[test]
+fn a_leg_without_the_cache_says_so_everywhere_and_so_does_the_script() {
+    let mut report = report();
+    report.legs[1].finding.control = true;
+    let folder = tempfile::tempdir().unwrap();
+    report.write_folder(folder.path(), &plain()).unwrap();
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    assert!(read("report.md").contains("host under same-image (no cache): +4.00 MiB a request"));
+    assert!(read("report.html").contains("<h2>same-image (no cache)</h2>"));
+    let script = read("reproduce.sh");
+    assert!(
+        script.contains("workload same-image (no cache)") && script.contains(" --cache-ram 0 --host"),
+        "{script}"
+    );
+}
+
+#[test]
+fn what_a_server_quotes_of_somebodys_requests_is_in_no_file() {
+    let mut report = report();
+    let why = "Missing 'role' in message: {\"content\":\"a hush\"} (status 400)";
+    let finding = &mut report.legs[1].finding;
+    (finding.workload, finding.ended) =
+        (Workload::Replay, Ended::Failed { why: format!("5 requests in a row failed: {why}") });
+    report.legs[1].refused = Some(Refused { requests: 5, why: why.to_owned() });
+    report.legs[0].refused = Some(Refused { requests: 1, why: "of ours: no images".to_owned() });
+    report.skipped = vec![Skipped { workload: Workload::Replay, why: why.to_owned() }];
+    assert_eq!(
+        report.notes().concat().matches("hush").count(),
+        2,
+        "who runs it sees it: {:?}",
+        report.notes()
+    );
+    let folder = tempfile::tempdir().unwrap();
+    report.write_folder(folder.path(), &plain()).unwrap();
+    for name in ["report.md", "report.html", "findings.json"] {
+        let text = std::fs::read_to_string(folder.path().join(name)).unwrap();
+        assert!(!text.contains("hush\\\"}") && !text.contains("a hush"), "{name}: {text}");
+        assert!(
+            text.contains(" in message (status 400)") && text.contains("of ours: no images"),
+            "{name}: {text}"
+        );
+    }
+}
+
+#[test]
+fn an_older_script_goes_with_its_requests_and_what_is_not_ours_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    report().write_folder(folder.path(), &plain()).unwrap();
+    assert!(at("requests/0.json").is_file());
+    std::fs::write(at("requests/mine.json"), "").unwrap();
+    let empty = Outcome { legs: Vec::new(), skipped: Vec::new(), interrupted: false, failed: false };
+    let nothing = Report::new(About::default(), &empty);
+    nothing.write_folder(folder.path(), &plain()).unwrap();
+    assert!(!at("reproduce.sh").exists() && !at("requests/0.json").exists());
+    assert!(at("requests/mine.json").is_file() && at("report.md").is_file());
+    std::fs::write(at("reproduce.sh"), "somebody else's").unwrap();
+    std::fs::write(at("requests/0.json"), "").unwrap();
+    nothing.write_folder(folder.path(), &plain()).unwrap();
+    assert!(at("reproduce.sh").is_file() && at("requests/0.json").is_file());
+}
+
+#[test]
+fn a_script_shows_growth_only_where_there_is_some() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = |report: Report| {
+        report.write_folder(folder.path(), &plain()).unwrap();
+        std::fs::read_to_string(folder.path().join("reproduce.sh")).unwrap()
+    };
+    assert!(script(report()).contains("# Shows how the memory of llama-server grows under the workload"));
+    let mut steady = report();
+    steady.legs.truncate(1);
+    assert!(script(steady).contains("# Shows the memory of llama-server under the workload short-text,"));
+}
+
+#[test]
+fn a_tool_around_the_server_is_named_and_growth_is_not_the_servers_alone() {
+    let mut report = report();
+    report.about = report.about.with_tool(&["env", "A_KEY=hush", "valgrind"].map(str::to_owned));
+    assert!(report.about.command_line().contains(" env 'A_KEY=***' valgrind /opt/llama-server -m "));
+    let told = "the server ran under `env 'A_KEY=***' valgrind`: memory is that of both";
+    let text = report.markdown(Shows::Nothing);
+    assert!(text.starts_with("# Memory of llama-server and of the tool around it grows\n"), "{text}");
+    assert!(text.contains(told) && text.contains("| run under |"), "{text}");
+    assert!(report.html().contains(&warden_pages::escape(told)));
+    let folder = tempfile::tempdir().unwrap();
+    report.write_folder(folder.path(), &plain()).unwrap();
+    let script = std::fs::read_to_string(folder.path().join("reproduce.sh")).unwrap();
+    assert!(script.contains("which this script leaves out") && !script.contains("valgrind /opt"), "{script}");
+}
+
+#[test]
+fn what_a_server_may_keep_is_that_of_a_leg_with_its_cache() {
+    let mut report = report();
+    report.legs[0].may_keep = vec!["a prompt cache".to_owned()];
+    report.legs[1].finding.control = true;
+    report.legs[1].may_keep = vec!["nothing much".to_owned()];
+    let text = report.markdown(Shows::Nothing);
+    assert!(text.contains("on purpose: a prompt cache") && !text.contains("nothing much"), "{text}");
+}

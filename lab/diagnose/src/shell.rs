@@ -1,0 +1,29 @@
+//! Quotes and splits the words of a POSIX shell's command line.
+
+/// Quotes a word for a shell. NUL has no quoted form and is left out.
+pub fn quoted(word: &str) -> String {
+    let word = word.replace('\0', "");
+    match shlex::try_quote(&word) {
+        Ok(quoted) => quoted.into_owned(),
+        Err(_) => String::new(),
+    }
+}
+
+/// Splits a command line into words; `None` if a quote is not closed.
+pub fn words(line: &str) -> Option<Vec<String>> {
+    shlex::split(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_quoted_is_read_as_it_was() {
+        for word in ["plain-1.2/a", "a b", "it's", "$(x) `y` \\ \"z\"", "", "#", "*", "ä\nb", "!1"] {
+            assert_eq!(words(&quoted(word)), Some(vec![word.to_owned()]), "{word}");
+        }
+        assert_eq!(quoted("a\0b"), "ab");
+        assert_eq!(words("a 'b"), None);
+    }
+}

@@ -1,0 +1,217 @@
+//! Turns a workload into requests, step by step.
+//!
+//! The first step is the largest of its kind, so that its buffers exist before the first reading. Where the
+//! order of sizes matters, it is drawn at random, the same for every run, so that growth with size differs
+//! from growth with time.
+
+mod conversation;
+pub(crate) mod picture;
+pub(crate) mod sound;
+mod text;
+
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use warden_experiment::Workload;
+use warden_policies::defaults::Diagnose;
+use warden_policies::world::SplitMix;
+
+use self::conversation::Conversation;
+pub(crate) use self::text::{SAMPLE_WORDS, Words};
+use crate::client::{Answer, Ask};
+use crate::error::DiagnoseError;
+use crate::replay::Recording;
+
+/// Facts about the server that size its requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    /// Concurrent requests.
+    pub(crate) slots: u32,
+    /// Tokens of context in a slot; `None` if unknown.
+    pub(crate) n_ctx: Option<u64>,
+    /// Tokens per word of our texts.
+    pub(crate) tokens_per_word: f64,
+}
+
+impl Facts {
+    /// At most `tokens` for a prompt, so that it fits with its answer.
+    pub(crate) fn fitting(self, tokens: u64, answer: u64) -> u64 {
+        let room = self.n_ctx.map(|context| context.saturating_sub(answer + TEMPLATE));
+        room.map_or(tokens, |room| tokens.min(room.max(1)))
+    }
+}
+
+/// The requests of one leg.
+#[derive(Debug)]
+pub(crate) struct Script {
+    workload: Workload,
+    numbers: Diagnose,
+    facts: Facts,
+    words: Words,
+    order: SplitMix,
+    step: u64,
+    conversations: Vec<Conversation>,
+    pictures: Vec<String>,
+    clip: Option<String>,
+    recording: Option<Arc<Recording>>,
+}
+
+/// Tokens that a template adds to a prompt, estimated generously.
+const TEMPLATE: u64 = 96;
+
+impl Script {
+    pub(crate) fn new(
+        workload: Workload,
+        numbers: &Diagnose,
+        facts: Facts,
+        recording: Option<Arc<Recording>>,
+    ) -> Result<Self, DiagnoseError> {
+        let sizes: &[(u32, u32)] = match workload {
+            Workload::SameImage => std::slice::from_ref(&numbers.image),
+            Workload::ImageSizes => &numbers.images,
+            _ => &[],
+        };
+        let mut sizes = sizes.to_vec();
+        // The largest first.
+        sizes.sort_by_key(|(width, height)| std::cmp::Reverse(u64::from(*width) * u64::from(*height)));
+        let pictures = sizes.iter().map(|(width, height)| picture::url(*width, *height));
+        let slots = facts.slots.clamp(1, numbers.conversations.max(1));
+        let conversations = match workload {
+            Workload::Conversation => (0..slots).map(|slot| Conversation::new(u64::from(slot))).collect(),
+            _ => Vec::new(),
+        };
+        Ok(Self {
+            workload,
+            facts,
+            words: Words::new(facts.tokens_per_word),
+            order: SplitMix::new(7),
+            step: 0,
+            conversations,
+            pictures: pictures.collect::<Result<_, DiagnoseError>>()?,
+            clip: (workload == Workload::Audio).then(|| STANDARD.encode(sound::wav(numbers.audio_seconds))),
+            recording,
+            numbers: numbers.clone(),
+        })
+    }
+
+    /// The requests of the next step, to be sent concurrently.
+    pub(crate) fn next(&mut self) -> Vec<Ask> {
+        let step = self.step;
+        self.step += 1;
+        let numbers = &self.numbers;
+        let one = match self.workload {
+            Workload::ShortText => self.chat(0, numbers.short_prompt, numbers.answer),
+            Workload::LongText => self.chat(0, numbers.long_prompt, numbers.answer),
+            Workload::DistinctPrompts => self.chat(step + 1, numbers.distinct_prompt, numbers.answer),
+            Workload::OutputLengths => {
+                let tokens = largest_first(&numbers.answers, step, &mut self.order).unwrap_or(numbers.answer);
+                self.chat(0, numbers.short_prompt, tokens)
+            }
+            Workload::PrefillSweep => {
+                let context = self.facts.n_ctx.unwrap_or(numbers.long_prompt);
+                let most = numbers.sweep_most.min(context);
+                let sizes: Vec<u64> = numbers
+                    .sweep
+                    .iter()
+                    .map(|share| warden_policies::units::scale(most, *share).max(numbers.short_prompt))
+                    .collect();
+                let tokens = largest_first(&sizes, step, &mut self.order).unwrap_or(most);
+                self.chat(step + 1, tokens, 1)
+            }
+            Workload::SameImage | Workload::ImageSizes => self.picture(step),
+            Workload::Audio => self.audio(step),
+            Workload::Embeddings => {
+                let sizes = [8, 4, 2, 1].map(|part| numbers.distinct_prompt / 2 / part);
+                let tokens = largest_first(&sizes, step, &mut self.order).unwrap_or(numbers.short_prompt);
+                let input = self.words.text(step + 1, self.facts.fitting(tokens, 0));
+                Ask::post("/v1/embeddings", json!({ "input": input }))
+            }
+            Workload::Conversation => return self.turns(),
+            Workload::Replay => {
+                return self.recording.iter().filter_map(|recording| recording.at(step).cloned()).collect();
+            }
+        };
+        vec![one]
+    }
+
+    /// Takes the answers of the last step, in the order of the requests.
+    pub(crate) fn answered(&mut self, answers: &[Option<Answer>]) {
+        for (conversation, answer) in self.conversations.iter_mut().zip(answers) {
+            conversation.answered(answer.as_ref());
+        }
+    }
+
+    /// A question with the text number `which`.
+    fn chat(&self, which: u64, tokens: u64, answer: u64) -> Ask {
+        let text = self.words.text(which, self.facts.fitting(tokens, answer));
+        Ask::post(CHAT, body(&json!([{ "role": "user", "content": text }]), answer))
+    }
+
+    fn picture(&mut self, step: u64) -> Ask {
+        let which: Vec<usize> = (0..self.pictures.len()).collect();
+        let picture = match step {
+            0 => 0,
+            _ => usize::try_from(self.order.below(u64::try_from(which.len()).unwrap_or(1))).unwrap_or(0),
+        };
+        // A new text before the image: otherwise the image would come from the cache.
+        let text = self.words.text(step + 1, self.numbers.short_prompt / 4);
+        let url = self.pictures.get(picture).cloned().unwrap_or_default();
+        let content = json!([
+            { "type": "text", "text": text },
+            { "type": "image_url", "image_url": { "url": url } },
+            { "type": "text", "text": "What is in this picture?" },
+        ]);
+        let body = body(&json!([{ "role": "user", "content": content }]), self.numbers.image_answer);
+        Ask { images: 1, ..Ask::post(CHAT, body) }
+    }
+
+    fn audio(&self, step: u64) -> Ask {
+        let text = self.words.text(step + 1, self.numbers.short_prompt / 4);
+        let data = self.clip.clone().unwrap_or_default();
+        let content = json!([
+            { "type": "text", "text": text },
+            { "type": "input_audio", "input_audio": { "data": data, "format": "wav" } },
+        ]);
+        let body = body(&json!([{ "role": "user", "content": content }]), self.numbers.answer);
+        Ask { audio: 1, ..Ask::post(CHAT, body) }
+    }
+
+    fn turns(&mut self) -> Vec<Ask> {
+        let (numbers, words) = (&self.numbers, self.words);
+        let room = self.facts.n_ctx.map(|context| context.saturating_sub(TEMPLATE));
+        let next = |conversation: &mut Conversation| {
+            let messages = conversation.turn(words, numbers, room);
+            Ask::post(CHAT, body(&messages, numbers.answer))
+        };
+        self.conversations.iter_mut().map(next).collect()
+    }
+}
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A streamed chat whose answer has exactly `answer` tokens.
+fn body(messages: &Value, answer: u64) -> Value {
+    json!({
+        "messages": messages,
+        "max_tokens": answer,
+        "ignore_eos": true,
+        "temperature": 0,
+        "seed": 1,
+        "stream": true,
+        "stream_options": { "include_usage": true },
+    })
+}
+
+/// The largest size for the first step, then a random one.
+fn largest_first(sizes: &[u64], step: u64, order: &mut SplitMix) -> Option<u64> {
+    if step == 0 {
+        return sizes.iter().copied().max();
+    }
+    let which = order.below(u64::try_from(sizes.len()).ok()?);
+    sizes.get(usize::try_from(which).ok()?).copied()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+//! Generated pictures: colour gradients with shapes, so that a vision encoder has work to do.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use warden_policies::world::SplitMix;
+
+use crate::error::DiagnoseError;
+
+/// A picture of this size as a `data:` URL.
+pub(crate) fn url(width: u32, height: u32) -> Result<String, DiagnoseError> {
+    Ok(format!("data:image/png;base64,{}", STANDARD.encode(png(width, height)?)))
+}
+
+/// A PNG of this size, identical at every call.
+pub(crate) fn png(width: u32, height: u32) -> Result<Vec<u8>, DiagnoseError> {
+    let mut file = Vec::new();
+    let failed =
+        |error: png::EncodingError| DiagnoseError::Own { what: "encoding a picture", why: error.to_string() };
+    let mut encoder = png::Encoder::new(&mut file, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    let mut writer = encoder.write_header().map_err(failed)?;
+    writer.write_image_data(&pixels(width, height)).map_err(failed)?;
+    writer.finish().map_err(failed)?;
+    Ok(file)
+}
+
+/// Rows of red, green and blue.
+fn pixels(width: u32, height: u32) -> Vec<u8> {
+    let mut random = SplitMix::new(u64::from(width) << 32 | u64::from(height));
+    let mut draw = |end: u32| u32::try_from(random.below(u64::from(end.max(1)))).unwrap_or(0);
+    let discs: Vec<(u32, u32, u32, [u8; 3])> = (0..6)
+        .map(|_| {
+            let radius = draw(width.min(height) / 4) + 4;
+            let colour = [0, 0, 0].map(|_: u8| byte(draw(256)));
+            (draw(width), draw(height), radius, colour)
+        })
+        .collect();
+    let mut rows = Vec::new();
+    for y in 0..height {
+        for x in 0..width {
+            let inside = |(cx, cy, radius, _): &&(u32, u32, u32, [u8; 3])| {
+                let far = u64::from(x.abs_diff(*cx)).pow(2) + u64::from(y.abs_diff(*cy)).pow(2);
+                far <= u64::from(*radius).pow(2)
+            };
+            let sky = [byte(x * 255 / width.max(1)), byte(y * 255 / height.max(1)), byte((x + y) % 256)];
+            rows.extend(discs.iter().rev().find(inside).map_or(sky, |disc| disc.3));
+        }
+    }
+    rows
+}
+
+fn byte(value: u32) -> u8 {
+    u8::try_from(value.min(255)).unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_picture_is_a_png_of_its_size_and_every_size_is_another_picture() {
+        let file = png(64, 48).unwrap();
+        let decoder = png::Decoder::new(std::io::Cursor::new(&file));
+        let reader = decoder.read_info().unwrap();
+        assert_eq!((reader.info().width, reader.info().height), (64, 48));
+        assert_eq!(file, png(64, 48).unwrap());
+        assert_ne!(pixels(64, 48)[..48], pixels(48, 64)[..48]);
+    }
+}

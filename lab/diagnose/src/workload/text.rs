@@ -1,0 +1,72 @@
+//! Generated texts of a given number of tokens. Their meaning does not matter, but they must be distinct.
+
+use warden_policies::world::SplitMix;
+
+/// Common words, most of them one token of any vocabulary.
+const WORDS: [&str; 64] = [
+    "the", "water", "house", "small", "over", "river", "light", "green", "walk", "morning", "table", "under",
+    "stone", "music", "open", "letter", "night", "garden", "slow", "window", "paper", "north", "story",
+    "road", "bright", "winter", "voice", "early", "hand", "field", "often", "bread", "quiet", "number",
+    "cold", "forest", "friend", "yellow", "after", "city", "heavy", "question", "summer", "door", "island",
+    "simple", "horse", "far", "market", "old", "silver", "rain", "answer", "deep", "mountain", "new",
+    "picture", "warm", "bridge", "late", "school", "wide", "apple", "sound",
+];
+
+/// Words of the text that [`Words::sample`] makes.
+pub(crate) const SAMPLE_WORDS: u32 = 256;
+/// Tokens per word of English, for a server that does not count tokens: four for three words.
+const USUAL: f64 = 1.33;
+
+/// Makes texts for one server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words {
+    per_token: f64,
+}
+
+impl Words {
+    /// For a server with this number of tokens per word.
+    pub(crate) fn new(tokens_per_word: f64) -> Self {
+        let usable = tokens_per_word.is_finite() && tokens_per_word >= 0.1;
+        Self { per_token: if usable { 1.0 / tokens_per_word } else { 1.0 / USUAL } }
+    }
+
+    /// A text whose tokens the server counts.
+    pub(crate) fn sample() -> String {
+        words(u64::MAX, u64::from(SAMPLE_WORDS))
+    }
+
+    /// The text number `which`, of about `tokens` tokens; texts of different numbers differ from the first
+    /// word on.
+    pub(crate) fn text(self, which: u64, tokens: u64) -> String {
+        words(which, warden_policies::units::scale(tokens, self.per_token).max(1))
+    }
+}
+
+fn words(which: u64, count: u64) -> String {
+    let mut random = SplitMix::new(which);
+    let mut text = String::new();
+    for n in 0..count {
+        // The first words encode the number, so that no other text has this beginning.
+        let pick = if n < 6 { (which >> (6 * n)) % 64 } else { random.below(64) };
+        if n > 0 {
+            text.push(' ');
+        }
+        text.push_str(WORDS[usize::try_from(pick).unwrap_or(0)]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_has_the_wanted_length_and_its_own_beginning() {
+        let words = Words::new(2.0);
+        assert_eq!(words.text(1, 100).split(' ').count(), 50);
+        assert_eq!(words.text(1, 100), words.text(1, 100));
+        let starts: std::collections::BTreeSet<String> = (0..5000).map(|n| words.text(n, 12)).collect();
+        assert_eq!(starts.len(), 5000);
+        assert_eq!(Words::new(0.0).text(0, 133).split(' ').count(), 100);
+    }
+}

@@ -1,0 +1,253 @@
+//! Attributes a memory's growth to counted allocations, and the rest to handles that grow with it.
+//!
+//! A tracer counts allocations; the kernel and the driver measure memory. Growth that is not allocated by
+//! size is kept by a driver for its handles, so handles that grow in step explain it. Settings:
+//! `[diagnose.attribution]` of the defaults.
+
+use serde::{Deserialize, Serialize};
+
+use warden_policies::defaults::{self, defaults};
+use warden_policies::growth::Verdict;
+use warden_policies::growth::stats::median;
+use warden_policies::units::exact;
+
+/// Caches fill in the first third of a leg.
+const WARM_UP_SHARE: f64 = 0.3333;
+
+/// Traced moment of a leg.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trace {
+    /// Requests answered by then.
+    pub requests: u64,
+    /// Bytes of the memory, measured from outside.
+    pub measured: u64,
+    /// Bytes of live counted allocations.
+    pub counted: i64,
+    /// Live handles of each kind, in the caller's order.
+    pub handles: [f64; 2],
+}
+
+/// Handles that grow in step with a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Follows {
+    /// Kind, as an index into [`Trace::handles`].
+    pub kind: usize,
+    /// Growth of the handle count per request.
+    pub per_request: f64,
+    /// Bytes per handle that no counted allocation explains.
+    pub bytes_each: f64,
+    /// Correlation, 0 to 1.
+    pub correlation: f64,
+}
+
+/// Attribution of one memory's growth in a leg.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Attribution {
+    /// Measured bytes per request.
+    pub measured: f64,
+    /// Bytes per request in counted allocations.
+    pub counted: f64,
+    /// Handles that explain the rest; `None` if little is left or no handles grow with it.
+    pub follows: Option<Follows>,
+    /// Handles that grow with the requests, and with which the whole memory rises reading by reading.
+    pub along: Option<Follows>,
+    /// Counted allocations grow with every request to the end, make up the growth, and the memory rises
+    /// with them.
+    #[serde(default)]
+    pub retained: bool,
+}
+
+impl Attribution {
+    /// Attributes the growth in a leg's readings; `None` with too few.
+    pub fn of(readings: &[Trace]) -> Option<Self> {
+        let numbers = numbers();
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a place in a list"
+        )]
+        let first = (readings.len() as f64 * WARM_UP_SHARE) as usize;
+        let readings = readings.get(first..).filter(|rest| rest.len() >= numbers.fewest)?;
+        let requests: Vec<f64> = readings.iter().map(|reading| exact(reading.requests)).collect();
+        let measured: Vec<f64> = readings.iter().map(|reading| exact(reading.measured)).collect();
+        let counted: Vec<f64> = readings.iter().map(|reading| signed(reading.counted)).collect();
+        let (measured_slope, counted_slope) = (slope(&requests, &measured)?, slope(&requests, &counted)?);
+        let rest: Vec<f64> = measured.iter().zip(&counted).map(|(all, counted)| all - counted).collect();
+        // Finds the kind of handles that correlates best with these bytes, if closely enough.
+        let closest = |bytes: &[f64], bytes_slope: f64, least: f64| {
+            let along = |kind: usize| {
+                let handles: Vec<f64> = readings.iter().map(|reading| reading.handles[kind]).collect();
+                let per_request = slope(&requests, &handles)?;
+                let correlation = correlation(&handles, bytes);
+                let bytes_each = bytes_slope / per_request;
+                let fits = per_request >= numbers.least_handles && correlation >= least;
+                fits.then_some(Follows { kind, per_request, bytes_each, correlation })
+            };
+            let both = (0..2).filter_map(along);
+            both.reduce(|one, other| if other.correlation > one.correlation { other } else { one })
+        };
+        let (grows, is_explained) =
+            (measured_slope > 0.0, counted_slope >= numbers.explained * measured_slope);
+        let along = closest(&measured, measured_slope, numbers.proves).filter(|_| grows);
+        let follows = closest(&rest, measured_slope - counted_slope, numbers.follows);
+        let follows = follows.filter(|_| grows && !is_explained);
+        let retained = is_explained
+            && grows
+            && correlation(&counted, &measured) >= numbers.proves
+            && goes_on(&requests, &counted);
+        Some(Self { measured: measured_slope, counted: counted_slope, follows, along, retained })
+    }
+
+    /// Turns a suspected leak into a certain one if handles or allocations grow with every request and the
+    /// memory rises with them. The detector itself sees only bytes.
+    pub fn testifies(&self, verdict: Verdict) -> Verdict {
+        let proven = self.along.is_some() || self.retained;
+        if verdict == Verdict::Suspected && proven { Verdict::Leaking } else { verdict }
+    }
+
+    /// Returns the part of the growth that counted allocations explain, 0 to 1; 1 without growth.
+    pub fn explained(&self) -> f64 {
+        if self.measured <= 0.0 { 1.0 } else { (self.counted / self.measured).clamp(0.0, 1.0) }
+    }
+
+    /// Returns true if counted allocations explain the growth.
+    pub fn is_explained(&self) -> bool {
+        self.explained() >= numbers().explained
+    }
+}
+
+fn numbers() -> &'static defaults::Attribution {
+    &defaults().diagnose.attribution
+}
+
+#[expect(clippy::cast_precision_loss, reason = "bytes of one machine, far below 2^53")]
+fn signed(number: i64) -> f64 {
+    number as f64
+}
+
+/// Median slope of all pairs (Theil and Sen); `None` if x never changes.
+fn slope(along: &[f64], values: &[f64]) -> Option<f64> {
+    let mut slopes = Vec::new();
+    for (index, (from, low)) in along.iter().zip(values).enumerate() {
+        for (to, high) in along.iter().zip(values).skip(index + 1) {
+            if to > from {
+                slopes.push((high - low) / (to - from));
+            }
+        }
+    }
+    median(&mut slopes)
+}
+
+/// Returns true if values rise in the last third nearly as fast as overall; caches that fill have slowed
+/// down by then.
+fn goes_on(along: &[f64], values: &[f64]) -> bool {
+    let third = along.len() - along.len() / 3;
+    let rises = slope(along, values).zip(slope(&along[third..], &values[third..]));
+    rises.is_some_and(|(all, last)| all > 0.0 && last >= numbers().goes_on * all)
+}
+
+/// Pearson's correlation; 0 if either side is constant.
+fn correlation(one: &[f64], other: &[f64]) -> f64 {
+    let count = one.len().min(other.len());
+    let number = exact(count as u64);
+    let mean = |values: &[f64]| values.iter().take(count).sum::<f64>() / number;
+    let (mean_one, mean_other) = (mean(one), mean(other));
+    let (mut both, mut squares_one, mut squares_other) = (0.0, 0.0, 0.0);
+    for (value, counterpart) in one.iter().zip(other) {
+        let (value, counterpart) = (value - mean_one, counterpart - mean_other);
+        both += value * counterpart;
+        squares_one += value * value;
+        squares_other += counterpart * counterpart;
+    }
+    let spread = (squares_one * squares_other).sqrt();
+    if spread > 0.0 { both / spread } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Creates a leg in which each request adds these amounts to measured bytes, counted bytes and handles.
+    fn leg(measured: u64, counted: u64, handles: [f64; 2]) -> Vec<Trace> {
+        (0..30_u64)
+            .map(|requests| Trace {
+                requests,
+                measured: 100 * MIB + requests * measured,
+                counted: (50 * MIB + requests * counted).cast_signed(),
+                handles: handles.map(|each| exact(requests) * each),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn growth_that_is_asked_for_is_explained() {
+        let found = Attribution::of(&leg(4 * MIB, 4 * MIB - 1000, [3.0, 0.0])).unwrap();
+        assert!(found.is_explained() && found.follows.is_none());
+        assert!((found.explained() - 1.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn growth_that_nobody_asks_for_follows_the_handles_that_become_more() {
+        let found = Attribution::of(&leg(900_000, 0, [3.0, 0.0])).unwrap();
+        let follows = found.follows.unwrap();
+        assert!(!found.is_explained() && follows.kind == 0);
+        assert!((follows.bytes_each - 300_000.0).abs() < 1.0 && follows.correlation > 0.999);
+    }
+
+    #[test]
+    fn handles_that_become_more_with_every_request_settle_what_bytes_leave_in_doubt() {
+        let found = Attribution::of(&leg(900_000, 899_000, [3.0, 0.0])).unwrap();
+        assert!(found.is_explained() && found.along.is_some_and(|along| along.kind == 0));
+        assert_eq!(found.testifies(Verdict::Suspected), Verdict::Leaking);
+        // Declared caches and constant memories stay unchanged.
+        for verdict in [Verdict::Warming, Verdict::Steady, Verdict::Bounded, Verdict::Leaking] {
+            assert_eq!(found.testifies(verdict), verdict);
+        }
+        // Allocations kept by each request are equal evidence, if they make up the growth and continue to
+        // the end.
+        let kept = Attribution::of(&leg(900_000, 890_000, [0.0; 2])).unwrap();
+        assert!(kept.retained && kept.testifies(Verdict::Suspected) == Verdict::Leaking, "{kept:?}");
+        let mut fills = leg(900_000, 890_000, [0.0; 2]);
+        for reading in &mut fills[20..] {
+            reading.counted = 50 * MIB.cast_signed() + 20 * 890_000;
+        }
+        let part = Attribution::of(&leg(900_000, 500_000, [0.0; 2])).unwrap();
+        for found in [Attribution::of(&fills).unwrap(), part] {
+            assert_eq!(found.testifies(Verdict::Suspected), Verdict::Suspected, "{found:?}");
+        }
+        // Constant handles, or memory that does not follow them, are no evidence.
+        let still = Attribution::of(&leg(900_000, 0, [0.0; 2])).unwrap();
+        let mut apart = leg(0, 0, [3.0, 0.0]);
+        for reading in &mut apart {
+            reading.measured += (reading.requests * 7919 % 13) * MIB;
+        }
+        let apart = Attribution::of(&apart).unwrap();
+        for found in [still, apart] {
+            assert_eq!(found.testifies(Verdict::Suspected), Verdict::Suspected, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn handles_that_stay_the_same_explain_nothing() {
+        let found = Attribution::of(&leg(900_000, 0, [0.0, 0.0])).unwrap();
+        assert!(!found.is_explained() && found.follows.is_none());
+    }
+
+    #[test]
+    fn what_does_not_grow_needs_no_explanation_and_a_few_readings_give_none() {
+        assert!(Attribution::of(&leg(0, 0, [3.0, 0.0])).unwrap().is_explained());
+        assert_eq!(Attribution::of(&leg(MIB, 0, [3.0, 0.0])[..4]), None);
+    }
+
+    #[test]
+    fn what_a_cache_takes_at_the_start_is_left_out() {
+        let mut readings = leg(0, 0, [0.0; 2]);
+        for reading in &mut readings[..9] {
+            reading.measured -= (9 - reading.requests) * 10 * MIB;
+        }
+        assert!(Attribution::of(&readings).unwrap().measured.abs() < 1.0);
+    }
+}

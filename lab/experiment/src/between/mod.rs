@@ -1,0 +1,276 @@
+//! Bisects a line of revisions: finds the one that introduced a behaviour, or ended it.
+//!
+//! ```text
+//!  both ends ── only one leaks, dies, is slower or answers differently ──> the symptom; a revision with it is ill
+//!     v
+//!  the healthy end compared with the ill one ── it is ill, too ─────────> nothing to find
+//!     v
+//!  halfway between the last healthy and the first ill one ───────────────┐
+//!     │ cannot be built, does not start, cannot be judged: its neighbour │
+//!     ^──────────────────────────────────────────────────────────────────┘
+//!     v neighbours, or nothing between them that can be judged
+//!  both once more, by fresh processes ── as before ─────────────────────> found, or a range
+//!                                     └─ not ───────────────────────────> unsteady
+//! ```
+//!
+//! All symptoms share the order of revisions. A judge compares revisions with the ends: `work` for growth
+//! and crashes, `pace` for speed, `replies` for answers. The search finds the first revision with a part of
+//! the symptom, even where later ones add more.
+//!
+//! The search runs nothing: the caller calls [`Search::next`], runs the process, and passes the result to
+//! [`Search::observe`]. Equal results lead to equal requests, so a search can be resumed from its results.
+
+mod conclusion;
+mod judge;
+mod pace;
+mod places;
+mod replies;
+#[cfg(test)]
+mod tests;
+mod work;
+
+pub use self::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
+use self::judge::{Heard, Judge};
+pub use self::pace::Pace;
+use self::places::Places;
+pub use self::replies::{Otherwise, Said};
+use super::crash::CrashPolicy;
+use super::proof::{ProofPolicy, Visit};
+use super::sequential::CurePolicy;
+use super::{Finding, Workload};
+
+/// Behaviour to search for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aim {
+    /// Growth of a memory or a crash, under workloads.
+    #[default]
+    Growth,
+    /// Slower prompts, tokens or first token.
+    Slowdown,
+    /// Changed answers to the same questions.
+    Answers,
+}
+
+impl Aim {
+    /// Returns true if workloads show the behaviour.
+    pub const fn is_growth(&self) -> bool {
+        matches!(self, Self::Growth)
+    }
+}
+
+/// Policies by which revisions are judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules<'a> {
+    /// Policy for growth. Its limit on consecutive failures applies to all symptoms.
+    pub cure: &'a CurePolicy,
+    /// Policy for crashes.
+    pub crash: &'a CrashPolicy,
+    /// Policy for speed and answers.
+    pub proof: &'a ProofPolicy,
+}
+
+/// Next step of a search.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Run a fresh process of a revision.
+    Run(Ask),
+    /// The search is over.
+    Done(Conclusion),
+}
+
+/// Process to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Ask {
+    /// Index in the line of revisions.
+    pub revision: usize,
+    /// An unknown end: do everything that shows a symptom, including repetitions of a crash.
+    pub is_end: bool,
+    /// The work must be completed.
+    pub whole: bool,
+    /// Run without the prompt cache.
+    pub control: bool,
+    /// Only workload to run; `None`: all.
+    pub workload: Option<Workload>,
+    /// Behaviour to measure: workloads, or a visit that is timed or asked questions.
+    #[serde(default, skip_serializing_if = "Aim::is_growth")]
+    pub aim: Aim,
+}
+
+impl Ask {
+    /// Creates a visit: the process is timed or asked questions.
+    const fn visit(aim: Aim, revision: usize, is_end: bool) -> Self {
+        Self { revision, is_end, whole: false, control: false, workload: None, aim }
+    }
+}
+
+/// Result of a process.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Seen {
+    /// Findings: one, or two if the work was repeated without the prompt cache.
+    Findings(Vec<Finding>),
+    /// Timings and answers.
+    Visit(Visit),
+    /// Reason why the revision has no process: it cannot be built, or does not start.
+    Cannot(String),
+}
+
+/// State machine of the search.
+#[derive(Debug)]
+pub struct Search {
+    aim: Aim,
+    judge: Box<dyn Judge>,
+    places: Places,
+    symptom: Option<Symptom>,
+    judged: Vec<Judged>,
+    legs: usize,
+    /// After the search: the neighbours still to be judged again, the next one last.
+    again: Option<Vec<usize>>,
+    over: Option<Outcome>,
+}
+
+impl Search {
+    /// Creates a search among the revisions 0 (oldest) to `last`; at least two.
+    pub fn new(rules: Rules<'_>, aim: Aim, last: usize) -> Self {
+        let last = last.max(1);
+        let judge: Box<dyn Judge> = match aim {
+            Aim::Growth => Box::new(work::ByWork::new(rules, last)),
+            Aim::Slowdown => Box::new(pace::ByPace::new(rules, last)),
+            Aim::Answers => Box::new(replies::ByReplies::new(rules, last)),
+        };
+        Self {
+            aim,
+            judge,
+            places: Places::new(last),
+            symptom: None,
+            judged: Vec::new(),
+            legs: 0,
+            again: None,
+            over: None,
+        }
+    }
+
+    /// Returns the next step; repeated calls without an observation return the same.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "it does not end in None, and asking twice changes nothing"
+    )]
+    pub fn next(&mut self) -> Step {
+        loop {
+            if let Some(outcome) = &self.over {
+                return Step::Done(self.conclude(outcome.clone()));
+            }
+            if let Some(ask) = self.judge.next() {
+                return Step::Run(ask);
+            }
+            self.advance();
+        }
+    }
+
+    /// Adds the result of a process.
+    pub fn observe(&mut self, ask: Ask, seen: Seen) {
+        self.legs += 1;
+        let heard = match seen {
+            _ if self.over.is_some() => return,
+            Seen::Cannot(why) if self.symptom.is_none() => {
+                Heard::Over(Outcome::EndFailed { newer: ask.revision == self.places.last, why })
+            }
+            seen => self.judge.take(ask, seen),
+        };
+        self.hear(heard);
+    }
+
+    fn hear(&mut self, heard: Heard) {
+        match heard {
+            Heard::More => {}
+            Heard::Over(outcome) => self.over = Some(outcome),
+            Heard::Differ { symptom, is_newer } => {
+                self.places.differ(is_newer);
+                self.symptom = Some(symptom);
+                self.begin(self.places.healthy());
+            }
+            Heard::Stands(judged) => {
+                let (revision, standing) = (judged.revision, judged.standing.clone());
+                let again = self.again.is_some();
+                self.judged.push(Judged { again, ..*judged });
+                if !again {
+                    self.places.set(revision, standing);
+                } else if self.places.standing(revision) != Some(&standing) {
+                    self.over = Some(Outcome::Unsteady { revision });
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, revision: usize) {
+        let heard = self.judge.begin(revision, self.again.is_some());
+        self.hear(heard);
+    }
+
+    /// Returns true if both ends are known and only the older one has the symptom.
+    pub const fn only_the_older_is_ill(&self) -> bool {
+        self.symptom.is_some() && self.places.ill == 0
+    }
+
+    /// Returns true if no round is incomplete. A resumed search repeats incomplete rounds, because their
+    /// processes run in one sequence.
+    pub fn is_whole(&self) -> bool {
+        self.judge.is_whole()
+    }
+
+    /// Returns the conclusion so far.
+    pub fn interrupt(&self) -> Conclusion {
+        self.conclude(self.over.clone().unwrap_or(Outcome::Interrupted))
+    }
+
+    /// Returns the number of revisions that may still be the cause, once the ends differ.
+    pub fn left(&self) -> Option<usize> {
+        let (healthy, ill) = self.places.bounds()?;
+        Some(healthy.abs_diff(ill))
+    }
+
+    /// Opens the next revision after a judgement, or ends the search.
+    fn advance(&mut self) {
+        let Some((healthy, ill)) = self.places.bounds() else {
+            let healthy_end = self.places.healthy();
+            self.over = Some(match self.places.standing(healthy_end) {
+                Some(Standing::Unknown { why }) => {
+                    Outcome::EndFailed { newer: healthy_end == self.places.last, why: why.clone() }
+                }
+                _ => Outcome::BothIll,
+            });
+            return;
+        };
+        if let Some(queue) = &mut self.again {
+            let (before, last) = (healthy.min(ill), healthy.max(ill));
+            match queue.pop() {
+                Some(revision) => self.begin(revision),
+                None if last - before == 1 => self.over = Some(Outcome::Found { revision: last }),
+                None => self.over = Some(Outcome::Among { first: before + 1, last }),
+            }
+        } else if let Some(revision) = self.places.next() {
+            self.begin(revision);
+        } else {
+            self.again = Some([ill, healthy].into_iter().filter(|at| *at != self.places.ill).collect());
+        }
+    }
+
+    fn conclude(&self, outcome: Outcome) -> Conclusion {
+        let mut conclusion = Conclusion {
+            outcome,
+            aim: self.aim,
+            symptom: self.symptom.clone(),
+            ill_is_newer: self.symptom.as_ref().map(|_| self.places.ill == self.places.last),
+            bounds: self.places.bounds(),
+            judged: self.judged.clone(),
+            newer: Vec::new(),
+            older: Vec::new(),
+            ratios: Vec::new(),
+            differences: Vec::new(),
+            legs: self.legs,
+        };
+        self.judge.describe_ends(&mut conclusion);
+        conclusion
+    }
+}

@@ -1,0 +1,437 @@
+//! Judges slower revisions. The slower end counts as ill: a revision introduced the slowdown or ended it.
+//!
+//! ```text
+//!  ends, alternating ── ratio of each figure, judged after each round like a proof ──> one is slower by the limit
+//!
+//!  a revision: rounds of three processes, its own between the ends    faster end ── two fifths ──────── slower end
+//!     ln own - 0.6 ln faster - 0.4 ln slower, after each round ─────>     healthy      │      ill
+//! ```
+//!
+//! The processes of a round run one after the other, so slow drift affects all of them. The scatter of
+//! processes comes from all rounds so far, or from those of the revision if they scatter more. The declared
+//! error rate `proof.false_worse` is divided among the figures and the looks at the ends. For revisions it
+//! is divided among all revisions that a search may have to judge, and the looks at each. There is only one
+//! limit; between two limits chance would decide. A revision too close to the limit after the last round
+//! cannot be judged.
+
+use serde::{Deserialize, Serialize};
+
+use super::super::proof::{self, Metric, ProofPolicy, Ratio, Ruling, Visit};
+use super::super::student;
+use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
+use super::judge::{Heard, Judge};
+use super::places::UNKNOWN_MOST;
+use super::{Aim, Ask, Rules, Seen};
+use warden_policies::growth::{Interval, stats};
+
+/// Metrics that count.
+const METRICS: [Metric; 3] = [Metric::Prefill, Metric::Decode, Metric::FirstToken];
+/// Number of tests of the ends: each metric, in both directions.
+const TESTS: f64 = 6.0;
+/// Rounds before a revision is judged: a reported revision must have shown the slowdown twice.
+const LEAST: usize = 2;
+/// Factor on the rounds of a proof: a search needs builds, which cost more than extra processes.
+const LONGER: usize = 2;
+/// Share of the difference above which a revision is ill. Below one half, so that of two revisions that
+/// share the difference the first one is found.
+const PART: f64 = 0.4;
+/// Deviations from the middle above which a round counts as disturbed, by something that lasted longer than
+/// a request.
+const DISTURBED: f64 = 5.0;
+/// Rounds per disturbed round that may be left out.
+const SPARED: usize = 4;
+
+/// Speed of a revision relative to the ends.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pace {
+    /// Timed metric.
+    pub metric: Metric,
+    /// Number of rounds.
+    pub rounds: usize,
+    /// Median seconds of its processes.
+    pub seconds: f64,
+    /// Position between the faster end, 0, and the slower one, 1, with the test's interval.
+    pub share: Option<Interval>,
+}
+
+/// Share at which a round scatters least. Disturbed rounds and the scatter of the others are measured there.
+const MIDDLE: f64 = 0.5;
+
+/// Seconds of a process of the faster end, of the revision, and of the slower end.
+type Round = [f64; 3];
+const GOOD: usize = 0;
+const OWN: usize = 1;
+const BAD: usize = 2;
+
+/// The ends, once their difference is known.
+#[derive(Debug)]
+struct EndsDiffer {
+    metric: Metric,
+    /// Faster end.
+    good: usize,
+    bad: usize,
+    /// Seconds of the faster and of the slower end, in undisturbed rounds.
+    good_seconds: Vec<f64>,
+    bad_seconds: Vec<f64>,
+    /// Logarithmic distances between the ends in all rounds so far.
+    spans: Vec<f64>,
+}
+
+/// Revision being judged.
+#[derive(Debug)]
+struct OpenRevision {
+    revision: usize,
+    rounds: Vec<Round>,
+    /// The incomplete round.
+    taken: [Option<f64>; 3],
+    processes: usize,
+}
+
+impl OpenRevision {
+    /// Returns the next process of a round. The first round begins with the revision, because its build may
+    /// take an hour and would separate the two ends. Later rounds run it between the ends, so that a
+    /// machine that slows down treats all revisions alike.
+    fn turn(&self) -> usize {
+        let order = match self.rounds.len() {
+            0 => [OWN, GOOD, BAD],
+            round if round.is_multiple_of(2) => [GOOD, OWN, BAD],
+            _ => [BAD, OWN, GOOD],
+        };
+        order.into_iter().find(|turn| self.taken[*turn].is_none()).unwrap_or(OWN)
+    }
+}
+
+/// Pooled scatter between processes of one build, from many small groups.
+#[derive(Clone, Copy, Debug, Default)]
+struct ProcessScatter {
+    squares: f64,
+    freedom: f64,
+}
+
+impl ProcessScatter {
+    /// Adds values whose variance is `times` that of one process.
+    fn with(mut self, values: &[f64], times: f64) -> Self {
+        let (_, variance, freedom) = moments(values);
+        self.squares += variance * freedom / times;
+        self.freedom += freedom;
+        self
+    }
+
+    fn variance(self) -> f64 {
+        self.squares / self.freedom.max(1.0)
+    }
+}
+
+/// Test result of a revision's rounds.
+#[derive(Debug)]
+struct PaceTest {
+    /// Mean distance beyond the limit.
+    mean: f64,
+    error: f64,
+    /// Distances between the ends in these rounds.
+    spans: Vec<f64>,
+    /// Scatter from these and all earlier rounds.
+    scatter: ProcessScatter,
+}
+
+/// Judge for slowdowns.
+#[derive(Debug)]
+pub(super) struct ByPace {
+    proof: ProofPolicy,
+    failures_most: u32,
+    last: usize,
+    /// Judgements that a search may need, including unjudgeable revisions and repetitions.
+    steps: f64,
+    older: Vec<Visit>,
+    newer: Vec<Visit>,
+    known: Option<EndsDiffer>,
+    scatter: ProcessScatter,
+    /// Consecutive failed visits of the ends while a revision is open.
+    failed: u32,
+    open: Option<OpenRevision>,
+}
+
+impl Judge for ByPace {
+    fn next(&self) -> Option<Ask> {
+        let Some(known) = &self.known else {
+            let (older, newer) = (self.older.len(), self.newer.len());
+            // The first process alternates with each round.
+            let is_newer = older > newer || (older == newer && !older.is_multiple_of(2));
+            return Some(Ask::visit(Aim::Slowdown, if is_newer { self.last } else { 0 }, true));
+        };
+        let open = self.open.as_ref()?;
+        Some(Ask::visit(Aim::Slowdown, [known.good, open.revision, known.bad][open.turn()], false))
+    }
+
+    fn take(&mut self, ask: Ask, seen: Seen) -> Heard {
+        let visit = match seen {
+            Seen::Visit(visit) => Ok(visit),
+            Seen::Cannot(why) => Err(why),
+            Seen::Findings(_) => Err("it was not timed".to_owned()),
+        };
+        let Some((known, open)) = self.known.as_mut().zip(self.open.as_mut()) else {
+            if let Ok(visit) = visit {
+                if ask.revision == self.last { &mut self.newer } else { &mut self.older }.push(visit);
+            }
+            return self.look_at_ends();
+        };
+        let seconds =
+            visit.and_then(|visit| visit.of(known.metric).ok_or_else(|| "it could not be timed".to_owned()));
+        let turn = open.turn();
+        match seconds {
+            Err(why) if turn == OWN => return self.close(Standing::Unknown { why }),
+            Err(why) if self.failed + 1 >= self.failures_most => {
+                let newer = known.good == self.last;
+                return Heard::Over(match turn {
+                    BAD => Outcome::IllFailed { why },
+                    _ => Outcome::EndFailed { newer, why },
+                });
+            }
+            Err(_) => self.failed += 1,
+            Ok(seconds) => {
+                open.taken[turn] = Some(seconds);
+                match turn {
+                    OWN => open.processes += 1,
+                    _ => self.failed = 0,
+                }
+                if turn == BAD {
+                    known.bad_seconds.push(seconds);
+                }
+            }
+        }
+        let [Some(good), Some(own), Some(bad)] = open.taken else { return Heard::More };
+        open.rounds.push([good, own, bad]);
+        open.taken = [None; 3];
+        self.look()
+    }
+
+    fn begin(&mut self, revision: usize, again: bool) -> Heard {
+        if let Some(known) = self.known.as_ref().filter(|known| known.good == revision && !again) {
+            return Heard::Stands(Box::new(known.judge_end(false)));
+        }
+        self.open = Some(OpenRevision { revision, rounds: Vec::new(), taken: [None; 3], processes: 0 });
+        Heard::More
+    }
+
+    fn is_whole(&self) -> bool {
+        self.older.len() == self.newer.len() && self.open.as_ref().is_none_or(|open| open.taken == [None; 3])
+    }
+
+    fn describe_ends(&self, conclusion: &mut Conclusion) {
+        if self.older.len().min(self.newer.len()) > 0 {
+            conclusion.ratios = self.ratios(&self.older, &self.newer);
+        }
+        conclusion.judged.extend(self.known.as_ref().map(|known| known.judge_end(true)));
+    }
+}
+
+impl EndsDiffer {
+    /// Judges an end by its own processes.
+    fn judge_end(&self, is_bad: bool) -> Judged {
+        let (revision, standing, part, seconds) = if is_bad {
+            (self.bad, Standing::Ill, 1.0, &self.bad_seconds)
+        } else {
+            (self.good, Standing::Healthy, 0.0, &self.good_seconds)
+        };
+        let rounds = seconds.len();
+        let seconds = stats::median(&mut seconds.clone()).unwrap_or(0.0);
+        let share = Some(Interval { value: part, low: part, high: part });
+        let pace = Some(Pace { metric: self.metric, rounds, seconds, share });
+        Judged { pace, ..Judged::new(revision, standing, rounds) }
+    }
+}
+
+impl ByPace {
+    pub(super) fn new(rules: Rules<'_>, last: usize) -> Self {
+        let halvings = usize::try_from(usize::BITS - last.leading_zeros()).unwrap_or(0);
+        // At most all revisions in between, plus both neighbours a second time.
+        let steps = (halvings + UNKNOWN_MOST).min(last.saturating_sub(1)) + 2;
+        Self {
+            proof: rules.proof.clone(),
+            failures_most: rules.cure.baseline_failures,
+            last,
+            steps: count(steps),
+            older: Vec::new(),
+            newer: Vec::new(),
+            known: None,
+            scatter: ProcessScatter::default(),
+            failed: 0,
+            open: None,
+        }
+    }
+
+    /// Tests after each round of the ends if one of them is slower.
+    fn look_at_ends(&mut self) -> Heard {
+        let rounds = self.older.len();
+        if rounds != self.newer.len() || rounds < self.proof.rounds_least {
+            return Heard::More;
+        }
+        let (slower, faster) = (self.ratios(&self.older, &self.newer), self.ratios(&self.newer, &self.older));
+        let worst = |all: &[Ratio]| {
+            let low = |ratio: &Ratio| ratio.ratio.map_or(1.0, |ratio| ratio.low);
+            let worse = all.iter().filter(|ratio| ratio.ruling == Ruling::Worse);
+            worse.max_by(|one, other| low(one).total_cmp(&low(other))).map(|ratio| ratio.metric)
+        };
+        if let Some(metric) = worst(&slower) {
+            return self.differ(metric, true);
+        }
+        let is_sure = slower.iter().chain(&faster).all(|ratio| ratio.ruling != Ruling::Unknown);
+        if !is_sure && rounds < self.rounds_most() {
+            return Heard::More;
+        }
+        if let Some(metric) = worst(&faster) {
+            return self.differ(metric, false);
+        }
+        Heard::Over(if slower.is_empty() {
+            let why = "neither its prompts nor its tokens could be timed".to_owned();
+            let is_timed = |visit: &Visit| METRICS.into_iter().any(|metric| visit.of(metric).is_some());
+            Outcome::EndFailed { newer: self.older.iter().any(is_timed), why }
+        } else {
+            Outcome::Alike { sure: is_sure }
+        })
+    }
+
+    /// Compares `other` with `one`, metric by metric.
+    fn ratios(&self, one: &[Visit], other: &[Visit]) -> Vec<Ratio> {
+        let (rounds_most, false_worse) = (self.rounds_most(), self.proof.false_worse / TESTS);
+        let policy = ProofPolicy { false_worse, rounds_most, ..self.proof.clone() };
+        let rounds = one.len();
+        let single = ProofPolicy { rounds_least: rounds, rounds_most: rounds, ..policy.clone() };
+        let compare = |metric: Metric| {
+            let rounds = proof::pairs(metric, one, other);
+            let mut calm = proof::ratio(&policy, metric, &self.calm(&rounds))?;
+            // In a few rounds, processes that are fast or slow by chance look disturbed, and the rest
+            // scatters too little. Therefore all rounds must show the slowdown as well, as if this were the
+            // only look.
+            let all = proof::ratio(&single, metric, &rounds);
+            if calm.ruling == Ruling::Worse && all.is_none_or(|all| all.ruling != Ruling::Worse) {
+                calm.ruling = Ruling::Unknown;
+            }
+            Some(calm)
+        };
+        METRICS.into_iter().filter_map(compare).collect()
+    }
+
+    /// Returns the undisturbed rounds of the ends.
+    fn calm(&self, rounds: &[(f64, f64)]) -> Vec<(f64, f64)> {
+        let all = logs(rounds);
+        let middle = stats::median(&mut all.clone()).unwrap_or(0.0);
+        let mut distances: Vec<f64> = all.iter().map(|log| (log - middle).abs()).collect();
+        // Deviation of the normal distribution with the same median distance.
+        let deviation = 1.4826 * stats::median(&mut distances).unwrap_or(0.0);
+        undisturbed(rounds, &all, deviation.max(self.proof.least_noise))
+    }
+
+    fn differ(&mut self, metric: Metric, is_newer: bool) -> Heard {
+        let (good, bad) = if is_newer { (0, self.last) } else { (self.last, 0) };
+        let (fast, slow) = if is_newer { (&self.older, &self.newer) } else { (&self.newer, &self.older) };
+        let rounds = self.calm(&proof::pairs(metric, fast, slow));
+        let spans = logs(&rounds);
+        // The difference of two processes has twice the variance of one.
+        self.scatter = self.scatter.with(&spans, 2.0);
+        let (good_seconds, bad_seconds) = rounds.into_iter().unzip();
+        self.known = Some(EndsDiffer { metric, good, bad, good_seconds, bad_seconds, spans });
+        Heard::Differ { symptom: Symptom::Slowdown { metric }, is_newer }
+    }
+
+    /// Tests after each round on which side of the limit the revision is.
+    fn look(&mut self) -> Heard {
+        let Some(open) = self.open.as_ref().filter(|open| open.rounds.len() >= LEAST) else {
+            return Heard::More;
+        };
+        let (rounds, test, chance) = (open.rounds.len(), self.test(open), self.chance());
+        let away = test.mean / test.error;
+        let standing = if student::tail(-away, test.scatter.freedom) <= chance {
+            Standing::Healthy
+        } else if student::tail(away, test.scatter.freedom) <= chance {
+            Standing::Ill
+        } else if rounds >= self.rounds_most() {
+            Standing::Unknown { why: format!("{rounds} rounds do not tell to which end it belongs") }
+        } else {
+            return Heard::More;
+        };
+        self.close(standing)
+    }
+
+    fn rounds_most(&self) -> usize {
+        self.proof.rounds_most.saturating_mul(LONGER).max(LEAST)
+    }
+
+    /// Error rate per look at each revision.
+    fn chance(&self) -> f64 {
+        self.proof.false_worse / count(self.rounds_most() - LEAST + 1) / self.steps
+    }
+
+    fn test(&self, open: &OpenRevision) -> PaceTest {
+        let least = self.proof.least_noise;
+        let values = |rounds: &[Round], share: f64| -> Vec<f64> {
+            rounds.iter().map(|round| beyond(round, share)).collect()
+        };
+        let deviation = (self.scatter.variance() * weight(MIDDLE)).sqrt().max(least);
+        let kept = undisturbed(&open.rounds, &values(&open.rounds, MIDDLE), deviation);
+        let spans: Vec<f64> = kept.iter().map(|[good, _, bad]| (bad / good).ln()).collect();
+        let scatter = self.scatter.with(&values(&kept, MIDDLE), weight(MIDDLE)).with(&spans, 2.0);
+        let (mean, own, freedom) = moments(&values(&kept, PART));
+        let variance = own.max(scatter.variance() * weight(PART)).max(least.powi(2));
+        PaceTest { mean, error: (variance / (freedom + 1.0)).sqrt(), spans, scatter }
+    }
+
+    fn close(&mut self, standing: Standing) -> Heard {
+        let Some(open) = self.open.take() else { return Heard::More };
+        let (test, chance) = (self.test(&open), self.chance());
+        let judged = Judged::new(open.revision, standing, open.processes);
+        let Some(known) = self.known.as_mut().filter(|_| !open.rounds.is_empty()) else {
+            return Heard::Stands(Box::new(judged));
+        };
+        known.spans.extend(test.spans);
+        let span = moments(&known.spans).0;
+        let wide = student::quantile(chance, test.scatter.freedom) * test.error / span;
+        let value = PART + test.mean / span;
+        let share = (span > 0.0).then_some(Interval { value, low: value - wide, high: value + wide });
+        let mut all: Vec<f64> = open.rounds.iter().map(|round| round[OWN]).collect();
+        let (rounds, seconds) = (all.len(), stats::median(&mut all).unwrap_or(0.0));
+        self.scatter = test.scatter;
+        let pace = Some(Pace { metric: known.metric, rounds, seconds, share });
+        Heard::Stands(Box::new(Judged { pace, ..judged }))
+    }
+}
+
+/// Logarithmic distance of a round's revision from this share of the way between the faster and the slower
+/// end.
+fn beyond(round: &Round, share: f64) -> f64 {
+    let [good, own, bad] = round.map(f64::ln);
+    own - (1.0 - share) * good - share * bad
+}
+
+/// Variance of [`beyond`] relative to the variance of one process.
+fn weight(share: f64) -> f64 {
+    1.0 + (1.0 - share).powi(2) + share.powi(2)
+}
+
+/// Logarithm of second by first, for each pair.
+fn logs(rounds: &[(f64, f64)]) -> Vec<f64> {
+    rounds.iter().map(|(one, other)| (other / one).ln()).collect()
+}
+
+/// Keeps the rounds whose values are near the median. Drops none if there are few.
+fn undisturbed<T: Copy>(rounds: &[T], values: &[f64], deviation: f64) -> Vec<T> {
+    let middle = stats::median(&mut values.to_vec()).unwrap_or(0.0);
+    let distance = |at: &usize| (values[*at] - middle).abs();
+    let mut far: Vec<usize> = (0..values.len()).filter(|at| distance(at) > DISTURBED * deviation).collect();
+    far.sort_by(|one, other| distance(other).total_cmp(&distance(one)));
+    far.truncate(values.len() / SPARED);
+    (0..values.len()).filter(|at| !far.contains(at)).map(|at| rounds[at]).collect()
+}
+
+/// Mean, variance and degrees of freedom.
+fn moments(values: &[f64]) -> (f64, f64, f64) {
+    let all = count(values.len()).max(1.0);
+    let mean = values.iter().sum::<f64>() / all;
+    let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
+    let freedom = all - 1.0;
+    (mean, squares / freedom.max(1.0), freedom)
+}
+
+fn count(number: usize) -> f64 {
+    f64::from(u32::try_from(number).unwrap_or(u32::MAX))
+}

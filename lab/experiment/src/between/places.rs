@@ -1,0 +1,84 @@
+//! Chooses the next revision: halfway between the closest healthy and ill ones, avoiding those that cannot
+//! be judged.
+
+use std::collections::BTreeMap;
+
+use super::conclusion::Standing;
+
+/// Most unjudgeable revisions between two judged ones before a search ends, because each is a build.
+pub(super) const UNKNOWN_MOST: usize = 16;
+
+/// Known standings of the revisions on a line.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    /// Newer end; the older end is 0.
+    pub(super) last: usize,
+    /// End with the symptom.
+    pub(super) ill: usize,
+    known: BTreeMap<usize, Standing>,
+}
+
+impl Places {
+    /// Creates a line without known revisions.
+    pub(super) const fn new(last: usize) -> Self {
+        Self { last, ill: 0, known: BTreeMap::new() }
+    }
+
+    /// Returns the end without the symptom.
+    pub(super) const fn healthy(&self) -> usize {
+        self.last - self.ill
+    }
+
+    /// Records which end has the symptom.
+    pub(super) fn differ(&mut self, is_newer: bool) {
+        self.ill = if is_newer { self.last } else { 0 };
+        self.set(self.ill, Standing::Ill);
+    }
+
+    /// Records the judgement of a revision.
+    pub(super) fn set(&mut self, revision: usize, standing: Standing) {
+        self.known.insert(revision, standing);
+    }
+
+    /// Returns the standing of a revision, if known.
+    pub(super) fn standing(&self, revision: usize) -> Option<&Standing> {
+        self.known.get(&revision)
+    }
+
+    /// Returns the healthy and the ill revision that are closest to each other.
+    pub(super) fn bounds(&self) -> Option<(usize, usize)> {
+        let away = |at: &usize| at.abs_diff(self.healthy());
+        let all = |wanted: Standing| {
+            self.known.iter().filter(move |(_, standing)| **standing == wanted).map(|(at, _)| *at)
+        };
+        let healthy = all(Standing::Healthy).max_by_key(away)?;
+        // An ill revision before a healthy one had another cause, which has ended.
+        let ill = all(Standing::Ill).filter(|at| away(at) > away(&healthy)).min_by_key(away)?;
+        Some((healthy, ill))
+    }
+
+    /// Returns the next revision; `None` if the ends are unknown or no revision in between can be judged.
+    pub(super) fn next(&self) -> Option<usize> {
+        let (healthy, ill) = self.bounds()?;
+        let (low, high) = (healthy.min(ill), healthy.max(ill));
+        let unknown: Vec<usize> = (low + 1..high).filter(|at| self.known.contains_key(at)).collect();
+        next_between(low, high, &unknown).filter(|_| unknown.len() < UNKNOWN_MOST)
+    }
+}
+
+/// Chooses the next revision between two known ones. A single unjudgeable one is avoided. Several form a
+/// block: first its edges are searched, because judgeable revisions lie beyond them, then its inside.
+fn next_between(low: usize, high: usize, unknown: &[usize]) -> Option<usize> {
+    let middle = low.midpoint(high);
+    // Middle of the widest gap, if it contains a revision.
+    let within = |gaps: &[(usize, usize)]| {
+        let open = gaps.iter().filter(|(from, to)| to - from > 1);
+        open.max_by_key(|(from, to)| to - from).map(|(from, to)| from.midpoint(*to))
+    };
+    match unknown {
+        [] => Some(middle).filter(|at| *at > low),
+        [one] => (low + 1..high).filter(|at| at != one).min_by_key(|at| (at.abs_diff(middle), *at)),
+        [first, .., last] => within(&[(low, *first), (*last, high)])
+            .or_else(|| within(&unknown.windows(2).map(|pair| (pair[0], pair[1])).collect::<Vec<_>>())),
+    }
+}

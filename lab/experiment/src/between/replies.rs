@@ -1,0 +1,337 @@
+//! Judges changed answers. Finds the first revision whose answers differ from those of the older end.
+//!
+//! ```text
+//!  ends, alternating, asked twice; five times if one answers differently the second time
+//!     questions that each end answers consistently, and the other end differently ──> these distinguish
+//!  a revision ── answers all of them like the older end ──────────────────> healthy
+//!             ├─ answers one of them differently ─────────────────────────> ill: like the newer end, or a third answer
+//!             └─ varies, or was not asked all ────────────────────────────> cannot be judged
+//! ```
+//!
+//! Differences count as in a proof: above `proof.distance`, or twice an end's distance from itself if that
+//! is more; all of them with `proof.answers = "equal"`. A refusal by either end counts if the other one
+//! answers. A third answer means that several revisions changed answers: the search finds the first and
+//! reports that there are others.
+
+use serde::{Deserialize, Serialize};
+
+use warden_policies::defaults::Strictness;
+
+use super::super::proof::{self, ProofPolicy, Reply};
+use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
+use super::judge::{Heard, Judge};
+use super::{Aim, Ask, Rules, Seen};
+
+/// Least number of times each end is asked: a second answer shows if an end repeats itself.
+const TWICE: usize = 2;
+/// Number of times if an end answered differently the second time. Two equally likely answers then look
+/// like a difference once in five hundred times.
+const OFTEN: usize = 5;
+/// Number of times such a revision is asked before it is judged.
+const SOME: usize = 3;
+
+/// Answers of a revision to the questions that distinguish the ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Said {
+    /// Questions answered like the older end.
+    pub as_older: usize,
+    /// Questions answered like the newer end.
+    pub as_newer: usize,
+    /// Questions answered differently from both ends.
+    pub otherwise: Vec<String>,
+    /// Questions answered sometimes like the older end, sometimes differently.
+    pub unsteady: Vec<String>,
+    /// Questions not asked, or not asked each time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
+}
+
+impl Said {
+    /// Returns true if the answers match neither end.
+    pub const fn is_third(&self) -> bool {
+        !self.otherwise.is_empty() || (self.as_older > 0 && self.as_newer > 0)
+    }
+}
+
+/// A question that the ends answer differently.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Otherwise {
+    /// Name of the request.
+    pub request: String,
+    /// Equal tokens before the first difference.
+    pub shared: usize,
+    /// Tokens of the older answer.
+    pub of: usize,
+    /// Distance; `None` where it cannot be measured.
+    pub distance: Option<f64>,
+    /// Answer of the older end, or its refusal.
+    pub older: String,
+    /// Answer of the newer end, or its refusal.
+    pub newer: String,
+}
+
+/// Question that distinguishes the ends.
+#[derive(Clone, Debug)]
+struct Question {
+    request: String,
+    /// Distance in nats that counts as no difference.
+    limit: f64,
+}
+
+/// Revision being judged.
+#[derive(Debug)]
+struct OpenRevision {
+    revision: usize,
+    asked: Vec<Vec<Reply>>,
+    least: usize,
+}
+
+/// Judge for changed answers.
+#[derive(Debug)]
+pub(super) struct ByReplies {
+    proof: ProofPolicy,
+    last: usize,
+    older: Vec<Vec<Reply>>,
+    newer: Vec<Vec<Reply>>,
+    telling: Vec<Question>,
+    /// Both ends repeat themselves exactly.
+    is_quiet: bool,
+    open: Option<OpenRevision>,
+}
+
+impl Judge for ByReplies {
+    fn next(&self) -> Option<Ask> {
+        if self.telling.is_empty() {
+            let is_newer = self.newer.len() <= self.older.len();
+            return Some(Ask::visit(Aim::Answers, if is_newer { self.last } else { 0 }, true));
+        }
+        self.open.as_ref().map(|open| Ask::visit(Aim::Answers, open.revision, false))
+    }
+
+    fn take(&mut self, ask: Ask, seen: Seen) -> Heard {
+        let replies = match seen {
+            Seen::Visit(visit) => visit.replies,
+            Seen::Cannot(why) => return self.close(Standing::Unknown { why }),
+            Seen::Findings(_) => return self.close(Standing::Unknown { why: "it was not asked".to_owned() }),
+        };
+        if let Some(open) = &mut self.open {
+            open.asked.push(replies);
+            return self.look();
+        }
+        if ask.revision == self.last { &mut self.newer } else { &mut self.older }.push(replies);
+        self.look_at_ends()
+    }
+
+    fn begin(&mut self, revision: usize, again: bool) -> Heard {
+        if revision == 0 && !again {
+            let answers = Some(Said { as_older: self.telling.len(), ..Said::default() });
+            let judged = Judged::new(0, Standing::Healthy, self.older.len());
+            return Heard::Stands(Box::new(Judged { answers, ..judged }));
+        }
+        let least = match (self.is_quiet, again) {
+            (true, false) => 1,
+            (true, true) => TWICE,
+            (false, _) => SOME,
+        };
+        self.open = Some(OpenRevision { revision, asked: Vec::new(), least });
+        Heard::More
+    }
+
+    fn describe_ends(&self, conclusion: &mut Conclusion) {
+        if self.telling.is_empty() {
+            // List differences too small to count, unless an end answers differently each time.
+            let is_alike = matches!(conclusion.outcome, Outcome::Alike { sure: true });
+            let near = self.requests().filter(|_| is_alike).filter_map(|request| self.near(request));
+            conclusion.differences = near.collect();
+            return;
+        }
+        conclusion.differences = self.telling.iter().filter_map(|one| self.otherwise(&one.request)).collect();
+        let answers = Some(Said { as_newer: self.telling.len(), ..Said::default() });
+        let judged = Judged::new(self.last, Standing::Ill, self.newer.len());
+        conclusion.judged.push(Judged { answers, ..judged });
+    }
+}
+
+impl ByReplies {
+    pub(super) fn new(rules: Rules<'_>, last: usize) -> Self {
+        let mut proof = rules.proof.clone();
+        // A search for changed answers needs a strictness that can find some.
+        if proof.answers == Strictness::Any {
+            proof.answers = Strictness::Near;
+        }
+        let (older, newer, telling) = (Vec::new(), Vec::new(), Vec::new());
+        Self { proof, last, older, newer, telling, is_quiet: true, open: None }
+    }
+
+    /// Finds the questions that distinguish the ends, once both were asked equally often.
+    fn look_at_ends(&mut self) -> Heard {
+        let asked = self.older.len();
+        if asked != self.newer.len() || asked < TWICE {
+            return Heard::More;
+        }
+        let is_quiet = self.requests().all(|request| self.is_quiet_at(request));
+        self.is_quiet = is_quiet;
+        if !self.is_quiet && asked < OFTEN {
+            return Heard::More;
+        }
+        let telling = self.requests().filter_map(|request| self.telling(request)).collect();
+        self.telling = telling;
+        if self.telling.is_empty() {
+            return Heard::Over(self.silent().unwrap_or(Outcome::Alike { sure: self.is_quiet }));
+        }
+        let requests = self.telling.iter().map(|one| one.request.clone()).collect();
+        Heard::Differ { symptom: Symptom::Answers { requests }, is_newer: true }
+    }
+
+    /// Returns the requests sent to both ends.
+    fn requests(&self) -> impl Iterator<Item = &str> {
+        let newer = self.newer.first().map_or(&[][..], Vec::as_slice);
+        let both = self.older.first().into_iter().flatten().map(|reply| reply.request.as_str());
+        both.filter(|request| newer.iter().any(|reply| reply.request == *request))
+    }
+
+    /// Returns the failure of an end that refuses everything, so that there is nothing to compare.
+    fn silent(&self) -> Option<Outcome> {
+        let (older, newer) = (self.older.iter().flatten(), self.newer.iter().flatten());
+        let refused = |reply: &Reply| reply.refused.clone();
+        let is_asked = |mut end: std::slice::Iter<'_, Vec<Reply>>| end.any(|replies| !replies.is_empty());
+        if self.requests().next().is_none() {
+            let why = "it answers none of the questions".to_owned();
+            return Some(Outcome::EndFailed { newer: is_asked(self.older.iter()), why });
+        }
+        let mut all = older.chain(newer).map(refused).peekable();
+        let first = all.peek().cloned().flatten()?;
+        let why = format!("it refuses all questions, as the newer one does: {first}");
+        all.all(|refused| refused.is_some()).then_some(Outcome::EndFailed { newer: false, why })
+    }
+
+    /// Returns the difference between the ends' first answers, however small.
+    fn near(&self, request: &str) -> Option<Otherwise> {
+        let (older, newer) = self.first_of_both(request)?;
+        let differs = proof::differ(Strictness::Equal, 0.0, older, newer);
+        differs.then(|| self.otherwise(request)).flatten()
+    }
+
+    /// Returns true if each end repeats its answer to the last byte.
+    fn is_quiet_at(&self, request: &str) -> bool {
+        [&self.older, &self.newer].into_iter().all(|end| {
+            pairs(&all(end, request)).all(|(one, other)| {
+                one.text == other.text && one.vector == other.vector && one.refused == other.refused
+            })
+        })
+    }
+
+    /// Returns the question if each end answers consistently and the two differ.
+    fn telling(&self, request: &str) -> Option<Question> {
+        let (older, newer) = (all(&self.older, request), all(&self.newer, request));
+        let own = || pairs(&older).chain(pairs(&newer)).collect::<Vec<_>>();
+        let noise = own().iter().filter_map(|(one, other)| proof::distance(one, other)).fold(0.0, f64::max);
+        let limit = self.proof.distance.max(2.0 * noise);
+        let question = Question { request: request.to_owned(), limit };
+        let is_steady = own().iter().all(|(one, other)| !self.differ(&question, one, other));
+        let mut across = older.iter().flat_map(|one| newer.iter().map(move |other| (*one, *other)));
+        let is_told = !older.is_empty() && !newer.is_empty();
+        let differs = is_told && across.all(|(one, other)| self.differ(&question, one, other));
+        (is_steady && differs).then_some(question)
+    }
+
+    fn differ(&self, question: &Question, one: &Reply, other: &Reply) -> bool {
+        proof::differ(self.proof.answers, question.limit, one, other)
+    }
+
+    /// Returns each end's first answer.
+    fn first_of_both(&self, request: &str) -> Option<(&Reply, &Reply)> {
+        let first = |end| all(end, request).first().copied();
+        Some((first(&self.older)?, first(&self.newer)?))
+    }
+
+    fn otherwise(&self, request: &str) -> Option<Otherwise> {
+        let (older, newer) = self.first_of_both(request)?;
+        let difference = proof::difference(older, newer);
+        let said = |reply: &Reply| match &reply.refused {
+            Some(why) => format!("refused: {why}"),
+            None if reply.vector.is_empty() => reply.text.clone(),
+            None => format!("{} numbers", reply.vector.len()),
+        };
+        Some(Otherwise {
+            request: request.to_owned(),
+            shared: difference.shared,
+            of: difference.of,
+            distance: difference.distance,
+            older: said(older),
+            newer: said(newer),
+        })
+    }
+
+    /// Counts a revision's answers so far.
+    fn said(&self, open: &OpenRevision) -> Said {
+        let mut said = Said::default();
+        for question in &self.telling {
+            let own = all(&open.asked, &question.request);
+            let is_as = |end: &[Vec<Reply>], one: &Reply| {
+                all(end, &question.request).iter().any(|other| !self.differ(question, other, one))
+            };
+            let older = own.iter().filter(|one| is_as(&self.older, one)).count();
+            if own.len() < open.asked.len() {
+                // The missing answer might be the one that differs.
+                said.missing.push(question.request.clone());
+            } else if older == own.len() {
+                said.as_older += 1;
+            } else if older > 0 {
+                said.unsteady.push(question.request.clone());
+            } else if own.iter().all(|one| is_as(&self.newer, one)) {
+                said.as_newer += 1;
+            } else {
+                said.otherwise.push(question.request.clone());
+            }
+        }
+        said
+    }
+
+    /// Judges the open revision by all its answers.
+    fn look(&mut self) -> Heard {
+        let Some(open) = self.open.as_ref().filter(|open| open.asked.len() >= open.least) else {
+            return Heard::More;
+        };
+        let said = self.said(open);
+        let standing = if said.as_newer > 0 || !said.otherwise.is_empty() {
+            Standing::Ill
+        } else if !said.missing.is_empty() {
+            let names = said.missing.join("”, “");
+            Standing::Unknown {
+                why: format!("nothing is known of its answer to “{names}”, which the ends answer"),
+            }
+        } else if said.unsteady.is_empty() {
+            Standing::Healthy
+        } else if open.asked.len() < OFTEN {
+            return Heard::More;
+        } else {
+            let names = said.unsteady.join("”, “");
+            Standing::Unknown {
+                why: format!("now it answers as the older end, now otherwise: “{names}”")
+            }
+        };
+        self.close(standing)
+    }
+
+    fn close(&mut self, standing: Standing) -> Heard {
+        let Some(open) = self.open.take() else { return Heard::More };
+        let answers = (!open.asked.is_empty()).then(|| self.said(&open));
+        let judged = Judged::new(open.revision, standing, open.asked.len());
+        Heard::Stands(Box::new(Judged { answers, ..judged }))
+    }
+}
+
+/// Returns all answers to one request.
+fn all<'a>(asked: &'a [Vec<Reply>], request: &str) -> Vec<&'a Reply> {
+    asked.iter().filter_map(|replies| replies.iter().find(|reply| reply.request == request)).collect()
+}
+
+fn pairs<'a>(all: &[&'a Reply]) -> impl Iterator<Item = (&'a Reply, &'a Reply)> {
+    let pairs: Vec<_> = all
+        .iter()
+        .enumerate()
+        .flat_map(|(at, one)| all[at + 1..].iter().map(|other| (*one, *other)))
+        .collect();
+    pairs.into_iter()
+}

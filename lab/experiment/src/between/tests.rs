@@ -1,0 +1,322 @@
+//! Searches in simulated histories find the planted revision around broken builds, with the declared error
+//! rate.
+
+mod pace;
+mod replies;
+
+use super::*;
+use crate::crash::{self, Again, Crash, Run};
+use crate::proof::{Metric, Reply, Visit};
+use crate::{Ended, SeriesFinding, Settles, Speed, Workload};
+use warden_policies::growth::{Interval, Verdict};
+use warden_policies::sample::{MemoryKind, Work};
+use warden_policies::world::SplitMix;
+
+const KIB: f64 = 1024.0;
+
+/// The product's settings.
+fn rules() -> Rules<'static> {
+    let all = warden_policies::defaults();
+    Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof }
+}
+
+/// Runs a search to its end. Equal questions get equal answers, and a search resumed from its results ends
+/// with the same conclusion.
+fn run(aim: Aim, last: usize, process: &mut dyn FnMut(Ask) -> Seen) -> Conclusion {
+    let mut search = Search::new(rules(), aim, last);
+    let mut told: Vec<(Ask, Seen)> = Vec::new();
+    let found = loop {
+        let ask = match search.next() {
+            Step::Done(conclusion) => break conclusion,
+            Step::Run(ask) => ask,
+        };
+        assert_eq!(search.next(), Step::Run(ask), "asking twice changes nothing");
+        let seen = process(ask);
+        search.observe(ask, seen.clone());
+        told.push((ask, seen));
+        assert!(told.len() < 2000, "it does not end");
+    };
+    let mut again = Search::new(rules(), aim, last);
+    for (ask, seen) in told {
+        assert_eq!(again.next(), Step::Run(ask));
+        again.observe(ask, seen);
+    }
+    assert_eq!(again.next(), Step::Done(found.clone()));
+    found
+}
+
+/// A planted change in a simulated line.
+struct Place {
+    random: SplitMix,
+    last: usize,
+    at: usize,
+    /// An eighth of the revisions do not build.
+    broken: Vec<usize>,
+}
+
+impl Place {
+    fn new(seed: u64) -> Self {
+        let mut random = SplitMix::new(seed);
+        let last = 1 + usize::try_from(random.below(400)).unwrap();
+        let at = 1 + usize::try_from(random.below(last as u64)).unwrap();
+        let mut broken: Vec<usize> = (1..last).filter(|_| random.below(8) == 0).collect();
+        // Except the two that matter; otherwise only a range could be found.
+        broken.retain(|one| *one != at && *one + 1 != at);
+        Self { random, last, at, broken }
+    }
+}
+
+/// Planted change.
+#[derive(Clone, Copy, Debug)]
+enum Planted {
+    /// Bytes per request from this revision on.
+    Leak(f64),
+    /// Bytes per request before this revision, and none from it on.
+    Cure(f64),
+    /// Probability that a request kills the server, from this revision on.
+    Crash(f64),
+}
+
+struct History {
+    random: SplitMix,
+    last: usize,
+    at: usize,
+    planted: Planted,
+    broken: Vec<usize>,
+}
+
+impl History {
+    fn new(seed: u64, planted: Planted) -> Self {
+        let Place { random, last, at, broken } = Place::new(seed);
+        Self { random, last, at, planted, broken }
+    }
+
+    fn noise(&mut self) -> f64 {
+        self.random.between(-1.0, 1.0)
+    }
+
+    fn process(&mut self, ask: Ask) -> Seen {
+        if self.broken.contains(&ask.revision) {
+            return Seen::Cannot("it does not build".to_owned());
+        }
+        let newer = ask.revision >= self.at;
+        let rate = match self.planted {
+            Planted::Leak(rate) if newer => rate * (1.0 + 0.2 * self.noise()),
+            Planted::Cure(rate) if !newer => rate * (1.0 + 0.2 * self.noise()),
+            _ => 2.0 * KIB * self.noise(),
+        };
+        let mut found = finding(rate);
+        if let Planted::Crash(chance) = self.planted
+            && newer
+            && let Some(at) = self.dies(chance)
+        {
+            found.ended = Ended::Crashed { why: "signal 11".to_owned() };
+            found.requests = at;
+            let mut runs = Vec::new();
+            let mut again = Again::Undecided;
+            while ask.is_end && again == Again::Undecided {
+                let died = self.dies(chance);
+                runs.push(Run { requests: died.unwrap_or(184), died: died.is_some() });
+                again = crash::again(&warden_policies::defaults().diagnose.crash, &runs);
+            }
+            found.crash = Some(Crash { at_request: at, why: String::new(), lines: Vec::new(), runs, again });
+        }
+        Seen::Findings(vec![found])
+    }
+
+    /// Returns the request, of 184, at which the server dies.
+    fn dies(&mut self, chance: f64) -> Option<u64> {
+        (1..=184).find(|_| self.random.between(0.0, 1.0) < chance)
+    }
+
+    fn search(&mut self) -> Conclusion {
+        run(Aim::Growth, self.last, &mut |ask| self.process(ask))
+    }
+}
+
+fn finding(rate: f64) -> Finding {
+    let per_request = Interval { value: rate, low: rate - 3.0 * KIB, high: rate + 3.0 * KIB };
+    let series = SeriesFinding {
+        series: MemoryKind::Host,
+        verdict: if rate > 20.0 * KIB { Verdict::Leaking } else { Verdict::Steady },
+        per_request: Some(per_request),
+        pooled_per_request: None,
+        per_prompt_token: None,
+        per_output_token: None,
+        per_image: None,
+        settles: Settles::Unknown,
+        blame: None,
+        first: 0,
+        last: 0,
+        peak: 0,
+        sees: 1.0,
+        graphs: None,
+    };
+    Finding {
+        workload: Workload::SameImage,
+        steps: 184,
+        enough: 64,
+        requests: 184,
+        work: Work::default(),
+        series: vec![series],
+        speed: Speed::default(),
+        ended: Ended::Complete,
+        crash: None,
+        control: false,
+    }
+}
+
+#[test]
+fn in_a_hundred_histories_the_revision_that_brought_the_growth_is_found_in_each() {
+    for seed in 0..100 {
+        let mut history = History::new(seed, Planted::Leak(400.0 * KIB));
+        let found = history.search();
+        assert_eq!(found.outcome, Outcome::Found { revision: history.at }, "seed {seed}: {found:#?}");
+        assert_eq!(found.ill_is_newer, Some(true));
+        assert!(found.legs < 160, "seed {seed}: {} processes", found.legs);
+    }
+}
+
+#[test]
+fn in_a_hundred_the_one_that_ended_it() {
+    for seed in 100..200 {
+        let mut history = History::new(seed, Planted::Cure(400.0 * KIB));
+        let found = history.search();
+        assert_eq!(found.outcome, Outcome::Found { revision: history.at }, "seed {seed}: {found:#?}");
+        assert_eq!(found.ill_is_newer, Some(false));
+    }
+}
+
+#[test]
+fn in_a_hundred_the_one_that_brought_a_crash_that_comes_each_time() {
+    for seed in 200..300 {
+        let mut history = History::new(seed, Planted::Crash(0.04));
+        let found = history.search();
+        assert_eq!(found.outcome, Outcome::Found { revision: history.at }, "seed {seed}: {found:#?}");
+    }
+}
+
+#[test]
+fn a_crash_that_comes_seldom_is_found_or_the_search_says_that_it_is_not_sure() {
+    let mut right = 0;
+    for seed in 300..400 {
+        // Every fourth process survives.
+        let mut history = History::new(seed, Planted::Crash(0.0075));
+        match history.search().outcome {
+            Outcome::Found { revision } => {
+                assert_eq!(revision, history.at, "seed {seed}");
+                right += 1;
+            }
+            Outcome::Unsteady { .. }
+            | Outcome::Among { .. }
+            | Outcome::NeitherIll { .. }
+            | Outcome::NotAgain
+            | Outcome::EndFailed { .. } => {}
+            other => panic!("seed {seed}: {other:?}"),
+        }
+    }
+    assert!(right >= 50, "{right} of 100");
+}
+
+#[test]
+fn what_cannot_be_told_around_it_leaves_a_range() {
+    let mut history = History::new(7, Planted::Leak(400.0 * KIB));
+    (history.last, history.at, history.broken) = (40, 20, (15..=22).collect());
+    assert_eq!(history.search().outcome, Outcome::Among { first: 15, last: 23 });
+    // A buildable revision among broken ones.
+    history.broken.retain(|one| *one != 18);
+    assert_eq!(history.search().outcome, Outcome::Among { first: 19, last: 23 });
+    (history.last, history.at, history.broken) = (800, 390, (250..=560).collect());
+    let found = history.search();
+    assert_eq!(found.outcome, Outcome::Among { first: 250, last: 561 }, "and not each of them is built");
+    assert!(found.judged.len() < 40, "{}", found.judged.len());
+}
+
+#[test]
+fn ends_that_are_alike_are_told() {
+    let mut both = History::new(8, Planted::Leak(400.0 * KIB));
+    both.at = 0;
+    assert_eq!(both.search().outcome, Outcome::BothIll);
+    let mut neither = History::new(9, Planted::Leak(400.0 * KIB));
+    neither.at = neither.last + 1;
+    assert_eq!(neither.search().outcome, Outcome::NeitherIll { short: false, suspected: false });
+    let mut broken = History::new(10, Planted::Leak(400.0 * KIB));
+    broken.broken = vec![0];
+    let Outcome::EndFailed { newer: false, why } = broken.search().outcome else { panic!() };
+    assert_eq!(why, "it does not build");
+}
+
+#[test]
+fn it_may_be_broken_off_at_any_time_and_says_what_is_left() {
+    let mut history = History::new(11, Planted::Leak(400.0 * KIB));
+    (history.last, history.at, history.broken) = (64, 50, Vec::new());
+    let mut search = Search::new(rules(), Aim::Growth, history.last);
+    assert_eq!((search.interrupt().outcome, search.left()), (Outcome::Interrupted, None));
+    let mut before = usize::MAX;
+    while let Step::Run(ask) = search.next() {
+        let seen = history.process(ask);
+        search.observe(ask, seen);
+        if let Some(left) = search.left() {
+            assert!(left <= before && left >= 1);
+            before = left;
+        }
+    }
+    assert_eq!(before, 1);
+}
+
+#[test]
+fn more_of_the_same_growth_is_a_symptom_too() {
+    let mut search = Search::new(rules(), Aim::Growth, 40);
+    let mut random = SplitMix::new(5);
+    let found = loop {
+        match search.next() {
+            Step::Done(conclusion) => break conclusion,
+            Step::Run(ask) => {
+                let rate = if ask.revision >= 17 { 400.0 } else { 40.0 };
+                let seen = Seen::Findings(vec![finding(rate * KIB * random.between(0.9, 1.1))]);
+                search.observe(ask, seen);
+            }
+        }
+    };
+    assert_eq!(found.outcome, Outcome::Found { revision: 17 }, "{found:#?}");
+}
+
+#[test]
+fn a_crash_that_did_not_come_again_hides_no_leak_and_other_work_says_nothing_of_this_one() {
+    let mut search = Search::new(rules(), Aim::Growth, 2);
+    let once = Crash {
+        at_request: 3,
+        why: String::new(),
+        lines: Vec::new(),
+        runs: Vec::new(),
+        again: Again::NotAgain,
+    };
+    let died = Finding { workload: Workload::ShortText, crash: Some(once), ..finding(0.0) };
+    let failed = Ended::Failed { why: "no embeddings".to_owned() };
+    let other = Finding { workload: Workload::Embeddings, ended: failed, ..finding(0.0) };
+    let found = loop {
+        match search.next() {
+            Step::Done(conclusion) => break conclusion,
+            Step::Run(ask) => {
+                let own = finding(if ask.revision >= 1 { 400.0 * KIB } else { 0.0 });
+                let all = if ask.is_end { vec![died.clone(), other.clone(), own] } else { vec![own] };
+                search.observe(ask, Seen::Findings(all));
+            }
+        }
+    };
+    assert_eq!(found.outcome, Outcome::Found { revision: 1 }, "{found:#?}");
+}
+
+#[test]
+fn what_was_told_of_growth_is_read_as_before_and_a_visit_as_it_was_told() {
+    let before = r#"{"revision":3,"is_end":true,"whole":false,"control":false,"workload":null}"#;
+    let ask: Ask = serde_json::from_str(before).unwrap();
+    assert_eq!(ask.aim, Aim::Growth);
+    assert_eq!(serde_json::to_string(&ask).unwrap(), before);
+    let ask = Ask { aim: Aim::Answers, ..ask };
+    let reply = Reply { request: "text 1".to_owned(), refused: Some("no".to_owned()), ..Reply::default() };
+    let visit = Visit { measured: vec![(Metric::Decode, 0.25)], replies: vec![reply] };
+    let told = serde_json::to_string(&(ask, Seen::Visit(visit.clone()))).unwrap();
+    let (asked, seen): (Ask, Seen) = serde_json::from_str(&told).unwrap();
+    assert_eq!((asked, seen), (ask, Seen::Visit(visit)));
+}

@@ -1,0 +1,219 @@
+//! Finds the switches that stop a leak: decides the next process and draws the conclusion.
+//!
+//! ```text
+//!  baseline ── no leak ──────────────────────────────────────────────> nothing to cure
+//!     │ leaks
+//!     v
+//!  each switch alone ── one stops everything ────────────────────────> that one (the cheapest, if the first is costly)
+//!     │ none does
+//!     v
+//!  all together ── they stop nothing ────────────────────────────────> no cure
+//!     │ they stop some memories: these are the targets
+//!     v
+//!  small sets, by size, plausible by the switches' own results ──────> the first set that works
+//!     │ none
+//!     v
+//!  all together, minus one after the other ──────────────────────────> the rest
+//! ```
+//!
+//! Trials alternate with the baseline, so that drift of the machine affects both. A trial ends once
+//! [`judge`](super::sequential::judge) has decided. Two assumptions save trials: more switches never stop
+//! less, and two switches together do at most the sum of their effects. Where the second one fails,
+//! removing switches one by one still finds a minimal set.
+//!
+//! The planner runs nothing: the caller calls [`Planner::next`], runs the process, and reports to
+//! [`Planner::observe`].
+
+use super::sequential::CurePolicy;
+use super::trial::{Leg, Trial};
+use super::{Ended, Finding};
+
+mod baseline;
+mod conclusion;
+mod search;
+mod sets;
+
+pub use self::conclusion::{Conclusion, Outcome};
+pub use super::trial::{Arm, Beside, Cost, Track, TrialReport};
+
+/// Next step of a bisection.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Run a fresh process with these switches through all the work, and report the findings.
+    Run(Arm),
+    /// The bisection is over.
+    Done(Conclusion),
+}
+
+/// Phase of a bisection.
+#[derive(Clone, Debug, PartialEq)]
+enum Phase {
+    Baseline,
+    Alone,
+    Together,
+    /// Set size, and the sets still to try, the next one last.
+    Sets(usize, Vec<Vec<usize>>),
+    /// A set that works, and the switches still to remove, the next ones last.
+    Reduce(Vec<usize>, Vec<Vec<usize>>),
+    Over(Outcome),
+}
+
+/// State machine of the bisection.
+#[derive(Clone, Debug)]
+pub struct Planner {
+    policy: CurePolicy,
+    switches: usize,
+    clashes: Vec<[usize; 2]>,
+    phase: Phase,
+    baseline: Vec<Leg>,
+    /// Consecutive failed baseline legs.
+    failed: u32,
+    /// Legs with switches since the last baseline leg.
+    since: u32,
+    leaking: Vec<Track>,
+    /// Memories that some switch can stop; all leaking ones until that is known.
+    targets: Vec<Track>,
+    trials: Vec<Trial>,
+    sets: u32,
+    cure: Vec<usize>,
+    legs: usize,
+}
+
+impl Planner {
+    /// Creates a planner for switches ordered by cost and likelihood, best first. `clashes` lists pairs
+    /// that cannot be combined.
+    pub fn new(policy: &CurePolicy, switches: usize, clashes: Vec<[usize; 2]>) -> Self {
+        Self {
+            policy: policy.clone(),
+            switches,
+            clashes,
+            phase: Phase::Baseline,
+            baseline: Vec::new(),
+            failed: 0,
+            since: 0,
+            leaking: Vec::new(),
+            targets: Vec::new(),
+            trials: Vec::new(),
+            sets: 0,
+            cure: Vec::new(),
+            legs: 0,
+        }
+    }
+
+    /// Returns the next step; repeated calls without an observation return the same.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "it does not end in None, and asking twice changes nothing"
+    )]
+    pub fn next(&mut self) -> Step {
+        loop {
+            if let Phase::Over(outcome) = &self.phase {
+                return Step::Done(self.conclude(outcome.clone()));
+            }
+            if self.wants_baseline() {
+                return Step::Run(Arm::default());
+            }
+            if let Some(open) = self.trials.last().filter(|trial| !trial.closed) {
+                return Step::Run(open.arm.clone());
+            }
+            self.advance();
+        }
+    }
+
+    /// Adds the findings of a fresh process with these switches, one per workload.
+    pub fn observe(&mut self, arm: &Arm, findings: &[Finding]) {
+        let ended = findings.iter().find_map(|finding| match &finding.ended {
+            Ended::Crashed { why } | Ended::Killed { why } | Ended::Failed { why } => Some(why.clone()),
+            _ => None,
+        });
+        self.take(arm, ended.map_or_else(|| Ok(Leg::of(findings)), Err));
+    }
+
+    /// Records that there is no process with these switches, and the reason.
+    pub fn observe_failure(&mut self, arm: &Arm, why: String) {
+        self.take(arm, Err(why));
+    }
+
+    fn take(&mut self, arm: &Arm, leg: Result<Leg, String>) {
+        self.legs += 1;
+        if arm.is_baseline() {
+            match leg {
+                Ok(leg) => {
+                    (self.failed, self.since) = (0, 0);
+                    self.baseline.push(leg);
+                }
+                Err(why) if self.failed + 1 >= self.policy.baseline_failures => {
+                    self.phase = Phase::Over(Outcome::BaselineFailed { why });
+                    return;
+                }
+                Err(_) => self.failed += 1,
+            }
+            self.look();
+            return;
+        }
+        self.since += 1;
+        let Some(trial) = self.trials.last_mut().filter(|trial| !trial.closed && trial.arm == *arm) else {
+            return;
+        };
+        match leg {
+            Ok(leg) => trial.legs.push(leg),
+            Err(why) => {
+                trial.crashed = Some(why);
+                trial.closed = true;
+            }
+        }
+        self.look();
+    }
+
+    /// Returns the conclusion so far.
+    pub fn interrupt(&self) -> Conclusion {
+        match &self.phase {
+            Phase::Over(outcome) => self.conclude(outcome.clone()),
+            _ => self.conclude(Outcome::Interrupted),
+        }
+    }
+
+    /// Returns the progress for a display: finished trials, and the most trials up to the end of this phase.
+    pub fn progress(&self) -> (usize, usize) {
+        let done = self.trials.iter().filter(|trial| trial.closed).count();
+        let open = match &self.phase {
+            Phase::Baseline | Phase::Alone => self.switches,
+            Phase::Together => self.switches + 1,
+            Phase::Sets(_, queue) | Phase::Reduce(_, queue) => done + queue.len() + 1,
+            Phase::Over(_) => done,
+        };
+        (done, open.max(done))
+    }
+
+    fn wants_baseline(&self) -> bool {
+        match self.baseline.len() {
+            0 => return true,
+            1 if self.phase == Phase::Baseline && self.unclear() => return true,
+            // Before the first switch: nothing can be judged before the scatter between processes is known.
+            few if self.phase != Phase::Baseline && few < self.policy.baseline_least => return true,
+            _ => {}
+        }
+        match self.trials.last() {
+            // Each inconclusive leg with a switch is followed by a baseline leg.
+            Some(open) if !open.closed => !open.legs.is_empty() && self.since > 0,
+            _ => self.phase != Phase::Baseline && self.since >= self.policy.baseline_every,
+        }
+    }
+
+    /// Judges the open trial by all legs so far.
+    fn look(&mut self) {
+        let informs = matches!(self.phase, Phase::Alone | Phase::Together);
+        let Some(trial) = self.trials.last_mut() else { return };
+        trial.judge(&self.policy, &self.baseline, &self.leaking);
+        trial.close(&self.policy, &self.targets, informs);
+    }
+
+    fn begin(&mut self, mut switches: Vec<usize>) {
+        switches.sort_unstable();
+        self.trials.push(Trial::new(Arm { switches }));
+    }
+}
+
+#[cfg(test)]
+#[path = "bisect_tests.rs"]
+mod tests;

@@ -1,0 +1,43 @@
+//! Judges the baseline: which memories leak without any switch, and if that is certain.
+
+use super::{Outcome, Planner};
+use crate::trial::Track;
+use warden_policies::growth::Verdict;
+
+impl Planner {
+    /// Returns true if the first leg leaves a question open. A suspected memory may be a second leak next
+    /// to a certain one, and a cure has to stop both.
+    pub(super) fn unclear(&self) -> bool {
+        let all = || self.baseline.iter().flat_map(|leg| &leg.tracks).map(|(.., verdict)| *verdict);
+        let leaks = all().any(Verdict::leaks);
+        // Too few readings will be too few again; a second leg helps only if nothing leaks for certain.
+        all().any(|verdict| verdict == Verdict::Suspected || (!verdict.is_known() && !leaks))
+    }
+
+    /// Returns the memories that leak, or were suspected in two legs.
+    pub(super) fn find_leaks(&self) -> Vec<Track> {
+        let mut tracks: Vec<Track> = Vec::new();
+        for (track, ..) in self.baseline.iter().flat_map(|leg| &leg.tracks) {
+            let verdicts: Vec<Verdict> = self
+                .baseline
+                .iter()
+                .filter_map(|leg| leg.of_track(*track).map(|(_, verdict)| verdict))
+                .collect();
+            let suspect = verdicts.iter().filter(|verdict| verdict.grows()).count();
+            let leaks = verdicts.contains(&Verdict::Leaking) || suspect > 1;
+            if leaks && !tracks.contains(track) {
+                tracks.push(*track);
+            }
+        }
+        tracks
+    }
+
+    /// Returns the outcome if no leak was found: there is none, or it is unknown.
+    pub(super) fn nothing_found(&self) -> Outcome {
+        if self.baseline.iter().all(|leg| leg.short) {
+            let why = "there are too few readings to say whether anything leaks".to_owned();
+            return Outcome::NotKnown { why };
+        }
+        Outcome::NothingToCure
+    }
+}

@@ -1,0 +1,91 @@
+//! The conclusion of a bisection, at its end or after an interruption.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Phase, Planner};
+use crate::trial::{Track, TrialReport};
+
+/// Outcome of a bisection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Outcome {
+    /// Nothing leaks without switches.
+    NothingToCure,
+    /// Unknown if anything leaks: no process ran, or none ran long enough.
+    NotKnown {
+        /// Reason.
+        why: String,
+    },
+    /// All leaks are stopped.
+    Cured,
+    /// Some leaks are stopped.
+    PartlyCured,
+    /// No leak is stopped.
+    NotCured,
+    /// The server cannot do the work even without switches.
+    BaselineFailed {
+        /// Reason.
+        why: String,
+    },
+    /// The bisection was interrupted.
+    Interrupted,
+}
+
+/// Result of a bisection.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Conclusion {
+    /// Outcome of the bisection.
+    pub outcome: Outcome,
+    /// Memories that leak without switches.
+    pub leaking: Vec<Track>,
+    /// Smallest set found to stop all targets, as indices of the switches.
+    pub cure: Vec<usize>,
+    /// Memories that the cure stops.
+    pub stopped: Vec<Track>,
+    /// Smallest working set for each memory that can be stopped.
+    pub by_track: Vec<(Track, Vec<usize>)>,
+    /// Trials in order.
+    pub trials: Vec<TrialReport>,
+    /// Number of processes run, baseline included.
+    pub legs: usize,
+}
+
+impl Planner {
+    pub(super) fn over(&mut self, cure: Vec<usize>) -> Phase {
+        self.cure = cure;
+        let stopped = self.stopped();
+        Phase::Over(if stopped.is_empty() {
+            Outcome::NotCured
+        } else if self.leaking.iter().all(|track| stopped.contains(track)) {
+            Outcome::Cured
+        } else {
+            Outcome::PartlyCured
+        })
+    }
+
+    /// Returns the memories that the cure stops.
+    fn stopped(&self) -> Vec<Track> {
+        let own = self.trials.iter().find(|trial| trial.arm.switches == self.cure);
+        let Some(own) = own else { return Vec::new() };
+        self.leaking.iter().copied().filter(|track| own.stops(*track)).collect()
+    }
+
+    pub(super) fn conclude(&self, outcome: Outcome) -> Conclusion {
+        let mut by_track = Vec::new();
+        for track in &self.leaking {
+            let stops = self.trials.iter().filter(|trial| trial.stops(*track));
+            if let Some(least) = stops.min_by_key(|trial| trial.arm.switches.len()) {
+                by_track.push((*track, least.arm.switches.clone()));
+            }
+        }
+        Conclusion {
+            outcome,
+            leaking: self.leaking.clone(),
+            cure: self.cure.clone(),
+            stopped: self.stopped(),
+            by_track,
+            trials: self.trials.iter().map(|trial| trial.report(&self.baseline)).collect(),
+            legs: self.legs,
+        }
+    }
+}

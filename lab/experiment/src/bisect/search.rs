@@ -1,0 +1,148 @@
+//! Chooses the next switches after a finished trial.
+
+use super::{Outcome, Phase, Planner};
+use crate::trial::{Track, Trial};
+
+impl Planner {
+    /// Starts the next trial, or ends the bisection.
+    pub(super) fn advance(&mut self) {
+        match std::mem::replace(&mut self.phase, Phase::Baseline) {
+            Phase::Baseline => {
+                self.leaking = self.find_leaks();
+                self.targets.clone_from(&self.leaking);
+                self.phase = match (self.leaking.is_empty(), self.switches) {
+                    (true, _) => Phase::Over(self.nothing_found()),
+                    (false, 0) => Phase::Over(Outcome::NotCured),
+                    (false, _) => {
+                        self.begin(vec![0]);
+                        Phase::Alone
+                    }
+                };
+            }
+            Phase::Alone => self.phase = self.after_one(),
+            Phase::Together => self.phase = self.after_all(),
+            Phase::Sets(size, queue) => self.phase = self.after_set(size, queue),
+            Phase::Reduce(good, queue) => self.phase = self.after_less(good, queue),
+            over @ Phase::Over(_) => self.phase = over,
+        }
+    }
+
+    fn after_one(&mut self) -> Phase {
+        let best = self.best_alone();
+        let dear = |trial: &Trial| trial.cost(&self.baseline).is_dear(self.policy.dear);
+        let enough = best.is_some_and(|trial| !dear(&self.trials[trial]));
+        // In this phase each switch has one trial, so the number of trials is the index of the next switch.
+        let next = self.trials.len();
+        if next < self.switches && !enough {
+            self.begin(vec![next]);
+            return Phase::Alone;
+        }
+        if let Some(best) = best {
+            return self.over(self.trials[best].arm.switches.clone());
+        }
+        let all = self.compatible();
+        if all.len() < 2 {
+            return self.settle_for_alone();
+        }
+        self.begin(all);
+        Phase::Together
+    }
+
+    fn after_all(&mut self) -> Phase {
+        let Some(all) = self.trials.last() else { return Phase::Over(Outcome::NotCured) };
+        let started = all.crashed.is_none();
+        if started {
+            let stopped = |track: &Track| self.trials.iter().any(|trial| trial.stops(*track));
+            self.targets = self.leaking.iter().copied().filter(|track| stopped(track)).collect();
+        }
+        if self.targets.is_empty() {
+            return Phase::Over(Outcome::NotCured);
+        }
+        // Once unstoppable memories are excluded, one switch may suffice.
+        if let Some(best) = self.best_alone() {
+            return self.over(self.trials[best].arm.switches.clone());
+        }
+        self.after_set(1, Vec::new())
+    }
+
+    fn after_set(&mut self, size: usize, mut queue: Vec<Vec<usize>>) -> Phase {
+        if size > 1
+            && let Some(trial) = self.trials.last().filter(|trial| trial.stops_all(&self.targets))
+        {
+            return self.over(trial.arm.switches.clone());
+        }
+        let mut size = size;
+        while self.sets < self.policy.sets_most {
+            while let Some(set) = queue.pop() {
+                if !self.fails(&set) {
+                    self.sets += 1;
+                    self.begin(set);
+                    return Phase::Sets(size, queue);
+                }
+            }
+            size += 1;
+            if size >= self.switches || size > self.policy.set_size {
+                break;
+            }
+            queue = self.plausible(size);
+        }
+        // Reduction needs a set that works.
+        let good = self.trials.iter().find(|trial| trial.stops_all(&self.targets));
+        match good.map(|trial| trial.arm.switches.clone()) {
+            Some(good) => {
+                let queue = self.spare(&good);
+                self.after_less(good, queue)
+            }
+            None => self.settle_for_alone(),
+        }
+    }
+
+    fn after_less(&mut self, mut good: Vec<usize>, mut queue: Vec<Vec<usize>>) -> Phase {
+        if let Some(trial) = self.trials.last()
+            && trial.stops_all(&self.targets)
+            && trial.arm.switches.len() < good.len()
+        {
+            good.clone_from(&trial.arm.switches);
+        }
+        while let Some(away) = queue.pop() {
+            let less: Vec<usize> = good.iter().copied().filter(|one| !away.contains(one)).collect();
+            if less.is_empty() || less.len() == good.len() || self.fails(&less) {
+                continue;
+            }
+            self.begin(less);
+            return Phase::Reduce(good, queue);
+        }
+        self.over(good)
+    }
+
+    /// Returns the trial of the cheapest switch that alone stops all targets.
+    fn best_alone(&self) -> Option<usize> {
+        let does = |trial: &&(usize, &Trial)| {
+            trial.1.arm.switches.len() == 1 && trial.1.closed && trial.1.stops_all(&self.targets)
+        };
+        let price = |trial: &Trial| trial.cost(&self.baseline).lost();
+        let all: Vec<(usize, &Trial)> = self.trials.iter().enumerate().collect();
+        let cheapest = all.iter().filter(does).min_by(|a, b| price(a.1).total_cmp(&price(b.1)));
+        // Among switches with nearly equal cost the order decides, not timing noise.
+        let least = price(cheapest?.1) + self.policy.dear;
+        all.iter().filter(does).find(|trial| price(trial.1) <= least).map(|trial| trial.0)
+    }
+
+    /// No set stops everything: falls back to the switches that each stop a memory alone.
+    fn settle_for_alone(&mut self) -> Phase {
+        let mut chosen: Vec<usize> = Vec::new();
+        for track in self.leaking.clone() {
+            let stops = |one: &usize| self.alone(*one).is_some_and(|trial| trial.stops(track));
+            if chosen.iter().any(stops) {
+                continue;
+            }
+            let free = |one: &usize| chosen.iter().all(|other| !self.clash(*one, *other));
+            if let Some(one) = (0..self.switches).filter(stops).find(free) {
+                chosen.push(one);
+            }
+        }
+        // Report only what was seen to work: one switch, because the combination was not tried.
+        chosen.truncate(1);
+        self.over(chosen)
+    }
+}

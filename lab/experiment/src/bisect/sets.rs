@@ -1,0 +1,116 @@
+//! Chooses plausible sets of switches by the results of each switch alone. Only finished trials count.
+
+use super::Planner;
+use crate::sequential::Does;
+use crate::trial::{Track, Trial};
+
+impl Planner {
+    pub(super) fn alone(&self, switch: usize) -> Option<&Trial> {
+        self.trials.iter().find(|trial| trial.arm.switches == [switch])
+    }
+
+    pub(super) fn clash(&self, one: usize, other: usize) -> bool {
+        self.clashes.iter().any(|pair| *pair == [one, other] || *pair == [other, one])
+    }
+
+    pub(super) fn usable(&self, switch: usize) -> bool {
+        self.alone(switch).is_none_or(|trial| trial.crashed.is_none())
+    }
+
+    /// Returns the largest share of a memory's growth that a switch may stop, by its trial alone.
+    pub(super) fn at_best(&self, switch: usize, track: Track) -> f64 {
+        let share = self.alone(switch).and_then(|trial| trial.judgement(track)).and_then(|found| found.share);
+        share.map_or(1.0, |share| (1.0 - share.low).clamp(0.0, 1.0))
+    }
+
+    /// Returns the growth that a switch probably stops, summed over all targets.
+    pub(super) fn merit(&self, switch: usize) -> f64 {
+        let share = |track: &Track| {
+            self.alone(switch).and_then(|trial| trial.judgement(*track)).and_then(|found| found.share)
+        };
+        let gone = |track: &Track| share(track).map_or(0.0, |share| (1.0 - share.value).clamp(0.0, 1.0));
+        self.targets.iter().map(gone).sum()
+    }
+
+    /// Returns a maximal compatible set, the most effective switches first.
+    pub(super) fn compatible(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.switches).filter(|one| self.usable(*one)).collect();
+        order.sort_by(|a, b| self.merit(*b).total_cmp(&self.merit(*a)));
+        let mut all: Vec<usize> = Vec::new();
+        for one in order {
+            if all.iter().all(|other| !self.clash(one, *other)) {
+                all.push(one);
+            }
+        }
+        all
+    }
+
+    /// Returns true if this set, or a superset of it, was seen to fail.
+    pub(super) fn fails(&self, set: &[usize]) -> bool {
+        self.trials.iter().any(|trial| {
+            trial.closed
+                && trial.crashed.is_none()
+                && set.iter().all(|one| trial.arm.switches.contains(one))
+                && !trial.stops_all(&self.targets)
+        })
+    }
+
+    /// Returns the sets of a size that may work, the likeliest last.
+    pub(super) fn plausible(&self, size: usize) -> Vec<Vec<usize>> {
+        let usable: Vec<usize> = (0..self.switches).filter(|one| self.usable(*one)).collect();
+        let mut found = Vec::new();
+        let mut chosen = Vec::new();
+        self.choose(&usable, size, &mut chosen, &mut found);
+        let merit = |set: &Vec<usize>| set.iter().map(|one| self.merit(*one)).sum::<f64>();
+        // The sort is stable and the list is read from the end: among equals, earlier switches are tried
+        // first.
+        found.reverse();
+        found.sort_by(|a, b| merit(a).total_cmp(&merit(b)));
+        found
+    }
+
+    pub(super) fn choose(
+        &self,
+        from: &[usize],
+        size: usize,
+        chosen: &mut Vec<usize>,
+        found: &mut Vec<Vec<usize>>,
+    ) {
+        if size == 0 {
+            let reaches = |track: &Track| {
+                let gone: f64 = chosen.iter().map(|one| self.at_best(*one, *track)).sum();
+                gone >= 1.0 - self.policy.stops_share
+            };
+            if self.targets.iter().all(reaches) {
+                found.push(chosen.clone());
+            }
+            return;
+        }
+        for (at, one) in from.iter().enumerate() {
+            if found.len() >= self.policy.sets_listed {
+                return;
+            }
+            if chosen.iter().all(|other| !self.clash(*one, *other)) {
+                chosen.push(*one);
+                self.choose(&from[at + 1..], size - 1, chosen, found);
+                chosen.pop();
+            }
+        }
+    }
+
+    /// Returns the switches to remove from a working set, first try last: all without an effect of their
+    /// own, then each one.
+    pub(super) fn spare(&self, good: &[usize]) -> Vec<Vec<usize>> {
+        let useless = |one: &usize| {
+            let does = |track: &Track| {
+                self.alone(*one).and_then(|trial| trial.judgement(*track)).map(|found| found.does)
+            };
+            self.targets.iter().all(|track| does(track) == Some(Does::Nothing))
+        };
+        let mut order = good.to_vec();
+        order.sort_by(|a, b| self.merit(*b).total_cmp(&self.merit(*a)));
+        let mut queue: Vec<Vec<usize>> = order.iter().map(|one| vec![*one]).collect();
+        queue.push(good.iter().copied().filter(|one| useless(one)).collect());
+        queue
+    }
+}

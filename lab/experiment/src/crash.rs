@@ -1,0 +1,144 @@
+//! Judges if a crash recurs, and if a switch stops it.
+//!
+//! ```text
+//!  the same work in fresh processes ──> died, survived, died, … ──> Always | Sometimes | NotAgain
+//!  with a switch: a death ───────────> Nothing
+//!                 survivors ─────────> Stops, once a switch without effect would hardly have shown as much
+//! ```
+//!
+//! Both are sequential tests with declared error rates:
+//!
+//! - **Recurrence**: Wald's test between death probabilities `seldom` and `always`. A mixed result at the
+//!   largest number of processes is `Sometimes`.
+//! - **Stops**: two null hypotheses must both be rejected. Each process dies with some probability, or each
+//!   request kills with some probability, both independent of the switch. The first is tested at its worst
+//!   probability. Under the second, deaths divide in proportion to the requests with and without the
+//!   switch, so a survivor counts by its requests.
+//!
+//! This module runs nothing.
+
+use serde::{Deserialize, Serialize};
+
+use super::sequential::Does;
+use warden_policies::units::exact;
+
+/// Largest number of repetitions: ten full workloads take as long as one search for a cure.
+const REPETITION_LIMIT: usize = 10;
+
+/// Settings of the crash tests. `defaults.toml`, section `[diagnose.crash]`, gives the reasons.
+pub type CrashPolicy = warden_policies::defaults::Crash;
+
+/// Result of one fresh process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// Request at which it died, or the number of answered requests.
+    pub requests: u64,
+    /// The process died.
+    pub died: bool,
+}
+
+/// Recurrence of a crash.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Again {
+    /// More processes are needed.
+    #[default]
+    Undecided,
+    /// The crash recurs (nearly) every time.
+    Always,
+    /// The crash recurred, but not every time.
+    Sometimes,
+    /// The crash did not recur.
+    NotAgain,
+}
+
+/// A server that ended on its own under a workload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Crash {
+    /// Request at which it died, from 1.
+    pub at_request: u64,
+    /// Exit status or signal, in words.
+    pub why: String,
+    /// Last lines of its output, oldest first.
+    pub lines: Vec<String>,
+    /// Repetitions in fresh processes, in order.
+    pub runs: Vec<Run>,
+    /// Recurrence according to `runs`.
+    pub again: Again,
+}
+
+impl Crash {
+    /// Returns the first crash and all repetitions.
+    pub fn all(&self) -> Vec<Run> {
+        let first = Run { requests: self.at_request, died: true };
+        std::iter::once(first).chain(self.runs.iter().copied()).collect()
+    }
+}
+
+/// Judges repetitions. The first crash does not count, because it caused the test.
+pub fn again(policy: &CrashPolicy, runs: &[Run]) -> Again {
+    let died = runs.iter().filter(|run| run.died).count();
+    let (always, seldom) = (policy.always, policy.seldom);
+    let odds = size(died) * (always / seldom).ln()
+        + size(runs.len() - died) * ((1.0 - always) / (1.0 - seldom)).ln();
+    let high = ((1.0 - policy.false_seldom) / policy.false_always).ln();
+    let low = (policy.false_seldom / (1.0 - policy.false_always)).ln();
+    let over = runs.len() >= REPETITION_LIMIT;
+    match died {
+        _ if odds >= high => Again::Always,
+        0 if odds <= low || over => Again::NotAgain,
+        _ if odds <= low || over => Again::Sometimes,
+        _ => Again::Undecided,
+    }
+}
+
+/// Judges a switch by processes without and with it.
+pub fn judge(policy: &CrashPolicy, without: &[Run], with: &[Run]) -> Does {
+    if with.iter().any(|run| run.died) {
+        return Does::Nothing;
+    }
+    // Two courses end here, with and without survivors among the processes without the switch; each gets
+    // half of the error rate.
+    if doubt(without, with) <= policy.false_cure / 2.0 { Does::Stops } else { Does::Undecided }
+}
+
+/// Returns the greatest probability of at least as many deaths without a switch, and none with it, if it
+/// has no effect.
+pub fn doubt(without: &[Run], with: &[Run]) -> f64 {
+    let died = without.iter().filter(|run| run.died).count();
+    if died == 0 || with.is_empty() {
+        return 1.0;
+    }
+    let per_process = (1..1000_u32)
+        .map(|share| {
+            let chance = f64::from(share) / 1000.0;
+            at_least(died, without.len(), chance) * (1.0 - chance).powf(size(with.len()))
+        })
+        .fold(0.0, f64::max);
+    let requests = |runs: &[Run]| exact(runs.iter().map(|run| run.requests).sum());
+    let (base, new) = (requests(without), requests(with));
+    let per_request = if base + new > 0.0 { (base / (base + new)).powf(size(died)) } else { 1.0 };
+    per_process.max(per_request)
+}
+
+/// Binomial probability of at least `hits` in `tries`.
+fn at_least(hits: usize, tries: usize, chance: f64) -> f64 {
+    let mut all = 0.0;
+    // Probability of exactly `count` hits, starting with 0.
+    let mut one = (1.0 - chance).powf(size(tries));
+    for count in 0..=tries {
+        if count >= hits {
+            all += one;
+        }
+        one *= size(tries - count) / (size(count) + 1.0) * chance / (1.0 - chance);
+    }
+    all
+}
+
+fn size(count: usize) -> f64 {
+    exact(count as u64)
+}
+
+#[cfg(test)]
+#[path = "crash_tests.rs"]
+mod tests;

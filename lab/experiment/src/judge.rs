@@ -1,0 +1,318 @@
+//! Judges one leg: turns readings into a finding, and decides if more readings would help.
+
+use crate::{Attribution, Ended, Finding, Follows, Reading, SeriesFinding, Settles, Speed, Trace, Workload};
+use warden_policies::defaults::Diagnose;
+use warden_policies::growth::stats::median;
+use warden_policies::growth::{Growth, GrowthPolicy, Interval, Level, Monitor, Verdict, slope};
+use warden_policies::sample::{MemoryKind, Sample, Work};
+use warden_policies::units::{exact, scale};
+
+/// 8 MiB of host memory and 3 MiB of VRAM: a heap moves less in a minute of even work.
+const NEAR_SHARE: f64 = 0.125;
+/// VRAM of clean servers is constant; the smallest known leak is 0.22 MiB per request.
+const STILL_VRAM_BYTES: u64 = 50 << 10;
+/// Clean servers grew by up to 0.05 MiB per request; the smallest known leak is 1.1 MiB.
+const STILL_HOST_BYTES: u64 = 100 << 10;
+/// Extra readings, as a share of the leg, while a memory is suspected. A leak that chance kept below the
+/// last test is found by the next three or four tests. A slowly filling cache would need many times more,
+/// and is not waited for.
+const DOUBT_SHARE: f64 = 0.5;
+
+/// Decision after a reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// More readings may help.
+    GoOn,
+    /// More readings would change nothing.
+    Decided,
+}
+
+/// Judge of one leg.
+#[derive(Clone, Debug)]
+pub struct Judge {
+    workload: Workload,
+    policy: GrowthPolicy,
+    numbers: Diagnose,
+    steps: u64,
+    monitor: Monitor,
+    readings: Vec<Reading>,
+}
+
+/// Returns the growth in bytes per request that counts as none.
+fn still_bytes(series: MemoryKind) -> u64 {
+    match series {
+        MemoryKind::Host => STILL_HOST_BYTES,
+        MemoryKind::Vram(_) => STILL_VRAM_BYTES,
+    }
+}
+
+impl Judge {
+    /// Creates a judge for a leg of at most `steps` readings. `policy` is the detector's; changes for
+    /// experiments are applied here.
+    pub fn new(workload: Workload, steps: u64, policy: &GrowthPolicy, numbers: &Diagnose) -> Self {
+        let policy = GrowthPolicy { allowance_slack: numbers.allowance_slack, ..policy.clone() };
+        Self {
+            workload,
+            monitor: Monitor::new(&policy),
+            policy,
+            numbers: numbers.clone(),
+            steps,
+            readings: Vec::new(),
+        }
+    }
+
+    /// Returns all readings so far.
+    pub fn readings(&self) -> &[Reading] {
+        &self.readings
+    }
+
+    /// Returns the detector's present state, by memory.
+    pub fn growth(&self) -> &[Growth] {
+        self.monitor.growth()
+    }
+
+    /// Returns the most readings of this leg. A suspected memory extends the leg, because an undecided
+    /// result is useless.
+    pub fn most(&self) -> u64 {
+        let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
+        let suspected = self.growth().iter().any(|growth| match growth.verdict {
+            Verdict::Suspected => true,
+            // Computed only at the regular end of the leg.
+            Verdict::Steady if taken >= self.steps => {
+                let levels = levels(growth.series, &self.readings, true);
+                self.doubted(growth, &levels) == Verdict::Suspected
+            }
+            _ => false,
+        });
+        self.steps.saturating_add(if suspected { scale(self.steps, DOUBT_SHARE) } else { 0 })
+    }
+
+    /// Adds a reading. `allowed` is the host memory that the server is configured to cache and that is not
+    /// measured. `graphs` is the number of captured graphs by its memory report; `None` if unknown or
+    /// limited.
+    pub fn observe(&mut self, sample: Sample, allowed: u64, graphs: Option<u64>) -> Next {
+        self.monitor.allow(MemoryKind::Host, allowed);
+        self.monitor.observe(&sample);
+        self.readings.push(Reading { sample, allowed, graphs });
+        let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
+        // A full look costs some milliseconds.
+        let look = taken >= self.numbers.decide_after && taken.is_multiple_of(self.policy.test_every.max(1));
+        if look && self.monitor.growth().iter().all(|growth| self.decided(growth)) {
+            Next::Decided
+        } else {
+            Next::GoOn
+        }
+    }
+
+    fn decided(&self, growth: &Growth) -> bool {
+        // Excludes measured pools, because their growth is known.
+        let levels = levels(growth.series, &self.readings, false);
+        let slope = slope(after_start(&levels), &self.policy);
+        match growth.verdict {
+            Verdict::Warming | Verdict::Suspected => false,
+            Verdict::Leaking => slope
+                .is_some_and(|slope| (slope.high - slope.low) <= self.numbers.tight * slope.value.max(0.0)),
+            // Even the upper end of the interval could not become a leak in the rest of the leg.
+            Verdict::Steady | Verdict::Bounded => slope.is_some_and(|slope| {
+                let whole = slope.high * exact(self.steps) * requests_per_step(&levels);
+                whole < exact(self.effect(&levels, growth.series)) * self.policy.settle_share
+            }),
+        }
+    }
+
+    /// Returns the smallest rise that counts, in bytes.
+    fn effect(&self, levels: &[Level], series: MemoryKind) -> u64 {
+        match series {
+            MemoryKind::Host => {
+                let first = levels.first().map_or(0, |level| level.bytes);
+                self.policy.host_effect.0.max(scale(first, self.policy.host_effect_share))
+            }
+            MemoryKind::Vram(_) => self.policy.vram_effect.0,
+        }
+    }
+
+    /// Returns the finding of the leg.
+    pub fn finding(&self, speed: Speed, ended: Ended) -> Finding {
+        let work = self.readings.last().map_or_else(Work::default, |reading| reading.sample.work);
+        Finding {
+            workload: self.workload,
+            steps: u64::try_from(self.readings.len()).unwrap_or(u64::MAX),
+            enough: self.enough(),
+            requests: work.requests,
+            work,
+            series: self.monitor.growth().iter().map(|growth| self.series(growth)).collect(),
+            speed,
+            ended,
+            crash: None,
+            control: false,
+        }
+    }
+
+    /// Returns the readings needed for a verdict. A leg with the least sufficient number and no verdict
+    /// needs twice as many, because its start took unusually long.
+    fn enough(&self) -> u64 {
+        let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
+        let least = fewest_readings(&self.policy, &self.numbers);
+        if taken < least { least } else { taken.saturating_mul(2) }
+    }
+
+    fn series(&self, growth: &Growth) -> SeriesFinding {
+        let levels = levels(growth.series, &self.readings, true);
+        let judged = after_start(&levels);
+        let per_request = slope(judged, &self.policy);
+        let work = match (judged.first(), judged.last()) {
+            (Some(first), Some(last)) => last.work - first.work,
+            _ => Work::default(),
+        };
+        let (verdict, graphs) = self.testified(growth.series, self.doubted(growth, &levels));
+        let per = |units: u64| {
+            let rise = per_request?.value * exact(work.requests);
+            (units > 0).then(|| rise / exact(units))
+        };
+        let bytes = || levels.iter().map(|level| level.bytes);
+        SeriesFinding {
+            series: growth.series,
+            verdict,
+            per_request,
+            pooled_per_request: slope(after_start(&pools(growth.series, &self.readings)), &self.policy)
+                .map(|slope| slope.value),
+            per_prompt_token: per(work.prompt_tokens),
+            per_output_token: per(work.output_tokens),
+            per_image: per(work.images),
+            settles: self.settles(&levels, growth.series, verdict, per_request),
+            blame: growth.blame.clone(),
+            first: bytes().next().unwrap_or(0),
+            last: bytes().next_back().unwrap_or(0),
+            peak: bytes().max().unwrap_or(0),
+            sees: self.sees(&levels, growth.series),
+            graphs,
+        }
+    }
+
+    /// Applies the memory report's graph counts to a verdict. Graphs that grow with every request, together
+    /// with the memory, confirm a suspected leak.
+    fn testified(&self, series: MemoryKind, verdict: Verdict) -> (Verdict, Option<Follows>) {
+        let trace = |reading: &Reading| {
+            let sample = &reading.sample;
+            // Measured pools do not belong to graphs.
+            let measured = sample.charged(series)?.saturating_sub(sample.pooled(series).unwrap_or(0));
+            let handles = [exact(reading.graphs?), 0.0];
+            Some(Trace { requests: sample.work.requests, measured, counted: 0, handles })
+        };
+        let traces: Option<Vec<Trace>> = self.readings.iter().map(trace).collect();
+        let Some(found) = traces.as_deref().and_then(Attribution::of) else { return (verdict, None) };
+        let verdict = found.testifies(verdict);
+        (verdict, found.along.filter(|_| verdict.grows()))
+    }
+
+    /// Returns the verdict; the detector ignores measured pools, while here growth into them counts as
+    /// bounded.
+    fn verdict(&self, growth: &Growth, levels: &[Level]) -> Verdict {
+        let pools = pools(growth.series, &self.readings);
+        let bytes = || pools.iter().map(|level| level.bytes);
+        let rose = bytes().max().unwrap_or(0) - bytes().min().unwrap_or(0);
+        let much = rose >= scale(self.effect(levels, growth.series), self.policy.settle_share);
+        let slope = slope(after_start(&pools), &self.policy);
+        let fills = much || slope.is_some_and(|slope| slope.value > exact(still_bytes(growth.series)));
+        if fills && growth.verdict == Verdict::Steady { Verdict::Bounded } else { growth.verdict }
+    }
+
+    /// Returns the verdict, but never `Steady` for a memory that rises to the end of the leg. The rise is
+    /// too small for the detector, which has to hold for years, and may be a leak.
+    fn doubted(&self, growth: &Growth, levels: &[Level]) -> Verdict {
+        let verdict = self.verdict(growth, levels);
+        let per_request = slope(after_start(levels), &self.policy);
+        let settles = self.settles(levels, growth.series, verdict, per_request);
+        let rises = settles == Settles::No && per_request.is_some_and(|slope| slope.low > 0.0);
+        if verdict == Verdict::Steady && rises { Verdict::Suspected } else { verdict }
+    }
+
+    fn settles(
+        &self,
+        levels: &[Level],
+        series: MemoryKind,
+        verdict: Verdict,
+        whole: Option<Interval>,
+    ) -> Settles {
+        let third = levels.len() / 3;
+        if third < self.policy.baseline_floors || whole.is_none() {
+            return Settles::Unknown;
+        }
+        let step = scale(self.effect(levels, series), NEAR_SHARE);
+        let end = &levels[levels.len() - third..];
+        let rises = slope(end, &self.policy)
+            .is_some_and(|slope| slope.low > 0.0 && slope.value > exact(still_bytes(series)));
+        if rises || verdict.grows() {
+            let unbounded = matches!(verdict, Verdict::Steady | Verdict::Suspected | Verdict::Leaking);
+            return if unbounded { Settles::No } else { Settles::Unknown };
+        }
+        let mut last: Vec<f64> = end.iter().map(|level| exact(level.bytes)).collect();
+        let settled = median(&mut last).unwrap_or(0.0) - exact(step);
+        let below = levels.iter().rposition(|level| exact(level.bytes) < settled);
+        let from = below.map_or(0, |index| index + 1);
+        // Movement within the last third leaves no time to see it stop.
+        if from > levels.len() - third {
+            return Settles::Unknown;
+        }
+        Settles::Yes { at_request: levels[from].work.requests }
+    }
+
+    /// Returns the smallest slope, in bytes per request, that the detector can call a leak after these
+    /// readings. A window of floors has to rise by the least effect twice in a row, and all windows
+    /// together by somewhat more.
+    fn sees(&self, levels: &[Level], series: MemoryKind) -> f64 {
+        let policy = &self.policy;
+        let effect = exact(self.effect(levels, series));
+        let judged = u64::try_from(levels.len()).unwrap_or(0).saturating_sub(policy.warmup_requests + 1);
+        let window = u64::try_from(policy.window).unwrap_or(u64::MAX);
+        let mut least = f64::MAX;
+        for power in 0..policy.scales {
+            let steps = 1_u64.checked_shl(power).unwrap_or(u64::MAX);
+            if judged < (window + policy.test_every).saturating_mul(steps) {
+                break;
+            }
+            least = effect / exact(window.saturating_mul(steps));
+        }
+        let whole = policy.swift_effect * policy.straight_share * effect / exact(judged.max(1));
+        least.max(whole) / requests_per_step(levels).max(1.0)
+    }
+}
+
+/// Fewest readings that can suffice for a verdict: the start, one window, and one test after it.
+pub fn fewest_readings(policy: &GrowthPolicy, numbers: &Diagnose) -> u64 {
+    let window = u64::try_from(policy.window).unwrap_or(u64::MAX);
+    let least = (policy.warmup_requests + 1 + policy.test_every).saturating_add(window);
+    least.max(numbers.decide_after)
+}
+
+/// Readings of one memory, with or without measured pools.
+pub(super) fn levels(series: MemoryKind, readings: &[Reading], with_pools: bool) -> Vec<Level> {
+    let level = |reading: &Reading| {
+        let sample = &reading.sample;
+        let pool = if with_pools { 0 } else { sample.pooled(series).unwrap_or(0) };
+        let bytes = sample.charged(series)?.saturating_sub(pool);
+        Some(Level { at: sample.at, work: sample.work, bytes })
+    };
+    readings.iter().filter_map(level).collect()
+}
+
+/// Readings of the measured pools of one memory.
+fn pools(series: MemoryKind, readings: &[Reading]) -> Vec<Level> {
+    let level = |reading: &Reading| {
+        let sample = &reading.sample;
+        Some(Level { at: sample.at, work: sample.work, bytes: sample.pooled(series)? })
+    };
+    readings.iter().filter_map(level).collect()
+}
+
+/// Drops the start of a leg.
+pub(super) fn after_start(levels: &[Level]) -> &[Level] {
+    &levels[levels.len() / 3..]
+}
+
+/// Requests between two readings.
+fn requests_per_step(levels: &[Level]) -> f64 {
+    let (Some(first), Some(last)) = (levels.first(), levels.last()) else { return 1.0 };
+    let steps = u64::try_from(levels.len().saturating_sub(1)).unwrap_or(0);
+    if steps == 0 { 1.0 } else { exact(last.work.requests - first.work.requests) / exact(steps) }
+}

@@ -1,0 +1,228 @@
+//! Experiments: measure a server's memory under controlled work.
+//!
+//! ```text
+//!  fresh process ─ ready ─ warm-up ─┬─ request(s) ─ idle ─ reading ─┬─ decided, or the limit ─ stop     one leg
+//!                                   └───────────────<───────────────┘
+//!  readings ──> Judge ──> Finding: verdict, growth per unit of work, whether it settles
+//!  findings ──> across: the unit of work that pays, over all legs together
+//! ```
+//!
+//! Verdicts come from the detector ([`warden_policies::growth`]): the supervisor would have replaced a backend for
+//! each leak found here. An experiment only provides enough work of one kind, and no other work.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use warden_policies::growth::{Blame, Interval, Verdict};
+use warden_policies::sample::{MemoryKind, Sample, Work};
+
+mod across;
+mod attribution;
+pub mod between;
+pub mod bisect;
+pub mod crash;
+pub mod headroom;
+mod judge;
+mod line;
+pub mod proof;
+pub mod sequential;
+mod student;
+pub mod survive;
+mod trial;
+mod workload;
+
+pub use across::blame_across;
+pub use attribution::{Attribution, Follows, Trace};
+pub use judge::{Judge, Next, fewest_readings};
+pub use line::Line;
+pub use workload::{Workload, WorkloadError};
+
+/// Reading of a leg, taken with nothing in flight.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reading {
+    /// Sample with the work done by then.
+    pub sample: Sample,
+    /// Bytes of host memory that the server is configured to cache and that are not measured, as known then.
+    pub allowed: u64,
+    /// Captured graphs by the server's memory report; `None` without a report, or if it limits them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graphs: Option<u64>,
+}
+
+/// Speed of a leg.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Speed {
+    /// Generated tokens per second of one generating slot; `None` if the server does not report it.
+    pub tokens_per_second: Option<f64>,
+    /// Median time from sending a request to the first token of its answer.
+    #[serde(rename = "first_token_seconds", with = "warden_policies::seconds")]
+    pub first_token: Option<Duration>,
+    /// Number of measured requests.
+    pub requests: u64,
+}
+
+/// End of a memory's growth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "settles")]
+pub enum Settles {
+    /// Growth has stopped.
+    Yes {
+        /// Last request at which memory grew.
+        at_request: u64,
+    },
+    /// Memory grew to the end.
+    No,
+    /// Too short to say, or a cache was still filling.
+    Unknown,
+}
+
+/// Finding on one memory in a leg.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SeriesFinding {
+    /// Memory in question.
+    pub series: MemoryKind,
+    /// Verdict of the detector.
+    pub verdict: Verdict,
+    /// Bytes per request after the start of the leg, with a 95 % interval; `None` with too few readings.
+    pub per_request: Option<Interval>,
+    /// Bytes per request that went into measured pools, which the server keeps on purpose.
+    pub pooled_per_request: Option<f64>,
+    /// The same growth per evaluated prompt token; `None` without any.
+    pub per_prompt_token: Option<f64>,
+    /// The same growth per generated token.
+    pub per_output_token: Option<f64>,
+    /// The same growth per image.
+    pub per_image: Option<f64>,
+    /// End of the growth.
+    pub settles: Settles,
+    /// Unit of work that pays; only for a leak or a suspected one.
+    pub blame: Option<Blame>,
+    /// Bytes at the first reading after the warm-up.
+    pub first: u64,
+    /// Bytes at the last reading.
+    pub last: u64,
+    /// Most bytes at a reading between requests.
+    pub peak: u64,
+    /// Smallest growth in bytes per request that a leg of this length could have called a leak.
+    pub sees: f64,
+    /// Captured graphs that grow with the requests and with this memory, by the server's memory report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graphs: Option<Follows>,
+}
+
+/// Detection limit in bytes per request above which a leg was too short to detect anything.
+const MOST_SEEN: f64 = 1e15;
+
+impl SeriesFinding {
+    /// Returns true if there were too few readings for any statement.
+    pub fn is_too_short(&self) -> bool {
+        !self.verdict.is_known() || self.sees > MOST_SEEN
+    }
+}
+
+/// End of a leg.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Ended {
+    /// All requests were sent.
+    Complete,
+    /// The result was clear before the last request.
+    Early,
+    /// The time limit of a leg was reached.
+    OutOfTime,
+    /// The machine had almost no memory left.
+    OutOfMemory {
+        /// Description.
+        why: String,
+    },
+    /// The operator interrupted the leg.
+    Interrupted,
+    /// The server ended on its own.
+    Crashed {
+        /// Description, with the server's last lines.
+        why: String,
+    },
+    /// Another party ended the server: the kernel for lack of memory, an operator, a time limit.
+    Killed {
+        /// Description.
+        why: String,
+    },
+    /// The server runs but does not work: it answered only with errors, or not at all.
+    Failed {
+        /// Description.
+        why: String,
+    },
+}
+
+/// Finding of a leg: one fresh process under one workload.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Workload of the leg.
+    pub workload: Workload,
+    /// Number of readings, which is the number of steps.
+    pub steps: u64,
+    /// Estimated number of readings for a verdict.
+    #[serde(default)]
+    pub enough: u64,
+    /// Answered requests, warm-up included.
+    pub requests: u64,
+    /// Work done, warm-up included.
+    pub work: Work,
+    /// Finding by memory, host memory first.
+    pub series: Vec<SeriesFinding>,
+    /// Speed of the leg.
+    pub speed: Speed,
+    /// End of the leg.
+    pub ended: Ended,
+    /// Crash that ended the leg, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crash: Option<crash::Crash>,
+    /// A repetition without the prompt cache, because with the cache the cause of the growth was ambiguous.
+    #[serde(default)]
+    pub control: bool,
+}
+
+impl Finding {
+    /// Returns the worst verdict of all memories; `None` if no memory could be read.
+    pub fn worst(&self) -> Option<Verdict> {
+        self.series.iter().map(|series| series.verdict).max()
+    }
+
+    /// Returns the finding on one memory.
+    pub fn of(&self, series: MemoryKind) -> Option<&SeriesFinding> {
+        self.series.iter().find(|found| found.series == series)
+    }
+
+    /// Returns true if host memory grew within the declared caches, and these are not measured.
+    pub fn is_ambiguous(&self) -> bool {
+        let host = self.of(MemoryKind::Host);
+        host.is_some_and(|host| {
+            host.verdict == Verdict::Bounded
+                && host.pooled_per_request.is_none()
+                && !matches!(host.settles, Settles::Yes { .. })
+        })
+    }
+
+    /// Returns true if the leg cannot show a leak: too few readings of a memory, or none at all.
+    pub fn is_too_short(&self) -> bool {
+        self.series.is_empty() || self.series.iter().any(SeriesFinding::is_too_short)
+    }
+
+    /// Returns the leg as a crash run; `None` if unknown whether the server survived.
+    pub fn survived(&self) -> Option<crash::Run> {
+        if let Some(crash) = &self.crash {
+            return Some(crash::Run { requests: crash.at_request, died: true });
+        }
+        let whole = matches!(self.ended, Ended::Complete | Ended::Early | Ended::OutOfTime);
+        whole.then_some(crash::Run { requests: self.requests, died: false })
+    }
+
+    /// Returns true if any memory leaks.
+    pub fn leaks(&self) -> bool {
+        self.worst() == Some(Verdict::Leaking)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! The line fitted to a leg's readings, with its range, for plots.
+
+use crate::Reading;
+use crate::judge::{after_start, levels};
+use warden_policies::growth::Interval;
+use warden_policies::growth::stats::{median, scatter};
+use warden_policies::sample::MemoryKind;
+use warden_policies::units::exact;
+
+/// A line over requests.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Line {
+    /// First request of the fit; the start of the leg before it is not judged.
+    pub from: f64,
+    /// Last request of the fit.
+    pub to: f64,
+    /// Bytes per request.
+    slope: Interval,
+    /// Centre point, where the slope's uncertainty has no effect.
+    middle: (f64, f64),
+    /// Scatter of the readings about the line: a standard deviation in bytes.
+    scatter: f64,
+}
+
+impl Line {
+    /// Fits the line of a finding's growth through its readings; `None` with fewer than two.
+    pub fn through(series: MemoryKind, readings: &[Reading], per_request: Interval) -> Option<Self> {
+        let levels = levels(series, readings, true);
+        let (xs, ys): (Vec<f64>, Vec<f64>) =
+            after_start(&levels).iter().map(|level| (exact(level.work.requests), exact(level.bytes))).unzip();
+        let (from, to) = (*xs.first()?, *xs.last()?);
+        if from >= to {
+            return None;
+        }
+        let center = f64::midpoint(from, to);
+        let mut rests: Vec<f64> =
+            xs.iter().zip(&ys).map(|(x, y)| y - per_request.value * (x - center)).collect();
+        let scatter = scatter(&xs, &ys, per_request.value);
+        Some(Self { from, to, slope: per_request, middle: (center, median(&mut rests)?), scatter })
+    }
+
+    /// Returns the line's bytes at a number of answered requests. The range covers the slope's uncertainty
+    /// and the scatter.
+    pub fn at(&self, requests: f64) -> Interval {
+        let away = requests - self.middle.0;
+        let value = self.middle.1 + self.slope.value * away;
+        let ends = [self.slope.low, self.slope.high].map(|slope| self.middle.1 + slope * away);
+        let (low, high) = (ends[0].min(ends[1]).min(value), ends[0].max(ends[1]).max(value));
+        Interval { value, low: low - self.scatter, high: high + self.scatter }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use warden_policies::sample::{Edge, HostMemory, Sample, Work};
+
+    fn readings(bytes: impl Fn(u64) -> u64) -> Vec<Reading> {
+        let reading = |n: u64| {
+            let host = HostMemory { anon: bytes(n), ..HostMemory::default() };
+            let work = Work { requests: n, ..Work::default() };
+            let sample = Sample {
+                at: Duration::from_secs(n),
+                edge: Edge::Idle,
+                host: Some(host),
+                vram: Vec::new(),
+                pools: Vec::new(),
+                in_flight: 0,
+                work,
+                largest_prompt: 0,
+                reclaims: 0,
+            };
+            Reading { sample, allowed: 0, graphs: None }
+        };
+        (1..=60).map(reading).collect()
+    }
+
+    #[test]
+    fn a_line_goes_through_the_readings_after_the_start_and_its_range_holds_them() {
+        // A steep start, which the line excludes.
+        let bytes = |n: u64| if n < 20 { 10_000 * n } else { 200_000 + 1000 * n + n * 7919 % 300 };
+        let readings = readings(bytes);
+        let slope = Interval { value: 1000.0, low: 990.0, high: 1010.0 };
+        let line = Line::through(MemoryKind::Host, &readings, slope).unwrap();
+        assert!((line.from, line.to) == (21.0, 60.0), "{line:?}");
+        let inside = (21..=60_u32).filter(|n| {
+            let (at, read) = (line.at(f64::from(*n)), exact(bytes(u64::from(*n))));
+            at.low <= read && read <= at.high
+        });
+        assert!(inside.count() >= 26, "two thirds of the readings, as a standard deviation has them");
+        let (middle, end) = (line.at(40.5), line.at(60.0));
+        assert!(end.high - end.low > middle.high - middle.low, "the farther, the less is known");
+        assert!((end.value - exact(bytes(60))).abs() < 300.0);
+    }
+
+    #[test]
+    fn nothing_is_said_of_too_few_readings_or_of_a_memory_that_was_not_read() {
+        let slope = Interval { value: 1.0, low: 0.0, high: 2.0 };
+        let all = readings(|_| 5);
+        assert_eq!(Line::through(MemoryKind::Host, &all[..1], slope), None);
+        assert_eq!(Line::through(MemoryKind::Vram(warden_policies::GpuIndex(0)), &all, slope), None);
+        assert_eq!(Line::through(MemoryKind::Host, &[], slope), None);
+    }
+}

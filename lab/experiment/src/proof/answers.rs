@@ -1,0 +1,243 @@
+//! Compares the answers of two builds, and measures their distance.
+//!
+//! Answers are compared token by token up to the first difference. Until there both builds have read the
+//! same text, so their predictions of the next token can be compared, including the differing one. Later
+//! tokens have different contexts.
+//!
+//! The distance of two answers is the largest probability-weighted difference of log probabilities over
+//! those tokens. Builds that add in another order are hundredths of a nat apart; one that computes
+//! something else is whole nats away. The distance of two embeddings is their angle in radians, which has a
+//! similar scale.
+
+use serde::{Deserialize, Serialize};
+
+use warden_policies::defaults::Strictness;
+
+use super::{ProofPolicy, Ruling};
+
+/// Answer to one request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// Name of the request.
+    pub request: String,
+    /// Text, or other content to compare.
+    pub text: String,
+    /// Tokens, if the build reports them.
+    pub tokens: Vec<Token>,
+    /// Vector of an embedding.
+    pub vector: Vec<f64>,
+    /// Reason for a missing answer.
+    pub refused: Option<String>,
+}
+
+/// A token with the build's prediction.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Token {
+    /// Text as reported by the build.
+    pub text: String,
+    /// Likeliest tokens with the natural logarithm of their probability.
+    pub top: Vec<(String, f64)>,
+}
+
+/// Difference between two answers to one request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Difference {
+    /// Name of the request.
+    pub request: String,
+    /// Equal tokens before the first difference.
+    pub shared: usize,
+    /// Tokens of the old answer.
+    pub of: usize,
+    /// Distance in nats; `None` if a build reports no probabilities.
+    pub distance: Option<f64>,
+    /// Refusal of the one build, if the other one answered.
+    pub refused: Option<String>,
+}
+
+/// Comparison of all answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Answers {
+    /// Ruling on the answers.
+    pub ruling: Ruling,
+    /// Requests sent to both builds.
+    pub asked: usize,
+    /// Answers equal to the last byte.
+    pub equal: usize,
+    /// Share of equal tokens; `None` without tokens.
+    pub agreement: Option<f64>,
+    /// Largest distance, equal answers included.
+    pub distance: Option<f64>,
+    /// Largest distance of the old build from itself; `None` if it was not asked twice.
+    pub noise: Option<f64>,
+    /// Requests that the old build answered differently the second time.
+    pub unsteady: usize,
+    /// Differing answers to requests that the old build answered consistently.
+    pub differences: Vec<Difference>,
+}
+
+/// Compares the answers to all common requests.
+pub(super) fn judge(policy: &ProofPolicy, old: &[Reply], new: &[Reply], again: Option<&[Reply]>) -> Answers {
+    let of =
+        |replies: &'_ [Reply], request: &str| replies.iter().find(|reply| reply.request == request).cloned();
+    let mut answers = Answers {
+        ruling: Ruling::Unknown,
+        asked: 0,
+        equal: 0,
+        agreement: None,
+        distance: None,
+        noise: None,
+        unsteady: 0,
+        differences: Vec::new(),
+    };
+    let (mut shared, mut tokens) = (0, 0);
+    for reply in old {
+        let Some(other) = of(new, &reply.request) else { continue };
+        // A refusal by both builds is no difference.
+        if reply.refused.is_some() && other.refused.is_some() {
+            continue;
+        }
+        answers.asked += 1;
+        let difference = compare(reply, &other);
+        let itself = again.and_then(|again| of(again, &reply.request)).map(|again| compare(reply, &again));
+        let moved = itself.as_ref().is_some_and(|itself| !itself.is_none);
+        if let Some(noise) = itself.and_then(|itself| itself.told.distance) {
+            answers.noise = Some(answers.noise.unwrap_or(0.0).max(noise));
+        }
+        shared += difference.told.shared;
+        tokens += difference.told.of;
+        if let Some(distance) = difference.told.distance {
+            answers.distance = Some(answers.distance.unwrap_or(0.0).max(distance));
+        }
+        if difference.is_none {
+            answers.equal += 1;
+        } else if moved && difference.told.refused.is_none() {
+            answers.unsteady += 1;
+        } else {
+            answers.differences.push(difference.told);
+        }
+    }
+    if tokens > 0 {
+        answers.agreement = Some(share(shared, tokens));
+    }
+    answers.ruling = answers.judge(policy);
+    answers
+}
+
+impl Answers {
+    fn judge(&self, policy: &ProofPolicy) -> Ruling {
+        if self.asked == 0 {
+            return Ruling::Unknown;
+        }
+        let limit = policy.distance.max(2.0 * self.noise.unwrap_or(0.0));
+        let is_far = |distance: Option<f64>| distance.is_some_and(|distance| distance > limit);
+        // A build that refuses a request the old one answered is worse, at any strictness; a build that
+        // answers more is not.
+        let refuses = self.differences.iter().any(|one| one.refused.is_some() && one.of > 0);
+        let is_worse = refuses
+            || match policy.answers {
+                Strictness::Any => false,
+                Strictness::Equal => !self.differences.is_empty(),
+                Strictness::Near => {
+                    is_far(self.distance)
+                        || self.differences.iter().any(|one| one.distance.is_none() && one.refused.is_none())
+                }
+            };
+        if is_worse { Ruling::Worse } else { Ruling::Same }
+    }
+}
+
+/// Returns true if the difference counts, with `limit` nats as no difference. Unlike in a proof, an answer
+/// in place of a refusal counts, too.
+pub(crate) fn differ(strictness: Strictness, limit: f64, one: &Reply, other: &Reply) -> bool {
+    let compared = compare(one, other);
+    let is_far = || compared.told.distance.map_or(!compared.is_none, |distance| distance > limit);
+    let is_refused = compared.told.refused.is_some() && !compared.is_none;
+    is_refused
+        || match strictness {
+            Strictness::Any => false,
+            Strictness::Equal => !compared.is_none,
+            Strictness::Near => is_far(),
+        }
+}
+
+/// Returns the distance of two answers, if it can be measured.
+pub(crate) fn distance(one: &Reply, other: &Reply) -> Option<f64> {
+    compare(one, other).told.distance
+}
+
+/// Describes the difference of two answers.
+pub(crate) fn difference(one: &Reply, other: &Reply) -> Difference {
+    compare(one, other).told
+}
+
+struct Compared {
+    is_none: bool,
+    told: Difference,
+}
+
+fn compare(old: &Reply, new: &Reply) -> Compared {
+    let request = old.request.clone();
+    if let Some(refused) = old.refused.as_ref().or(new.refused.as_ref()) {
+        let of = if old.refused.is_some() { 0 } else { old.tokens.len().max(1) };
+        let is_none = old.refused.is_some() && new.refused.is_some();
+        let told = Difference { request, shared: 0, of, distance: None, refused: Some(refused.clone()) };
+        return Compared { is_none, told };
+    }
+    if !old.vector.is_empty() || !new.vector.is_empty() {
+        let told = Difference {
+            request,
+            shared: 0,
+            of: 0,
+            distance: angle(&old.vector, &new.vector),
+            refused: None,
+        };
+        return Compared { is_none: old.vector == new.vector, told };
+    }
+    let pairs = || old.tokens.iter().zip(&new.tokens);
+    let shared = pairs().take_while(|(one, other)| one.text == other.text).count();
+    // The first differing token was chosen after the same text.
+    let read_alike = pairs().take(shared + 1);
+    let distance = read_alike
+        .filter_map(|(one, other)| apart(&one.top, &other.top))
+        .fold(None, |most: Option<f64>, distance| Some(most.unwrap_or(0.0).max(distance)));
+    let is_none = old.text == new.text;
+    // All tokens of the shorter answer are equal but the texts differ: the answer was cut short or lost.
+    // The distance does not show this.
+    let is_cut = !is_none && shared == old.tokens.len().min(new.tokens.len()) && shared > 0;
+    let distance = distance.filter(|_| !is_cut);
+    let told = Difference { request, shared, of: old.tokens.len(), distance, refused: None };
+    Compared { is_none, told }
+}
+
+/// Angle between two vectors; `None` if their dimensions differ.
+fn angle(one: &[f64], other: &[f64]) -> Option<f64> {
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let lengths = (dot(one, one) * dot(other, other)).sqrt();
+    let is_told = one.len() == other.len() && lengths > 0.0;
+    is_told.then(|| (dot(one, other) / lengths).clamp(-1.0, 1.0).acos())
+}
+
+/// Distance of two predictions over the tokens of the first, weighted by its probabilities. A token missing
+/// from the second counts as less likely than all listed there.
+fn apart(one: &[(String, f64)], other: &[(String, f64)]) -> Option<f64> {
+    let named = || other.iter().filter(|(_, new)| new.is_finite());
+    let least = named().map(|(_, new)| *new).fold(f64::INFINITY, f64::min);
+    if !least.is_finite() {
+        return None;
+    }
+    let (mut sum, mut weight) = (0.0, 0.0);
+    for (text, old) in one.iter().filter(|(_, old)| old.is_finite()) {
+        let apart = match named().find(|(own, _)| own == text) {
+            Some((_, new)) => (old - new).abs(),
+            None => (old - least).max(0.0),
+        };
+        sum += old.exp() * apart;
+        weight += old.exp();
+    }
+    (weight > 0.0).then(|| sum / weight)
+}
+
+fn share(part: usize, whole: usize) -> f64 {
+    let (part, whole) = (u32::try_from(part).unwrap_or(u32::MAX), u32::try_from(whole).unwrap_or(u32::MAX));
+    f64::from(part) / f64::from(whole.max(1))
+}

@@ -1,0 +1,182 @@
+//! Tests if the new build takes more than the old one, with as few processes as possible.
+//!
+//! ```text
+//!  round by round: ln(new / old) ──> mean, scatter ──> Student's test at two limits
+//!
+//!  new / old   ────── 1 ───────────── 1 + limit ──────
+//!              Better      Same                   Worse
+//! ```
+//!
+//! The processes of a round run one after the other, so their ratio is free of slow drift. A ratio is
+//! judged after each round. Error rates are divided among all possible looks (Bonferroni), so stopping at
+//! the first proof keeps the declared rates:
+//!
+//! - `false_worse`: a build that takes at most `limit` more is reported to take more;
+//! - [`MISSED_WORSE_CHANCE`]: a build that takes more is reported not to.
+//!
+//! Memory that a build holds only sometimes (it took another GPU) has no ratio. It counts if, in three of
+//! four rounds, one build holds more than the other by the limit.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::super::student;
+use super::{Metric, ProofPolicy, Ruling, Visit};
+use warden_policies::growth::{Interval, stats};
+use warden_policies::sample::MemoryKind;
+use warden_policies::units::exact;
+
+/// Chance that a marginally slower build passes as equal: one of twenty.
+const MISSED_WORSE_CHANCE: f64 = 0.05;
+/// Some milliseconds belong to network and scheduler.
+const FIRST_TOKEN_SLACK: Duration = Duration::from_millis(5);
+/// Small models start within a fraction of a second, where a third is insignificant.
+const START_SLACK: Duration = Duration::from_secs(2);
+/// Loading reads from disk or from the page cache, and varies by a third.
+const SLOWER_START_SHARE: f64 = 0.5;
+
+/// Comparison of a metric of both builds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ratio {
+    /// Compared metric.
+    pub metric: Metric,
+    /// Median over the old build's processes: seconds or bytes.
+    pub old: f64,
+    /// Median over the new build's processes.
+    pub new: f64,
+    /// New by old, with the test's interval; `None` with fewer than two rounds, or if a build has none of it.
+    pub ratio: Option<Interval>,
+    /// Ruling on the metric.
+    pub ruling: Ruling,
+}
+
+/// Compares all metrics that both builds have, and memory that either holds.
+pub(super) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<Ratio> {
+    let mut metrics: Vec<Metric> = Vec::new();
+    for (metric, _) in old.iter().chain(new).flat_map(|visit| &visit.measured) {
+        if !metrics.contains(metric) {
+            metrics.push(*metric);
+        }
+    }
+    metrics.sort();
+    metrics.into_iter().filter_map(|metric| of_visits(policy, metric, old, new)).collect()
+}
+
+fn of_visits(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<Ratio> {
+    let pairs = pairs(metric, old, new);
+    let rounds = old.len().min(new.len());
+    if let Some(told) = (pairs.len() < rounds).then(|| alone(policy, metric, old, new)).flatten() {
+        return Some(told);
+    }
+    of_pairs(policy, metric, &pairs)
+}
+
+/// Returns the values of both processes in each round that measured both.
+pub(crate) fn pairs(metric: Metric, old: &[Visit], new: &[Visit]) -> Vec<(f64, f64)> {
+    let both = old.iter().zip(new);
+    both.filter_map(|(old, new)| Some((old.of(metric)?, new.of(metric)?))).collect()
+}
+
+/// Compares one metric over these rounds; `None` without rounds.
+pub(crate) fn of_pairs(policy: &ProofPolicy, metric: Metric, pairs: &[(f64, f64)]) -> Option<Ratio> {
+    if pairs.is_empty() {
+        return None;
+    }
+    let (before, after) = (
+        median(pairs.iter().map(|pair| pair.0).collect()),
+        median(pairs.iter().map(|pair| pair.1).collect()),
+    );
+    let logs: Vec<f64> = pairs.iter().map(|(old, new)| (new / old).ln()).collect();
+    let judged = judge(policy, &logs, limit(policy, metric, before));
+    let (ratio, ruling) = judged.map_or((None, Ruling::Unknown), |(ratio, ruling)| (Some(ratio), ruling));
+    Some(Ratio { metric, old: before, new: after, ratio, ruling })
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    stats::median(&mut values).unwrap_or(0.0)
+}
+
+/// Compares memory that a build does not hold in all rounds. Counts only rounds in which memory was read of
+/// both, because a refused prompt says nothing.
+fn alone(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<Ratio> {
+    let held = |visit: &Visit| match metric {
+        Metric::AtReady(kind) => held(visit, kind, |metric| matches!(metric, Metric::AtReady(_))),
+        Metric::AtLongest(kind) => held(visit, kind, |metric| matches!(metric, Metric::AtLongest(_))),
+        _ => None,
+    };
+    let pairs: Vec<(f64, f64)> =
+        old.iter().zip(new).filter_map(|(old, new)| Some((held(old)?, held(new)?))).collect();
+    let slack = |bytes: f64| bytes * (1.0 + policy.more_memory) + exact(policy.memory_slack.0);
+    let more = pairs.iter().filter(|(old, new)| *new > slack(*old)).count();
+    let less = pairs.iter().filter(|(old, new)| *old > slack(*new)).count();
+    let most = |count: usize| count >= policy.rounds_least && 4 * count >= 3 * pairs.len();
+    let ruling = match (more, less) {
+        (0, 0) => Ruling::Same,
+        _ if most(more) => Ruling::Worse,
+        (0, less) if most(less) => Ruling::Better,
+        (0, _) if pairs.len() >= policy.rounds_least => Ruling::Same,
+        _ => Ruling::Unknown,
+    };
+    let (before, after) = pairs.iter().copied().unzip();
+    (!pairs.is_empty()).then(|| Ratio {
+        metric,
+        old: median(before),
+        new: median(after),
+        ratio: None,
+        ruling,
+    })
+}
+
+/// Returns the bytes of this memory; 0 if others were read and this one was not among them.
+fn held(visit: &Visit, kind: MemoryKind, is_read: fn(Metric) -> bool) -> Option<f64> {
+    let mut read = visit.measured.iter().filter(|(metric, _)| is_read(*metric)).peekable();
+    read.peek()?;
+    let own = read
+        .find(|(metric, _)| matches!(*metric, Metric::AtReady(own) | Metric::AtLongest(own) if own == kind));
+    Some(own.map_or(0.0, |(_, value)| *value))
+}
+
+/// Returns the allowed increase of the new build, as a share of `old`.
+fn limit(policy: &ProofPolicy, metric: Metric, old: f64) -> f64 {
+    let beside = |slack: f64| slack / old.max(f64::MIN_POSITIVE);
+    match metric {
+        Metric::Start => SLOWER_START_SHARE + beside(START_SLACK.as_secs_f64()),
+        Metric::Prefill | Metric::Decode => policy.slower,
+        Metric::FirstToken => policy.slower + beside(FIRST_TOKEN_SLACK.as_secs_f64()),
+        Metric::AtReady(_) | Metric::AtLongest(_) => {
+            policy.more_memory + beside(exact(policy.memory_slack.0))
+        }
+    }
+}
+
+fn judge(policy: &ProofPolicy, logs: &[f64], limit: f64) -> Option<(Interval, Ruling)> {
+    let count = u32::try_from(logs.len()).ok().filter(|count| *count > 1).map(f64::from)?;
+    let mean = logs.iter().sum::<f64>() / count;
+    let squares = logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>();
+    let freedom = count - 1.0;
+    // Rounds differ by at least this much, even if a few agree by chance.
+    let error = (squares / freedom).sqrt().max(policy.least_noise) / count.sqrt();
+    let looks = policy.rounds_most.saturating_sub(policy.rounds_least) + 1;
+    let looks = f64::from(u32::try_from(looks).unwrap_or(u32::MAX));
+    let (wrong, missed) = (policy.false_worse / looks, MISSED_WORSE_CHANCE / looks);
+    let above = |at: f64| student::tail((mean - at) / error, freedom);
+    let below = |at: f64| student::tail((at - mean) / error, freedom);
+    let edge = (1.0 + limit).ln();
+    let enough = logs.len() >= policy.rounds_least;
+    let ruling = if !enough {
+        Ruling::Unknown
+    } else if above(edge) <= wrong {
+        Ruling::Worse
+    } else if below(0.0) <= wrong {
+        Ruling::Better
+    } else if below(edge) <= missed {
+        Ruling::Same
+    } else {
+        Ruling::Unknown
+    };
+    let wide = |chance: f64| student::quantile(chance, freedom) * error;
+    let ratio =
+        Interval { value: mean.exp(), low: (mean - wide(wrong)).exp(), high: (mean + wide(missed)).exp() };
+    Some((ratio, ruling))
+}

@@ -1,0 +1,284 @@
+//! Tests switches on simulated servers: actual error rates compared with the declared ones.
+
+use super::*;
+use crate::{Ended, Judge, Next, Speed, Workload};
+use warden_policies::growth::Unit;
+use warden_policies::world::{Background, Leak, Load, Noise, SplitMix, World};
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+fn policy() -> CurePolicy {
+    warden_policies::defaults().diagnose.cure.clone()
+}
+
+fn tight(value: f64) -> Interval {
+    Interval { value, low: value * 0.99 - 1.0, high: value * 1.01 + 1.0 }
+}
+
+/// Runs alternating legs with and without a switch, like the planner. Returns the effect and the number of
+/// processes.
+fn run(without: &mut dyn FnMut() -> Interval, with: &mut dyn FnMut() -> Interval) -> (Does, usize) {
+    let policy = policy();
+    let (mut base, mut new) = ((0..policy.baseline_least).map(|_| without()).collect::<Vec<_>>(), Vec::new());
+    loop {
+        new.push(with());
+        let confirmed = |does| does != Does::Stops || new.len() >= policy.legs_least as usize;
+        let does = judge(&policy, &base, &new).does;
+        if does != Does::Undecided && confirmed(does) || new.len() >= policy.legs_most as usize {
+            return (does, base.len() + new.len());
+        }
+        base.push(without());
+        let does = judge(&policy, &base, &new).does;
+        if does != Does::Undecided && confirmed(does) {
+            return (does, base.len() + new.len());
+        }
+    }
+}
+
+/// Measures a leg on a simulated server like an experiment.
+fn leg(world: &World) -> Interval {
+    let defaults = warden_policies::defaults();
+    let numbers = &defaults.diagnose;
+    let mut judge = Judge::new(Workload::SameImage, numbers.requests, &defaults.growth, numbers);
+    let mut ended = Ended::Complete;
+    for sample in world.run().take(usize::try_from(numbers.requests).unwrap()) {
+        if judge.observe(sample, 0, None) == Next::Decided {
+            ended = Ended::Early;
+            break;
+        }
+    }
+    let finding = judge.finding(Speed::default(), ended);
+    finding.series[0].per_request.unwrap()
+}
+
+/// A kind of server, by seed and leaked bytes per request.
+type Kind = fn(u64, f64) -> World;
+
+fn load() -> Load {
+    Load { images: 1.0, per_second: 3.0, ..Load::default() }
+}
+
+fn leaking(seed: u64, bytes: f64, noise: Noise) -> World {
+    World { leaks: vec![Leak::of(Unit::Request, bytes)], noise, load: load(), ..World::quiet(seed) }
+}
+
+/// A process like the measured ones: a heap that varies by 2 MiB.
+fn quiet(seed: u64, bytes: f64) -> World {
+    leaking(seed, bytes, Noise { sigma: 2.0 * MIB, phi: 0.7, spikes: 0.02, spike: 20.0 * MIB })
+}
+
+/// A busy heap with peaks of 80 MiB.
+fn heap(seed: u64, bytes: f64) -> World {
+    leaking(seed, bytes, Noise::HEAP)
+}
+
+/// A fresh heap that fills its arenas ever more slowly.
+fn settling(seed: u64, bytes: f64) -> World {
+    let ratchet = Background::Ratchet { first: 2.0 * MIB, half: 6.0 };
+    World { backgrounds: vec![ratchet], ..quiet(seed, bytes) }
+}
+
+/// Every third request leaks.
+fn uneven(seed: u64, bytes: f64) -> World {
+    let leak = Leak { chance: 1.0 / 3.0, ..Leak::of(Unit::Request, 3.0 * bytes) };
+    World { leaks: vec![leak], ..quiet(seed, bytes) }
+}
+
+/// Frequency of each answer, and processes per answer.
+struct Rates {
+    stops: f64,
+    halves: f64,
+    nothing: f64,
+    legs: f64,
+}
+
+/// Tests many switches; `legs` creates legs without and with the switch from a seed.
+fn rates(runs: u64, legs: impl Fn(u64, bool) -> Interval) -> Rates {
+    let (mut counts, mut taken) = ([0_u32; 4], 0);
+    for number in 0..runs {
+        let (mut one, mut other) = (number * 1000, number * 1000 + 500);
+        let mut without = || {
+            one += 1;
+            legs(one, false)
+        };
+        let mut with = || {
+            other += 1;
+            legs(other, true)
+        };
+        let (does, processes) = run(&mut without, &mut with);
+        counts[does as usize] += 1;
+        taken += processes;
+    }
+    let count = f64::from(u32::try_from(runs).unwrap());
+    let [_, stops, halves, nothing] = counts.map(|number| f64::from(number) / count);
+    Rates { stops, halves, nothing, legs: f64::from(u32::try_from(taken).unwrap()) / count }
+}
+
+/// Tests many switches on simulated servers.
+fn of_kind(kind: Kind, bytes: f64, share: f64, runs: u64) -> Rates {
+    rates(runs, |seed, with| leg(&kind(seed, if with { bytes * share } else { bytes })))
+}
+
+/// Highest share that this many runs show by chance once in a thousand times, if the true rate is `rate`.
+fn margin(rate: f64, runs: u64) -> f64 {
+    let runs = f64::from(u32::try_from(runs).unwrap());
+    rate + 3.1 * (rate * (1.0 - rate) / runs).sqrt() + 1.0 / runs
+}
+
+const KINDS: [(&str, Kind); 4] =
+    [("quiet", quiet), ("heap", heap), ("settling", settling), ("uneven", uneven)];
+
+/// A leg with an error as large as its interval says, of a process that differs from others of its kind.
+fn ideal(seed: u64, rate: f64, noise: f64, scatter: f64) -> Interval {
+    let mut random = SplitMix::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let rate = rate * (1.0 + scatter * random.normal());
+    let value = rate + noise * random.normal();
+    // The interval itself is estimated from some thirty floors.
+    let half = INTERVAL_Z * noise * (1.0 + 0.15 * random.normal()).max(0.4);
+    Interval { value, low: value - half, high: value + half }
+}
+
+#[test]
+fn however_much_legs_differ_both_errors_keep_to_what_is_declared() {
+    let (policy, runs) = (policy(), 800);
+    let base = 2.0 * MIB;
+    let noise = 0.01 * base;
+    // Scatter of legs without the switch, and with it.
+    for (apart, with_apart) in [(0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.4, 0.4), (0.05, 0.4), (0.4, 0.05)] {
+        let of = |share: f64| {
+            rates(runs, |seed, with| {
+                if with {
+                    ideal(seed, base * share, noise, with_apart)
+                } else {
+                    ideal(seed, base, noise, apart)
+                }
+            })
+        };
+        for share in [policy.stops_share, policy.halves_share] {
+            let stops = of(share).stops;
+            assert!(
+                stops <= margin(policy.false_cure, runs),
+                "{apart} and {with_apart} apart, {share} left: {stops} cures"
+            );
+        }
+        for share in [0.1, policy.stops_share] {
+            let found = of(share);
+            let missed = found.halves + found.nothing;
+            assert!(
+                missed <= margin(policy.missed_cure, runs),
+                "{apart} and {with_apart} apart, {share} left: {missed} missed"
+            );
+        }
+        // A cure like the measured ones is found anyway.
+        let cured = of(0.05);
+        assert!(cured.stops > 0.85, "{apart} and {with_apart} apart: {} found", cured.stops);
+    }
+}
+
+#[test]
+fn legs_that_are_less_sure_cost_more_of_them_and_no_more_errors() {
+    let (policy, runs) = (policy(), 800);
+    let base = 2.0 * MIB;
+    for noise in [0.05 * base, 0.15 * base, 0.4 * base] {
+        let of = |share: f64| {
+            rates(runs, |seed, with| ideal(seed, if with { base * share } else { base }, noise, 0.06))
+        };
+        let stops = of(policy.stops_share).stops;
+        assert!(stops <= margin(policy.false_cure, runs), "noise {noise}: {stops} cures");
+        let found = of(0.2);
+        let missed = found.halves + found.nothing;
+        assert!(missed <= margin(policy.missed_cure, runs), "noise {noise}: {missed} missed");
+    }
+    let sure = rates(runs, |seed, with| ideal(seed, if with { 0.0 } else { base }, 0.01 * base, 0.06));
+    assert!(sure.stops > 0.99 && sure.legs < 9.0, "{} {}", sure.stops, sure.legs);
+}
+
+/// Returns the number of runs: all at night (`WARDEN_LONG`), a quarter otherwise. Each simulates processes
+/// with thousands of readings.
+fn heaps() -> u64 {
+    if std::env::var_os("WARDEN_LONG").is_some() { 60 } else { 15 }
+}
+
+#[test]
+fn on_heaps_as_they_are_a_switch_that_leaves_too_much_is_called_a_cure_no_oftener_than_declared() {
+    let (policy, runs) = (policy(), heaps());
+    for (name, kind) in KINDS {
+        // A tenth beyond the limit; at the limit itself the rates are those of ideal legs.
+        for (bytes, share) in [(0.6 * MIB, 0.4), (1.2 * MIB, 0.4), (4.4 * MIB, 0.4), (1.2 * MIB, 1.0)] {
+            let stops = of_kind(kind, bytes, share, runs).stops;
+            let most = margin(policy.false_cure, runs);
+            assert!(stops <= most, "{name}, {bytes:.0} bytes, {share} left: {stops} are called cures");
+        }
+    }
+}
+
+#[test]
+fn on_heaps_as_they_are_a_cure_is_overlooked_no_oftener_than_declared_and_mostly_seen_soon() {
+    let (policy, runs) = (policy(), 60);
+    for (name, kind) in KINDS {
+        let small = of_kind(kind, 1.2 * MIB, 0.0, runs);
+        let missed = small.halves + small.nothing;
+        assert!(missed <= margin(policy.missed_cure, runs), "{name}: {missed} are overlooked");
+        // The measured leak and the measured cure.
+        let large = of_kind(kind, 4.4 * MIB, 0.01, runs);
+        assert!(large.stops > 0.95, "{name}: only {} are seen", large.stops);
+        assert!(large.legs < 10.0, "{name}: {} processes", large.legs);
+    }
+}
+
+#[test]
+fn what_does_nothing_is_given_up_after_a_process_or_two_mostly() {
+    let useless = of_kind(quiet, 4.4 * MIB, 1.0, 100);
+    assert!(useless.nothing > 0.98 && useless.legs < 5.5, "{} {}", useless.nothing, useless.legs);
+    let half = of_kind(quiet, 4.4 * MIB, 0.48, 100);
+    assert!(half.halves > 0.95 && half.legs < 12.0, "{} {}", half.halves, half.legs);
+}
+
+#[test]
+fn a_share_close_to_a_limit_stays_undecided_instead_of_being_guessed() {
+    let policy = policy();
+    let mut without = || tight(4.4 * MIB);
+    let mut with = || tight(4.4 * MIB * policy.stops_share);
+    assert_eq!(
+        run(&mut without, &mut with),
+        (Does::Undecided, 2 * policy.legs_most as usize + policy.baseline_least - 1)
+    );
+}
+
+#[test]
+fn the_bands_are_where_they_are_declared() {
+    let policy = policy();
+    let legs = |share: f64| vec![tight(4.4 * MIB * share); 6];
+    let does = |share: f64| judge(&policy, &legs(1.0), &legs(share)).does;
+    assert_eq!(does(0.0), Does::Stops);
+    assert_eq!(does(policy.stops_share * 0.7), Does::Stops);
+    assert_eq!(does(f64::midpoint(policy.stops_share, policy.halves_share)), Does::Halves);
+    assert_eq!(does(0.95), Does::Nothing);
+    assert_eq!(does(1.3), Does::Nothing);
+    let share = judge(&policy, &legs(1.0), &legs(0.5)).share.unwrap();
+    assert!((share.value - 0.5).abs() < 1e-9 && share.low < 0.5 && share.high > 0.5, "{share:?}");
+}
+
+#[test]
+fn a_leg_that_jumps_is_not_believed_alone() {
+    let policy = policy();
+    let base = vec![tight(1.0 * MIB), tight(1.0 * MIB)];
+    let jump = Interval { value: 1.0 * MIB, low: 0.2 * MIB, high: 3.0 * MIB };
+    assert_eq!(judge(&policy, &base, &[jump]).does, Does::Undecided);
+    // Legs of one kind that differ widen the interval accordingly, however narrow their own intervals are.
+    let apart = judge(&policy, &base, &[tight(0.0), tight(0.5 * MIB)]);
+    assert_eq!(apart.does, Does::Undecided);
+}
+
+#[test]
+fn without_growth_or_without_legs_nothing_is_said() {
+    let policy = policy();
+    let legs = [tight(MIB)];
+    assert_eq!(judge(&policy, &[], &legs).does, Does::Undecided);
+    assert_eq!(judge(&policy, &legs, &[]).does, Does::Undecided);
+    let flat = [Interval { value: 0.0, low: -MIB, high: MIB }];
+    let found = judge(&policy, &flat, &legs);
+    assert_eq!((found.does, found.share), (Does::Undecided, None));
+    let blind = [Interval { value: 0.0, low: -f64::MAX, high: f64::MAX }];
+    assert_eq!(judge(&policy, &legs, &blind).does, Does::Undecided);
+}

@@ -1,0 +1,422 @@
+//! Finds the switch that stops a crash: decides the next process and draws the conclusion.
+//!
+//! ```text
+//!  each switch alone ── one survives as often as needed ──────────> that one
+//!     │ none does
+//!  all together ── they die ──────────────────────────────────────> nothing helps
+//!     │ they survive
+//!  together, minus one after the other ── dies? it is needed ─────> the rest
+//! ```
+//!
+//! A trial ends with the first death. Each survivor is followed by a process without switches, so that
+//! drift of the machine affects both. The search runs nothing: the caller calls [`Search::next`], runs the
+//! process, and reports to [`Search::observe`].
+
+use serde::{Deserialize, Serialize};
+
+use super::bisect::Arm;
+use super::crash::{CrashPolicy, Run, doubt, judge};
+use super::sequential::Does;
+use warden_policies::growth::Verdict;
+use warden_policies::sample::MemoryKind;
+
+/// Next step of the search.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Run a fresh process with these switches through the work, and report its survival.
+    Run(Arm),
+    /// The search is over.
+    Done(Conclusion),
+}
+
+/// Outcome of the search.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Outcome {
+    /// A switch or a set of switches stops the crash.
+    Cured,
+    /// No usable combination stops it.
+    NotCured,
+    /// The crash did not recur, so a cure cannot be shown.
+    NotAgain,
+    /// The server cannot be run any more without switches.
+    BaselineFailed {
+        /// Reason.
+        why: String,
+    },
+    /// The search was interrupted.
+    Interrupted,
+}
+
+/// Result of a fresh process.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Seen {
+    /// The process died, or completed the work.
+    Run {
+        /// Requests, and if it died.
+        run: Run,
+        /// Tokens per second.
+        speed: Option<f64>,
+        /// Verdict by memory.
+        memory: Vec<(MemoryKind, Verdict)>,
+    },
+    /// No result, with the reason: the process did not start, or was ended by another party.
+    Nothing(String),
+}
+
+/// A set of switches and its results.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    /// Indices of the switches.
+    pub switches: Vec<usize>,
+    /// Runs of its processes.
+    pub runs: Vec<Run>,
+    /// Effect according to the runs.
+    pub does: Does,
+    /// Reason for giving up, if processes brought no result.
+    pub failed: Option<String>,
+    /// Median tokens per second of its processes.
+    pub tokens_per_second: Option<f64>,
+    /// Verdicts by memory of its last survivor.
+    pub memory: Vec<(MemoryKind, Verdict)>,
+    #[serde(skip)]
+    speeds: Vec<f64>,
+    #[serde(skip)]
+    closed: bool,
+}
+
+/// Result of the search.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Conclusion {
+    /// Outcome of the search.
+    pub outcome: Outcome,
+    /// Indices of the switches that stop the crash.
+    pub cure: Vec<usize>,
+    /// Greatest probability of this result with switches without effect; `None` without a cure.
+    pub doubt: Option<f64>,
+    /// Processes without switches.
+    pub without: Vec<Run>,
+    /// Median tokens per second without switches.
+    pub tokens_per_second: Option<f64>,
+    /// Trials in order.
+    pub trials: Vec<Trial>,
+    /// Number of processes run.
+    pub legs: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Phase {
+    Alone,
+    Together,
+    /// A set that survives, and the switches still to remove, the next one last.
+    Less(Vec<usize>, Vec<usize>),
+    Over(Outcome),
+}
+
+/// State machine of the search.
+#[derive(Clone, Debug)]
+pub struct Search {
+    policy: CrashPolicy,
+    switches: usize,
+    clashes: Vec<[usize; 2]>,
+    phase: Phase,
+    without: Vec<Run>,
+    speeds: Vec<f64>,
+    /// A survivor was not yet followed by a process without switches.
+    due: bool,
+    /// Consecutive processes without switches that brought no result.
+    failed: u32,
+    trials: Vec<Trial>,
+    cure: Vec<usize>,
+    legs: usize,
+}
+
+impl Search {
+    /// Creates a search for switches ordered by likelihood, best first. `clashes` lists pairs that cannot
+    /// be combined, `without` the known repetitions of the crash.
+    pub fn new(policy: &CrashPolicy, switches: usize, clashes: Vec<[usize; 2]>, without: &[Run]) -> Self {
+        let phase = match (without.iter().any(|run| run.died), switches) {
+            (false, _) => Phase::Over(Outcome::NotAgain),
+            (true, 0) => Phase::Over(Outcome::NotCured),
+            (true, _) => Phase::Alone,
+        };
+        let mut search = Self {
+            policy: policy.clone(),
+            switches,
+            clashes,
+            phase,
+            without: without.to_vec(),
+            speeds: Vec::new(),
+            due: false,
+            failed: 0,
+            trials: Vec::new(),
+            cure: Vec::new(),
+            legs: 0,
+        };
+        if search.phase == Phase::Alone {
+            search.begin(vec![0]);
+        }
+        search
+    }
+
+    /// Returns the next step; repeated calls without an observation return the same.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "it does not end in None, and asking twice changes nothing"
+    )]
+    pub fn next(&mut self) -> Step {
+        loop {
+            if let Phase::Over(outcome) = &self.phase {
+                return Step::Done(self.conclude(outcome.clone()));
+            }
+            if self.due {
+                return Step::Run(Arm::default());
+            }
+            if let Some(open) = self.trials.last().filter(|trial| !trial.closed) {
+                return Step::Run(Arm { switches: open.switches.clone() });
+            }
+            self.advance();
+        }
+    }
+
+    /// Adds the result of a fresh process with these switches.
+    pub fn observe(&mut self, arm: &Arm, seen: Seen) {
+        self.legs += 1;
+        if arm.is_baseline() {
+            self.due = false;
+            match seen {
+                Seen::Run { run, speed, .. } => {
+                    self.failed = 0;
+                    self.without.push(run);
+                    self.speeds.extend(speed);
+                }
+                Seen::Nothing(why) => {
+                    self.failed += 1;
+                    self.due = true;
+                    if self.failed >= self.policy.baseline_failures {
+                        self.phase = Phase::Over(Outcome::BaselineFailed { why });
+                    }
+                }
+            }
+        } else if let Some(trial) =
+            self.trials.last_mut().filter(|trial| !trial.closed && trial.switches == arm.switches)
+        {
+            match seen {
+                Seen::Run { run, speed, memory } => {
+                    trial.runs.push(run);
+                    trial.speeds.extend(speed);
+                    if !run.died {
+                        trial.memory = memory;
+                        self.due = true;
+                    }
+                }
+                Seen::Nothing(why) => {
+                    trial.failed = Some(why);
+                    trial.closed = true;
+                }
+            }
+        }
+        self.look();
+    }
+
+    /// Returns the conclusion so far.
+    pub fn interrupt(&self) -> Conclusion {
+        match &self.phase {
+            Phase::Over(outcome) => self.conclude(outcome.clone()),
+            _ => self.conclude(Outcome::Interrupted),
+        }
+    }
+
+    /// Returns the finished trials and an estimate of the most trials.
+    pub fn progress(&self) -> (usize, usize) {
+        let done = self.trials.iter().filter(|trial| trial.closed).count();
+        let open = match &self.phase {
+            Phase::Alone => self.switches,
+            Phase::Together => self.switches + 1,
+            Phase::Less(_, queue) => done + queue.len() + 1,
+            Phase::Over(_) => done,
+        };
+        (done, open.max(done))
+    }
+
+    /// Judges the open trial by all processes so far.
+    fn look(&mut self) {
+        let Some(trial) = self.trials.last_mut().filter(|trial| !trial.closed) else { return };
+        trial.does = judge(&self.policy, &self.without, &trial.runs);
+        trial.closed = trial.does != Does::Undecided || trial.runs.len() >= self.policy.runs_most;
+        if trial.does == Does::Stops {
+            self.due = false;
+        }
+    }
+
+    fn begin(&mut self, mut switches: Vec<usize>) {
+        switches.sort_unstable();
+        self.trials.push(Trial {
+            switches,
+            runs: Vec::new(),
+            does: Does::Undecided,
+            failed: None,
+            tokens_per_second: None,
+            memory: Vec::new(),
+            speeds: Vec::new(),
+            closed: false,
+        });
+    }
+
+    /// Starts the next trial, or ends the search.
+    fn advance(&mut self) {
+        let stops = self.trials.last().is_some_and(|trial| trial.does == Does::Stops);
+        let last = self.trials.last().map(|trial| trial.switches.clone()).unwrap_or_default();
+        match std::mem::replace(&mut self.phase, Phase::Together) {
+            Phase::Alone if stops => self.over(last),
+            Phase::Alone if self.trials.len() < self.switches => {
+                self.phase = Phase::Alone;
+                self.begin(vec![self.trials.len()]);
+            }
+            Phase::Alone => {
+                let all = self.compatible();
+                if all.len() < 2 {
+                    self.phase = Phase::Over(Outcome::NotCured);
+                } else {
+                    self.begin(all);
+                }
+            }
+            Phase::Together if stops => self.less(last.clone(), last),
+            Phase::Together => self.phase = Phase::Over(Outcome::NotCured),
+            Phase::Less(_, queue) if stops => self.less(last, queue),
+            Phase::Less(good, queue) => self.less(good, queue),
+            over @ Phase::Over(_) => self.phase = over,
+        }
+    }
+
+    /// Removes the next switch; if none is left, the set is minimal.
+    fn less(&mut self, good: Vec<usize>, mut queue: Vec<usize>) {
+        while let Some(away) = queue.pop() {
+            let rest: Vec<usize> = good.iter().copied().filter(|one| *one != away).collect();
+            // Each single switch was already tried.
+            if rest.len() > 1 && rest.len() < good.len() {
+                self.begin(rest);
+                self.phase = Phase::Less(good, queue);
+                return;
+            }
+        }
+        self.over(good);
+    }
+
+    fn over(&mut self, cure: Vec<usize>) {
+        self.cure = cure;
+        self.phase = Phase::Over(Outcome::Cured);
+    }
+
+    /// Returns a compatible set of switches that start alone, earlier ones first.
+    fn compatible(&self) -> Vec<usize> {
+        let mut all: Vec<usize> = Vec::new();
+        for one in 0..self.switches {
+            let starts = self.trials.iter().all(|trial| trial.switches != [one] || trial.failed.is_none());
+            let clashes =
+                |other: &usize| self.clashes.iter().any(|pair| pair.contains(&one) && pair.contains(other));
+            if starts && !all.iter().any(clashes) {
+                all.push(one);
+            }
+        }
+        all
+    }
+
+    fn conclude(&self, outcome: Outcome) -> Conclusion {
+        let own = self.trials.iter().find(|trial| !self.cure.is_empty() && trial.switches == self.cure);
+        let mut trials = self.trials.clone();
+        for trial in &mut trials {
+            trial.tokens_per_second = middle(&trial.speeds);
+        }
+        Conclusion {
+            outcome,
+            cure: self.cure.clone(),
+            doubt: own.map(|trial| doubt(&self.without, &trial.runs)),
+            without: self.without.clone(),
+            tokens_per_second: middle(&self.speeds),
+            trials,
+            legs: self.legs,
+        }
+    }
+}
+
+fn middle(values: &[f64]) -> Option<f64> {
+    warden_policies::growth::stats::median(&mut values.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Searches with a server that dies at its 22nd request unless one of these sets is on.
+    fn search(switches: usize, cures: &[&[usize]], broken: &[usize]) -> (Conclusion, Vec<Arm>) {
+        let policy = warden_policies::defaults().diagnose.crash.clone();
+        let known = [Run { requests: 22, died: true }; 5];
+        let mut search = Search::new(&policy, switches, vec![[0, 1]], &known);
+        let mut arms = Vec::new();
+        loop {
+            let arm = match search.next() {
+                Step::Done(conclusion) => return (conclusion, arms),
+                Step::Run(arm) => arm,
+            };
+            assert_eq!(search.next(), Step::Run(arm.clone()), "asking twice changes nothing");
+            assert!(!(arm.switches.contains(&0) && arm.switches.contains(&1)), "they clash: {arm:?}");
+            let survives = cures.iter().any(|set| set.iter().all(|one| arm.switches.contains(one)));
+            let run =
+                if survives { Run { requests: 184, died: false } } else { Run { requests: 22, died: true } };
+            let seen = if arm.switches.iter().any(|one| broken.contains(one)) {
+                Seen::Nothing("it did not start".into())
+            } else {
+                Seen::Run { run, speed: Some(if survives { 80.0 } else { 100.0 }), memory: Vec::new() }
+            };
+            search.observe(&arm, seen);
+            arms.push(arm);
+            assert!(arms.len() < 300, "it does not end");
+        }
+    }
+
+    #[test]
+    fn the_switch_that_stops_it_is_found_and_the_useless_ones_cost_a_process_each() {
+        let (found, arms) = search(4, &[&[2]], &[1]);
+        assert_eq!((&found.outcome, &found.cure), (&Outcome::Cured, &vec![2]));
+        assert!(arms.len() <= 8, "{arms:?}");
+        let most = warden_policies::defaults().diagnose.crash.false_cure;
+        assert!(found.doubt.is_some_and(|doubt| doubt <= most), "{found:?}");
+        assert_eq!(found.trials[0].does, Does::Nothing);
+        assert!(found.trials[1].failed.is_some());
+        assert_eq!((found.tokens_per_second, found.trials[2].tokens_per_second), (Some(100.0), Some(80.0)));
+        assert!(!arms.iter().any(|arm| arm.switches.contains(&3)), "it was not needed");
+    }
+
+    #[test]
+    fn what_takes_two_is_found_by_taking_away_and_what_nothing_stops_is_told() {
+        let (found, _) = search(5, &[&[1, 3]], &[]);
+        // 0 comes before 1, and they clash, so 1 is in no set: nothing is found and reported.
+        assert_eq!((found.outcome, found.cure), (Outcome::NotCured, vec![]));
+        let (found, _) = search(5, &[&[2, 4]], &[]);
+        assert_eq!((found.outcome, found.cure), (Outcome::Cured, vec![2, 4]));
+        let (found, arms) = search(3, &[], &[]);
+        assert_eq!(found.outcome, Outcome::NotCured);
+        assert_eq!(arms.len(), 4, "each alone, and all that go together");
+    }
+
+    #[test]
+    fn a_crash_that_did_not_come_again_and_a_server_that_cannot_be_run_end_it() {
+        let policy = warden_policies::defaults().diagnose.crash.clone();
+        let gone = [Run { requests: 184, died: false }; 2];
+        let mut never = Search::new(&policy, 2, Vec::new(), &gone);
+        assert!(matches!(never.next(), Step::Done(Conclusion { outcome: Outcome::NotAgain, .. })));
+        let mut broken = Search::new(&policy, 2, Vec::new(), &[Run { requests: 22, died: true }; 5]);
+        let well = Seen::Run { run: Run { requests: 184, died: false }, speed: None, memory: Vec::new() };
+        broken.observe(&Arm { switches: vec![0] }, well);
+        assert_eq!(broken.interrupt().outcome, Outcome::Interrupted);
+        for _ in 0..policy.baseline_failures {
+            assert_eq!(broken.next(), Step::Run(Arm::default()));
+            broken.observe(&Arm::default(), Seen::Nothing("killed".into()));
+        }
+        assert!(matches!(
+            broken.next(),
+            Step::Done(Conclusion { outcome: Outcome::BaselineFailed { why }, .. }) if why == "killed"
+        ));
+    }
+}

@@ -1,0 +1,60 @@
+//! Reads the files published by the tracer (`proxy/tracer`), and names the places that allocate.
+//!
+//! ```text
+//!   library ──> a file ──> LD_PRELOAD ──> DIR/PID.trace ──> Snapshot ──┐
+//!                                         /proc/PID/maps ──> Modules ──┼──> places, growth between two snapshots
+//!                                                                      ┘
+//! ```
+//!
+//! The crate embeds the library, so that nothing but the program needs to be installed. No process is
+//! started here, and nothing is decided.
+//!
+//! | file | content |
+//! |---|---|
+//! | `layout` | layout of the published file, shared with the tracer |
+//! | `snapshot` | parses the file |
+//! | `modules`, `symbols` | resolve addresses to functions |
+//! | `preload` | detects programs that cannot be traced |
+//! | `places` | groups call sites by the function that matters, and computes growth |
+
+#[path = "../../src/layout.rs"]
+pub mod layout;
+mod modules;
+mod places;
+mod preload;
+mod snapshot;
+mod symbols;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use layout::Kind;
+pub use modules::Modules;
+pub use places::{Memory, Place, places};
+pub use preload::{Obstacle, obstacle};
+pub use snapshot::{Losses, Site, Snapshot, TraceError};
+pub use symbols::{Frame, Symbols};
+
+/// Environment variable with the folder for published files.
+pub const VARIABLE: &str = "LLAMA_WARDEN_TRACE";
+
+/// The embedded library; empty in a program built without it.
+static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libwarden_tracer.so"));
+
+/// Returns true if this program embeds the library.
+pub fn is_carried() -> bool {
+    !LIBRARY.is_empty()
+}
+
+/// Writes the library into a folder for preloading, and returns its path.
+///
+/// # Errors
+/// Fails if this program was built without it, or if the folder is not writable.
+pub fn write_library(folder: &Path) -> io::Result<PathBuf> {
+    if !is_carried() {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "this program was built without the tracer"));
+    }
+    let path = folder.join("libwarden_tracer.so");
+    std::fs::write(&path, LIBRARY)?;
+    Ok(path)
+}

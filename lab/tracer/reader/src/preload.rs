@@ -1,0 +1,56 @@
+//! Detects by its file that a program cannot be traced.
+
+use std::fmt;
+use std::fs::File;
+use std::path::Path;
+
+use object::read::elf::{ElfFile64, ProgramHeader as _};
+use object::{Endianness, ReadCache, elf};
+
+/// Why the dynamic loader cannot preload the library into a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Linked statically, so there is no dynamic loader.
+    Static,
+    /// Linked to musl, whose loader cannot load a glibc library and ends the program.
+    Musl,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Static => "is linked statically, so that no library can be put before its functions",
+            Self::Musl => "is linked with musl, and the library wants glibc",
+        })
+    }
+}
+
+/// The obstacle, if any; `None` also for files without this information: scripts, and programs for other
+/// processors.
+pub fn obstacle(program: &Path) -> Option<Obstacle> {
+    let cache = ReadCache::new(File::open(program).ok()?);
+    let file = ElfFile64::<Endianness, _>::parse(&cache).ok()?;
+    let (endian, data) = (file.endian(), file.data());
+    let headers = file.elf_program_headers();
+    let loader = headers
+        .iter()
+        .find(|header| header.p_type(endian) == elf::PT_INTERP)
+        .map(|header| header.interpreter(endian, data));
+    match loader {
+        None => Some(Obstacle::Static),
+        Some(Ok(Some(path))) if path.windows(7).any(|part| part == b"ld-musl") => Some(Obstacle::Musl),
+        Some(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_program_can_be_traced_and_what_is_no_program_says_nothing() {
+        assert_eq!(obstacle(&std::env::current_exe().unwrap()), None);
+        assert_eq!(obstacle(Path::new("/etc/passwd")), None);
+        assert_eq!(obstacle(Path::new("/nowhere")), None);
+    }
+}

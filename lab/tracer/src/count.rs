@@ -1,0 +1,226 @@
+//! Counts allocations, and decides what each one counts as.
+//!
+//! Heap allocations are sampled by bytes: the number of bytes between two samples is random, exponentially
+//! distributed with the mean T (the interval). An allocation of n bytes is sampled with probability p = 1 -
+//! exp(-n/T), and counts as n/p bytes and 1/p allocations. The sums are therefore right on average for any
+//! sizes (the method of tcmalloc's and jemalloc's heap profilers). Large allocations are all counted, with
+//! their actual size. So are all of CUDA's, and all mappings.
+
+use core::ffi::c_void;
+
+use crate::layout::{COUNT_UNIT, Kind, header};
+use crate::live::{self, Entry, key};
+use crate::local::{Busy, Local, local};
+use crate::ranges::{self, Leaving, List};
+use crate::state::{self, interval, large, on};
+use crate::walk::Walk;
+use crate::{sites, sys};
+
+/// One allocation, in units of the counters.
+const ONE: u32 = 256;
+const _: () = assert!(ONE as u64 == COUNT_UNIT, "the same unit in both widths");
+
+/// Records an allocated heap block.
+#[inline]
+pub(crate) fn allocated(block: *mut c_void, bytes: usize, function: u32) {
+    if block.is_null() || !on() {
+        return;
+    }
+    let local = local();
+    if local.busy.get() {
+        return;
+    }
+    if bytes < large() {
+        let left = local.until.get() - bytes.cast_signed() as i64;
+        local.until.set(left);
+        if left >= 0 {
+            return;
+        }
+    }
+    sampled(local, block, bytes, function);
+}
+
+#[cold]
+#[inline(never)]
+fn sampled(local: &'static Local, block: *mut c_void, bytes: usize, function: u32) {
+    let Some(_busy) = Busy::enter(local) else { return };
+    let entry = if bytes >= large() {
+        Entry { site: 0, bytes: bytes as u64, count: ONE }
+    } else {
+        if local.random.get() == 0 {
+            begin(local);
+            let left = local.until.get() - bytes.cast_signed() as i64;
+            local.until.set(left);
+            if left >= 0 {
+                return;
+            }
+        }
+        local.until.set(gap(local));
+        stands_for(bytes, interval())
+    };
+    let Some(site) = site_here(local, function) else { return };
+    let entry = Entry { site, ..entry };
+    let key = key(Kind::Heap, block.addr());
+    // An entry of an earlier block at this address: its free was not seen.
+    if let Some(stale) = live::take(key) {
+        sites::remove(stale.site, stale.bytes, u64::from(stale.count));
+    }
+    let followed = live::insert(key, entry);
+    sites::add(site, entry.bytes, u64::from(entry.count), followed);
+}
+
+/// The weight of a sampled allocation.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "an estimate of positive numbers far below 2^53"
+)]
+fn stands_for(bytes: usize, interval: usize) -> Entry {
+    let bytes = bytes.max(1) as f64;
+    let probability = -(-bytes / interval.max(1) as f64).exp_m1();
+    let count = COUNT_UNIT as f64 / probability;
+    Entry { site: 0, bytes: (bytes / probability) as u64, count: count as u32 }
+}
+
+/// Seeds the thread's random numbers from the address of its state and the time.
+fn begin(local: &Local) {
+    let mut now = sys::Timespec { seconds: 0, nanoseconds: 0 };
+    // SAFETY: writes to `now`.
+    unsafe { sys::clock_gettime(sys::CLOCK_REALTIME, &raw mut now) };
+    let place = core::ptr::from_ref(local).addr() as u64;
+    let time =
+        now.seconds.cast_unsigned().wrapping_mul(1_000_000_007).wrapping_add(now.nanoseconds.cast_unsigned());
+    local.random.set((place.rotate_left(32) ^ time) | 1);
+    local.until.set(gap(local));
+}
+
+/// Bytes until the next sample.
+#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a random number")]
+fn gap(local: &Local) -> i64 {
+    // xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled", 2016).
+    let mut bits = local.random.get();
+    bits ^= bits >> 12;
+    bits ^= bits << 25;
+    bits ^= bits >> 27;
+    local.random.set(bits);
+    let uniform = ((bits.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+    (-uniform.ln() * interval() as f64) as i64
+}
+
+/// The call site of this thread: the enclosing counted CUDA call, if any, else its stack.
+fn site_here(local: &Local, function: u32) -> Option<u32> {
+    match local.inside_site.get() {
+        0 => sites::of(function, 0, Walk::here().addresses()),
+        parent => sites::of(function, parent, &[]),
+    }
+}
+
+/// Removes the entry of a heap block that is about to be freed, if the block was counted.
+#[inline]
+pub(crate) fn freeing(block: *mut c_void) -> Option<Entry> {
+    if block.is_null() || !on() {
+        return None;
+    }
+    let entry = live::take(key(Kind::Heap, block.addr()))?;
+    sites::remove(entry.site, entry.bytes, u64::from(entry.count));
+    Some(entry)
+}
+
+/// Restores an entry after a failed free.
+#[cold]
+pub(crate) fn kept(kind: Kind, handle: usize, entry: Entry) {
+    if live::insert(key(kind, handle), entry) {
+        // No new allocation: the totals stay.
+        sites::revive(entry.site, entry.bytes, u64::from(entry.count));
+    } else {
+        state::count(header::UNFOLLOWED);
+    }
+}
+
+pub(crate) fn mapped(list: List, start: usize, bytes: usize, site: u32) {
+    let Some(_busy) = entered() else { return };
+    add_range(list, start, bytes, site);
+}
+
+/// Records a host mapping made by this function.
+pub(crate) fn mapped_here(start: usize, bytes: usize, function: u32) {
+    let Some(_busy) = entered() else { return };
+    // Inside a call for pinned memory, the mapping is that memory, which is counted there.
+    if local().inside_kind.get() == Kind::Pinned as u8 {
+        return;
+    }
+    if let Some(site) = site_here(local(), function) {
+        add_range(List::Host, start, bytes, site);
+    }
+}
+
+fn add_range(list: List, start: usize, bytes: usize, site: u32) {
+    let followed = ranges::add(list, start, bytes, site, sites::remove);
+    sites::add(site, bytes as u64, COUNT_UNIT, followed);
+}
+
+/// Prepares for an unmapping; `None` if none of the memory was counted.
+pub(crate) fn unmapping(list: List, start: usize, bytes: usize) -> Option<Leaving> {
+    let _busy = entered()?;
+    ranges::leaving(list, start, bytes)
+}
+
+/// Completes an unmapping, or cancels it if it failed.
+pub(crate) fn unmapped(leaving: Option<Leaving>, done: bool) {
+    let Some(leaving) = leaving else { return };
+    let Some(_busy) = entered() else { return };
+    if done {
+        leaving.gone(sites::remove);
+    } else {
+        leaving.stayed();
+    }
+}
+
+/// Marks the thread as inside the tracer, if tracing is on.
+pub(crate) fn entered() -> Option<Busy> {
+    if on() { Busy::enter(local()) } else { None }
+}
+
+/// The site of a call that begins; `None` if it is not counted: inside another call of the same kind, it
+/// allocates the same memory.
+pub(crate) fn call_site(function: u32, kind: Kind) -> Option<u32> {
+    let _busy = entered()?;
+    let local = local();
+    if local.inside_kind.get() == kind as u8 {
+        return None;
+    }
+    site_here(local, function)
+}
+
+/// Runs a call and attributes its allocations to its site.
+pub(crate) fn within<R>(site: Option<u32>, kind: Kind, call: impl FnOnce() -> R) -> R {
+    let Some(site) = site else { return call() };
+    let local = local();
+    let (outer_site, outer_kind) =
+        (local.inside_site.replace(site + 1), local.inside_kind.replace(kind as u8));
+    let result = call();
+    local.inside_site.set(outer_site);
+    local.inside_kind.set(outer_kind);
+    result
+}
+
+/// Records a new CUDA handle: device memory, a graph, ….
+pub(crate) fn made(kind: Kind, handle: usize, bytes: usize, site: u32) {
+    let Some(_busy) = entered() else { return };
+    let entry = Entry { site, bytes: bytes as u64, count: ONE };
+    let key = key(kind, handle);
+    if let Some(stale) = live::take(key) {
+        sites::remove(stale.site, stale.bytes, u64::from(stale.count));
+    }
+    let followed = live::insert(key, entry);
+    sites::add(site, entry.bytes, COUNT_UNIT, followed);
+}
+
+/// Removes the entry of a handle that is about to be released.
+pub(crate) fn giving_up(kind: Kind, handle: usize) -> Option<Entry> {
+    let _busy = entered()?;
+    let entry = live::take(key(kind, handle))?;
+    sites::remove(entry.site, entry.bytes, u64::from(entry.count));
+    Some(entry)
+}

@@ -1,0 +1,271 @@
+//! Counts allocations of CUDA's runtime and driver, and handles of cuBLAS.
+//!
+//! A runtime in a shared library is intercepted by its own symbols. A runtime linked into the program calls
+//! the driver, which `dynamic.rs` intercepts. If both are intercepted, the inner call has the same kind and
+//! is not counted again. Allocations of a call on the host, or in another kind of memory, are attributed to
+//! that call (`count::within`).
+//!
+//! All arguments are pointers, handles and integers, so five registers hold any of them, and every function
+//! is called with five: functions ignore registers beyond their parameters. This includes
+//! `cudaGraphInstantiate`, which had five parameters before CUDA 12 and has three since. Names in future
+//! major versions of the interface may have another meaning: for such a version, the driver's own function
+//! is returned, and calls are not counted.
+
+use core::ffi::{CStr, c_int, c_void};
+
+use crate::count::{call_site, giving_up, kept, made, mapped, unmapped, unmapping, within};
+use crate::layout::{Kind, number_of};
+use crate::ranges::List;
+use crate::real::Real;
+
+/// Result if the real function is missing: "initialization error" of the runtime, "not initialized" of the
+/// driver, "allocation failed" of cuBLAS.
+pub(crate) const NOT_THERE: c_int = 3;
+
+/// A CUDA function with its arguments in registers.
+type Call = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
+
+/// Effect of a successful call.
+#[derive(Clone, Copy)]
+enum Effect {
+    /// Writes an address or handle to the first argument's target; the second argument is the size, if
+    /// `sized`.
+    Makes {
+        function: u32,
+        kind: Kind,
+        sized: bool,
+    },
+    /// Releases the first argument, which has one of these kinds.
+    Ends(&'static [Kind]),
+    /// Maps device memory at the first argument; the second argument is the size.
+    Maps {
+        function: u32,
+    },
+    Unmaps,
+}
+
+/// An intercepted function of the driver or runtime.
+pub(crate) struct Hook {
+    pub(crate) real: &'static Real,
+    ours: Call,
+    /// Its names for `cuGetProcAddress`; empty if it is not looked up this way.
+    asked: &'static [Asked],
+    /// `Some` for functions on a stream; true in the variant for per-thread default streams.
+    stream: Option<bool>,
+}
+
+/// A name of a function for `cuGetProcAddress`. The runtime looks each one up with the interface version of
+/// its present form; for the oldest ones, that is before sizes had 64 bits.
+struct Asked {
+    name: &'static [u8],
+    /// Range of versions (`from` included, `below` excluded) in which the name means this form.
+    from: c_int,
+    below: c_int,
+}
+
+/// First unknown interface version: from there on, names may mean forms with other parameters.
+const UNKNOWN: c_int = 14_000;
+
+/// From this interface version to the last known one.
+const fn since(name: &'static [u8], from: c_int) -> Asked {
+    Asked { name, from, below: UNKNOWN }
+}
+
+const fn until(name: &'static [u8], from: c_int, below: c_int) -> Asked {
+    Asked { name, from, below }
+}
+
+impl Hook {
+    pub(crate) fn ours(&self) -> *mut c_void {
+        self.ours as *mut c_void
+    }
+
+    /// `Some` if this name and version mean this function; true in the variant for per-thread default
+    /// streams.
+    pub(crate) fn asked_as(&self, name: &[u8], version: c_int) -> Option<bool> {
+        let means = |asked: &Asked| asked.name == name && (asked.from..asked.below).contains(&version);
+        self.asked.iter().any(means).then_some(self.stream.unwrap_or(false))
+    }
+
+    pub(crate) fn is_stream_ordered(&self) -> bool {
+        self.stream.is_some()
+    }
+}
+
+/// # Safety
+/// `real` and `effect` are those of one function, which the caller calls as in CUDA.
+unsafe fn call(real: &Real, effect: Effect, registers: [usize; 5]) -> c_int {
+    let real = real.get();
+    if real.is_null() {
+        return NOT_THERE;
+    }
+    // SAFETY: the function behind ours; see the module about the arguments.
+    let real = unsafe { core::mem::transmute::<*mut c_void, Call>(real) };
+    let [first, second, third, fourth, fifth] = registers;
+    // SAFETY: the arguments are the caller's.
+    let run = || unsafe { real(first, second, third, fourth, fifth) };
+    match effect {
+        Effect::Makes { function, kind, sized } => {
+            let site = call_site(function, kind);
+            let error = within(site, kind, run);
+            let out = core::ptr::with_exposed_provenance::<usize>(first);
+            if let (Some(site), 0, false) = (site, error, out.is_null()) {
+                // SAFETY: the function has just written an address or handle there, through a pointer to such, which C aligns.
+                made(kind, unsafe { *out }, if sized { second } else { 0 }, site);
+            }
+            error
+        }
+        Effect::Ends(kinds) => {
+            let ended = kinds.iter().find_map(|kind| Some((*kind, giving_up(*kind, first)?)));
+            let error = run();
+            if let (Some((kind, entry)), true) = (ended, error != 0) {
+                kept(kind, first, entry);
+            }
+            error
+        }
+        Effect::Maps { function } => {
+            let site = call_site(function, Kind::DeviceMapped);
+            let error = within(site, Kind::DeviceMapped, run);
+            if let (Some(site), 0) = (site, error) {
+                mapped(List::Device, first, second, site);
+            }
+            error
+        }
+        Effect::Unmaps => {
+            let leaving = unmapping(List::Device, first, second);
+            let error = run();
+            unmapped(leaving, error == 0);
+            error
+        }
+    }
+}
+
+const fn makes(name: &str, kind: Kind, sized: bool) -> Effect {
+    Effect::Makes { function: number_of(name), kind, sized }
+}
+
+macro_rules! hooks {
+    ($($symbol:ident = $effect:expr, asked $asked:expr, $stream:expr;)*) => {
+        $(
+            /// As in CUDA.
+            ///
+            /// # Safety
+            /// As in CUDA.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            pub(crate) unsafe extern "C" fn $symbol(a: usize, b: usize, c: usize, d: usize, e: usize) -> c_int {
+                // SAFETY: the caller's promise.
+                unsafe { call(&real::$symbol, $effect, [a, b, c, d, e]) }
+            }
+        )*
+
+        #[expect(non_upper_case_globals, reason = "named after the functions")]
+        mod real {
+            use super::*;
+            $(pub(super) static $symbol: Real = Real::anywhere(name(concat!(stringify!($symbol), "\0")));)*
+        }
+
+        /// All functions that may be looked up by name.
+        pub(crate) static HOOKS: [Hook; [$(stringify!($symbol)),*].len() + 2] = [
+            $(Hook { real: &real::$symbol, ours: $symbol, asked: $asked, stream: $stream },)*
+            Hook {
+                real: &REAL_GET_PROC_ADDRESS,
+                ours: OURS,
+                asked: &[until(b"cuGetProcAddress", 0, 12_000)],
+                stream: None,
+            },
+            Hook {
+                real: &REAL_GET_PROC_ADDRESS_V2,
+                ours: OURS_V2,
+                asked: &[since(b"cuGetProcAddress", 12_000)],
+                stream: None,
+            },
+        ];
+    };
+}
+
+const fn name(with_end: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(with_end.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => c"",
+    }
+}
+
+/// The driver's own lookup function, which `dynamic.rs` replaces.
+pub(crate) static REAL_GET_PROC_ADDRESS: Real = Real::anywhere(c"cuGetProcAddress");
+/// The lookup function since CUDA 12.
+pub(crate) static REAL_GET_PROC_ADDRESS_V2: Real = Real::anywhere(c"cuGetProcAddress_v2");
+
+type GetProcAddress =
+    unsafe extern "C" fn(*const core::ffi::c_char, *mut *mut c_void, c_int, u64, *mut c_void) -> c_int;
+// SAFETY: only the address is used, never called as this type.
+const OURS: Call = unsafe { core::mem::transmute::<GetProcAddress, Call>(crate::dynamic::cuGetProcAddress) };
+// SAFETY: as above.
+const OURS_V2: Call =
+    unsafe { core::mem::transmute::<GetProcAddress, Call>(crate::dynamic::cuGetProcAddress_v2) };
+
+/// Kinds that `cudaFree` and the like release.
+const MEMORY: &[Kind] = &[Kind::Device, Kind::Pool];
+
+hooks! {
+    cudaMalloc = makes("cudaMalloc", Kind::Device, true), asked &[], None;
+    cudaMallocManaged = makes("cudaMallocManaged", Kind::Device, true), asked &[], None;
+    cudaFree = Effect::Ends(MEMORY), asked &[], None;
+    cudaMallocAsync = makes("cudaMallocAsync", Kind::Pool, true), asked &[], None;
+    cudaMallocAsync_ptsz = makes("cudaMallocAsync", Kind::Pool, true), asked &[], None;
+    cudaMallocFromPoolAsync = makes("cudaMallocFromPoolAsync", Kind::Pool, true), asked &[], None;
+    cudaMallocFromPoolAsync_ptsz = makes("cudaMallocFromPoolAsync", Kind::Pool, true), asked &[], None;
+    cudaFreeAsync = Effect::Ends(MEMORY), asked &[], None;
+    cudaFreeAsync_ptsz = Effect::Ends(MEMORY), asked &[], None;
+    cudaHostAlloc = makes("cudaHostAlloc", Kind::Pinned, true), asked &[], None;
+    cudaMallocHost = makes("cudaMallocHost", Kind::Pinned, true), asked &[], None;
+    cudaFreeHost = Effect::Ends(&[Kind::Pinned]), asked &[], None;
+    cudaGraphInstantiate = makes("cudaGraphInstantiate", Kind::GraphExec, false), asked &[], None;
+    cudaGraphInstantiateWithFlags = makes("cudaGraphInstantiateWithFlags", Kind::GraphExec, false), asked &[], None;
+    cudaGraphInstantiateWithParams = makes("cudaGraphInstantiateWithParams", Kind::GraphExec, false), asked &[], None;
+    cudaGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), asked &[], None;
+    cublasCreate_v2 = makes("cublasCreate", Kind::Cublas, false), asked &[], None;
+    cublasDestroy_v2 = Effect::Ends(&[Kind::Cublas]), asked &[], None;
+
+    cuMemAlloc_v2 = makes("cuMemAlloc", Kind::Device, true), asked &[since(b"cuMemAlloc", 3_020)], None;
+    cuMemAllocManaged = makes("cuMemAllocManaged", Kind::Device, true), asked &[since(b"cuMemAllocManaged", 6_000)], None;
+    cuMemFree_v2 = Effect::Ends(MEMORY), asked &[since(b"cuMemFree", 3_020)], None;
+    cuMemAllocAsync = makes("cuMemAllocAsync", Kind::Pool, true), asked &[since(b"cuMemAllocAsync", 11_020)], Some(false);
+    cuMemAllocAsync_ptsz = makes("cuMemAllocAsync", Kind::Pool, true), asked &[since(b"cuMemAllocAsync", 11_020)], Some(true);
+    cuMemAllocFromPoolAsync = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), asked &[since(b"cuMemAllocFromPoolAsync", 11_020)], Some(false);
+    cuMemAllocFromPoolAsync_ptsz = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), asked &[since(b"cuMemAllocFromPoolAsync", 11_020)], Some(true);
+    cuMemFreeAsync = Effect::Ends(MEMORY), asked &[since(b"cuMemFreeAsync", 11_020)], Some(false);
+    cuMemFreeAsync_ptsz = Effect::Ends(MEMORY), asked &[since(b"cuMemFreeAsync", 11_020)], Some(true);
+    cuMemHostAlloc = makes("cuMemHostAlloc", Kind::Pinned, true), asked &[since(b"cuMemHostAlloc", 2_020)], None;
+    cuMemAllocHost_v2 = makes("cuMemAllocHost", Kind::Pinned, true), asked &[since(b"cuMemAllocHost", 3_020)], None;
+    cuMemFreeHost = Effect::Ends(&[Kind::Pinned]), asked &[since(b"cuMemFreeHost", 2_000)], None;
+    cuMemCreate = makes("cuMemCreate", Kind::Handle, true), asked &[since(b"cuMemCreate", 10_020)], None;
+    cuMemRelease = Effect::Ends(&[Kind::Handle]), asked &[since(b"cuMemRelease", 10_020)], None;
+    cuMemMap = Effect::Maps { function: number_of("cuMemMap") }, asked &[since(b"cuMemMap", 10_020)], None;
+    cuMemUnmap = Effect::Unmaps, asked &[since(b"cuMemUnmap", 10_020)], None;
+    cuGraphInstantiate = makes("cuGraphInstantiate", Kind::GraphExec, false), asked &[until(b"cuGraphInstantiate", 10_000, 11_000)], None;
+    cuGraphInstantiate_v2 = makes("cuGraphInstantiate", Kind::GraphExec, false), asked &[until(b"cuGraphInstantiate", 11_000, 12_000)], None;
+    cuGraphInstantiateWithFlags = makes("cuGraphInstantiateWithFlags", Kind::GraphExec, false), asked &[since(b"cuGraphInstantiateWithFlags", 11_040), since(b"cuGraphInstantiate", 12_000)], None;
+    cuGraphInstantiateWithParams = makes("cuGraphInstantiateWithParams", Kind::GraphExec, false), asked &[since(b"cuGraphInstantiateWithParams", 12_000)], None;
+    cuGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), asked &[since(b"cuGraphExecDestroy", 10_000)], None;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_means_a_form_in_the_versions_that_have_it_and_in_none_that_is_not_known() {
+        let meant = |name: &[u8], version: c_int| {
+            let hook = HOOKS.iter().find(|hook| hook.asked_as(name, version) == Some(false));
+            hook.map(|hook| hook.real.name())
+        };
+        assert_eq!(meant(b"cuMemAlloc", 3_020), Some(c"cuMemAlloc_v2"));
+        assert_eq!(meant(b"cuMemAlloc", 13_010), Some(c"cuMemAlloc_v2"));
+        assert_eq!(meant(b"cuGraphInstantiate", 11_000), Some(c"cuGraphInstantiate_v2"));
+        assert_eq!(meant(b"cuGraphInstantiate", 13_000), Some(c"cuGraphInstantiateWithFlags"));
+        assert_eq!(
+            [meant(b"cuMemAlloc", 3_010), meant(b"cuMemAlloc", 14_000), meant(b"cuMemAlloc", c_int::MAX)],
+            [None; 3]
+        );
+    }
+}

@@ -1,0 +1,206 @@
+//! Intercepts driver functions that are looked up instead of linked: by `dlsym`, and by `cuGetProcAddress`,
+//! which the CUDA runtime uses, even if it is linked into the program.
+//!
+//! `dlsym` depends on its caller's address (`RTLD_NEXT` is relative to the caller), so ours leaves no
+//! frame. For names that we do not replace, it jumps to the real `dlsym` with the caller's own return
+//! address.
+//!
+//! Because we export CUDA's names, a search over all libraries finds them. If no library has the real
+//! function, our `dlsym` returns null, as without us. Other look-ups differ: a weak reference to such a
+//! name is not null, and `dlvsym` finds ours. So does a search over all libraries for a function that only
+//! a locally opened library has. A call then fails as if CUDA did not work (`cuda::NOT_THERE`), or reaches
+//! the real function.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+
+use crate::count::entered;
+use crate::cuda::{HOOKS, Hook, REAL_GET_PROC_ADDRESS, REAL_GET_PROC_ADDRESS_V2};
+use crate::real::{self, Real};
+use crate::{registered, sys};
+
+// About the assembly of both. Functions are called with the stack pointer at a multiple of 16 bytes. On
+// x86-64 the return address, two arguments and 8 more bytes restore this alignment; on aarch64 it always
+// holds. Only the arguments and, on aarch64, the return address are saved over the call: callers expect
+// nothing of the other caller-saved registers, and `choose` preserves the rest. There is no unwind table,
+// and none is needed: no exception leaves `choose`, a stack walk from inside it stops here, and the real
+// function is entered as if called directly.
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    core::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {choose}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "test rdx, rdx",
+        "jne 2f",
+        "mov rax, qword ptr [rip + {real}]",
+        "jmp rax",
+        "2:",
+        "ret",
+        choose = sym choose,
+        real = sym real::DLSYM,
+    )
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[cfg(target_arch = "aarch64")]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    core::arch::naked_asm!(
+        "stp x29, x30, [sp, #-32]!",
+        "stp x0, x1, [sp, #16]",
+        "bl {choose}",
+        "mov x16, x0",
+        "mov x17, x1",
+        "ldp x0, x1, [sp, #16]",
+        "ldp x29, x30, [sp], #32",
+        "cbnz x17, 2f",
+        "adrp x17, {real}",
+        "ldr x17, [x17, :lo12:{real}]",
+        "br x17",
+        "2:",
+        "mov x0, x16",
+        "ret",
+        choose = sym choose,
+        real = sym real::DLSYM,
+    )
+}
+
+/// Result of `choose`, in the two return registers.
+#[repr(C)]
+struct Choice {
+    address: *mut c_void,
+    /// Nonzero if `address` is the answer; 0 if the real `dlsym` shall answer.
+    is_answer: usize,
+}
+
+impl Choice {
+    const REAL: Self = Self { address: core::ptr::null_mut(), is_answer: 0 };
+
+    fn answer(address: *mut c_void) -> Self {
+        Self { address, is_answer: 1 }
+    }
+}
+
+/// Chooses our answer to a lookup, or leaves it to the real `dlsym`.
+///
+/// # Safety
+/// As for `dlsym` in the C library.
+unsafe extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> Choice {
+    real::find_dlsym();
+    if name.is_null() {
+        return Choice::REAL;
+    }
+    // SAFETY: a name is a C string.
+    let name = unsafe { CStr::from_ptr(name) };
+    registered::looked_up(name);
+    if !name.to_bytes().starts_with(b"cu") {
+        return Choice::REAL;
+    }
+    let Some(hook) = HOOKS.iter().find(|hook| hook.real.name() == name) else { return Choice::REAL };
+    let busy = entered();
+    let found = if handle == sys::RTLD_NEXT {
+        // The library after the caller cannot be determined here; it may be ours, which is not replaced.
+        hook.ours()
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { real::dlsym(handle, name) }
+    };
+    if found == hook.ours() && hook.real.get().is_null() {
+        // SAFETY: a handle that is always valid; nothing after us has it, and `dlerror` says so.
+        return Choice::answer(unsafe { real::dlsym(sys::RTLD_NEXT, name) });
+    }
+    let ours = if busy.is_some() { stand_in(hook, found) } else { None };
+    ours.map_or(Choice::REAL, Choice::answer)
+}
+
+/// Returns our function instead of the found one, if ours can call it.
+fn stand_in(hook: &Hook, found: *mut c_void) -> Option<*mut c_void> {
+    let ours = hook.ours();
+    (!found.is_null() && found != ours && hook.real.adopt(found)).then_some(ours)
+}
+
+type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_void) -> c_int;
+
+/// Flag of `cuGetProcAddress` for per-thread default streams.
+const PER_THREAD: u64 = 2;
+
+/// As in the driver.
+///
+/// # Safety
+/// As in the driver.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn cuGetProcAddress(
+    name: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    rest: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { get(&REAL_GET_PROC_ADDRESS, name, out, version, flags, rest) }
+}
+
+/// As in the driver.
+///
+/// # Safety
+/// As in the driver.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
+    name: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    rest: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { get(&REAL_GET_PROC_ADDRESS_V2, name, out, version, flags, rest) }
+}
+
+/// # Safety
+/// `real` is that of one of the two above, which the caller calls as in the driver.
+unsafe fn get(
+    real: &Real,
+    name: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    rest: *mut c_void,
+) -> c_int {
+    let real = real.get();
+    if real.is_null() {
+        return crate::cuda::NOT_THERE;
+    }
+    // SAFETY: the function behind ours; the older one has an argument less, which is then in a register that nobody reads.
+    let error =
+        unsafe { core::mem::transmute::<*mut c_void, GetProcAddress>(real)(name, out, version, flags, rest) };
+    if error != 0 || name.is_null() || out.is_null() {
+        return error;
+    }
+    let Some(_busy) = entered() else { return error };
+    // SAFETY: a name is a C string, and the function has just written to `out`.
+    let (name, found) = unsafe { (CStr::from_ptr(name).to_bytes(), *out) };
+    let hook = HOOKS.iter().find(|hook| {
+        let per_thread = flags & PER_THREAD != 0 && hook.is_stream_ordered();
+        hook.asked_as(name, version) == Some(per_thread)
+    });
+    if let Some(ours) = hook.and_then(|hook| stand_in(hook, found)) {
+        // SAFETY: as above.
+        unsafe { *out = ours };
+    }
+    error
+}

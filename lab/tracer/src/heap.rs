@@ -1,0 +1,217 @@
+//! Replaces the C library's heap functions. Each one calls the real function and counts.
+//!
+//! While the real functions are being looked up, which may allocate, blocks come from an arena (`arena.rs`).
+//!
+//! The real function is the next one of its name after ours (`RTLD_NEXT`): the C library's, or that of
+//! another preloaded library, which must have the C library's signature, too. `reallocarray` is omitted,
+//! because the C library's version calls `realloc` like programs do, and so reaches ours, or the program's
+//! own.
+
+use core::ffi::{c_int, c_void};
+
+use crate::arena::{from_arena, is_of_arena, moved};
+use crate::count::{allocated, freeing, kept};
+use crate::layout::{Kind, number_of};
+use crate::real::Real;
+use crate::sys;
+
+const MALLOC: u32 = number_of("malloc");
+const CALLOC: u32 = number_of("calloc");
+const REALLOC: u32 = number_of("realloc");
+const MEMALIGN: u32 = number_of("memalign");
+const ALIGNED_ALLOC: u32 = number_of("aligned_alloc");
+const POSIX_MEMALIGN: u32 = number_of("posix_memalign");
+
+static REAL_MALLOC: Real = Real::new(c"malloc");
+static REAL_CALLOC: Real = Real::new(c"calloc");
+static REAL_REALLOC: Real = Real::new(c"realloc");
+static REAL_FREE: Real = Real::new(c"free");
+static REAL_MEMALIGN: Real = Real::new(c"memalign");
+static REAL_ALIGNED_ALLOC: Real = Real::new(c"aligned_alloc");
+static REAL_POSIX_MEMALIGN: Real = Real::new(c"posix_memalign");
+static REAL_VALLOC: Real = Real::new(c"valloc");
+static REAL_PVALLOC: Real = Real::new(c"pvalloc");
+
+type One = unsafe extern "C" fn(usize) -> *mut c_void;
+type Two = unsafe extern "C" fn(usize, usize) -> *mut c_void;
+type Resize = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+type Free = unsafe extern "C" fn(*mut c_void);
+type Aligned = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_int;
+
+/// Looks up the real functions early: the first call may come while the dynamic loader's locks are held.
+pub(crate) fn prepare() {
+    let most = [&REAL_MALLOC, &REAL_CALLOC, &REAL_REALLOC, &REAL_FREE, &REAL_POSIX_MEMALIGN];
+    let rest = [&REAL_MEMALIGN, &REAL_ALIGNED_ALLOC, &REAL_VALLOC, &REAL_PVALLOC];
+    for real in most.into_iter().chain(rest) {
+        real.get();
+    }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library; so for all of the functions here.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
+    let real = REAL_MALLOC.get();
+    if real.is_null() {
+        return from_arena(bytes);
+    }
+    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
+    let block = unsafe { core::mem::transmute::<*mut c_void, One>(real)(bytes) };
+    allocated(block, bytes, MALLOC);
+    block
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// See [`malloc`].
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
+    let real = REAL_CALLOC.get();
+    if real.is_null() {
+        return count.checked_mul(bytes).map_or(core::ptr::null_mut(), from_arena);
+    }
+    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
+    let block = unsafe { core::mem::transmute::<*mut c_void, Two>(real)(count, bytes) };
+    allocated(block, count.wrapping_mul(bytes), CALLOC);
+    block
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// See [`malloc`].
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
+    if is_of_arena(block) {
+        // SAFETY: it is, and the other one is new.
+        return unsafe { moved(block, malloc(bytes), bytes) };
+    }
+    let real = REAL_REALLOC.get();
+    if real.is_null() {
+        // Only arena blocks can exist so far.
+        return if block.is_null() { from_arena(bytes) } else { core::ptr::null_mut() };
+    }
+    // Before the call: another thread may get the same address as soon as the block is freed.
+    let before = freeing(block);
+    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
+    let new = unsafe { core::mem::transmute::<*mut c_void, Resize>(real)(block, bytes) };
+    if !new.is_null() {
+        allocated(new, bytes, REALLOC);
+    } else if bytes != 0
+        && let Some(before) = before
+    {
+        kept(Kind::Heap, block.addr(), before);
+    }
+    new
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// See [`malloc`].
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
+    if block.is_null() || is_of_arena(block) {
+        return;
+    }
+    let real = REAL_FREE.get();
+    if real.is_null() {
+        // Leaked: without a real `free`, the block cannot be freed.
+        return;
+    }
+    freeing(block);
+    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
+    unsafe { core::mem::transmute::<*mut c_void, Free>(real)(block) }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// See [`malloc`].
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn memalign(alignment: usize, bytes: usize) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { aligned(&REAL_MEMALIGN, alignment, bytes, MEMALIGN) }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// See [`malloc`].
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn aligned_alloc(alignment: usize, bytes: usize) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { aligned(&REAL_ALIGNED_ALLOC, alignment, bytes, ALIGNED_ALLOC) }
+}
+
+/// # Safety
+/// `real` is for a function of this signature, and the caller calls it as in the C library.
+unsafe fn aligned(real: &Real, alignment: usize, bytes: usize, function: u32) -> *mut c_void {
+    let real = real.get();
+    if real.is_null() {
+        return core::ptr::null_mut();
+    }
+    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
+    let block = unsafe { core::mem::transmute::<*mut c_void, Two>(real)(alignment, bytes) };
+    allocated(block, bytes, function);
+    block
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// See [`malloc`].
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn posix_memalign(
+    out: *mut *mut c_void,
+    alignment: usize,
+    bytes: usize,
+) -> c_int {
+    let real = REAL_POSIX_MEMALIGN.get();
+    if real.is_null() {
+        return sys::ENOMEM;
+    }
+    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
+    let error = unsafe { core::mem::transmute::<*mut c_void, Aligned>(real)(out, alignment, bytes) };
+    if error == 0 {
+        // SAFETY: it has just been written there.
+        allocated(unsafe { *out }, bytes, POSIX_MEMALIGN);
+    }
+    error
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// See [`malloc`].
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn valloc(bytes: usize) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { paged(&REAL_VALLOC, bytes) }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// See [`malloc`].
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn pvalloc(bytes: usize) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { paged(&REAL_PVALLOC, bytes) }
+}
+
+/// # Safety
+/// See [`aligned`].
+unsafe fn paged(real: &Real, bytes: usize) -> *mut c_void {
+    let real = real.get();
+    if real.is_null() {
+        return core::ptr::null_mut();
+    }
+    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
+    let block = unsafe { core::mem::transmute::<*mut c_void, One>(real)(bytes) };
+    allocated(block, bytes, MEMALIGN);
+    block
+}

@@ -1,0 +1,175 @@
+//! Layout of the file in which a traced process publishes its counts. The tracer writes it, its reader
+//! reads it.
+//!
+//! ```text
+//!   header (4096 bytes) | SITES records of 256 bytes
+//!   header:  magic, version, sizes, pid, … | losses | path of the program
+//!   record:  hash, function, frames, parent | live, total and peak | return addresses
+//! ```
+//!
+//! Numbers have native byte order, as writer and reader run on the same machine. A record is valid once its
+//! `hash` is larger than [`BUSY`]; from then on only its counters change. Each counter is updated
+//! atomically, but separately from the others: a reader may see counters of different ages, and never a
+//! torn one.
+
+/// First eight bytes of the file, "WDNTRACE"; written last.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"WDNTRACE");
+/// Version of this layout.
+pub const VERSION: u32 = 2;
+/// Size of the header in bytes.
+pub const HEADER: usize = 4096;
+/// Size of a record in bytes.
+pub const RECORD: usize = 256;
+/// Records in the file; a serving process has some hundreds of allocating call sites.
+pub const SITES: usize = 16_384;
+/// Size of the file in bytes.
+pub const FILE: usize = HEADER + SITES * RECORD;
+/// Maximum return addresses in a record.
+pub const FRAMES: usize = 24;
+/// Counters of allocations are in 256ths, because the weight of a sampled allocation is no integer.
+pub const COUNT_UNIT: u64 = 256;
+
+/// Offsets in the header.
+pub mod header {
+    /// [`super::MAGIC`], u64.
+    pub const MAGIC: usize = 0;
+    /// [`super::VERSION`], u32.
+    pub const VERSION: usize = 8;
+    /// PID in the process's own namespace, u32.
+    pub const PID: usize = 12;
+    /// Creation time, milliseconds since the Unix epoch, u64.
+    pub const STARTED: usize = 16;
+    /// Mean bytes between samples, u64.
+    pub const INTERVAL: usize = 24;
+    /// Counted allocations whose free will not be noticed, because a table was full, u64.
+    pub const UNFOLLOWED: usize = 32;
+    /// Call sites without a record, u64; their allocations are in no counter.
+    pub const SITELESS: usize = 40;
+    /// Stack walks truncated because of too many per second, or skipped (`registered.rs`), u64.
+    pub const SHORT_WALKS: usize = 48;
+    /// Stack walks, u64.
+    pub const WALKS: usize = 56;
+    /// 1 if the program replaces the C library's allocator, so that the heap is not seen, u64.
+    pub const OWN_HEAP: usize = 64;
+    /// Length in bytes of the path that follows, u32.
+    pub const EXE_BYTES: usize = 2044;
+    /// Path of the program.
+    pub const EXE: usize = 2048;
+}
+
+/// Offsets in a record.
+pub mod record {
+    /// 0: free; [`super::BUSY`]: being written; else valid. u64.
+    pub const HASH: usize = 0;
+    /// Index in [`super::FUNCTIONS`], u32.
+    pub const FUNCTION: usize = 8;
+    /// Number of return addresses, u32.
+    pub const FRAME_COUNT: usize = 12;
+    /// For an allocation inside a counted CUDA call: 1 + the number of that call's record; else 0. u32.
+    pub const PARENT: usize = 16;
+    /// Estimated live bytes, i64.
+    pub const LIVE_BYTES: usize = 24;
+    /// Estimated live allocations, in 256ths, i64.
+    pub const LIVE_COUNT: usize = 32;
+    /// Estimated bytes ever allocated, u64.
+    pub const TOTAL_BYTES: usize = 40;
+    /// Estimated number of allocations ever made, in 256ths, u64.
+    pub const TOTAL_COUNT: usize = 48;
+    /// Maximum of `LIVE_BYTES`, i64.
+    pub const PEAK_BYTES: usize = 56;
+    /// Return addresses, innermost first, u64 each.
+    pub const FRAME: usize = 64;
+}
+
+/// Hash of a record that is being written.
+pub const BUSY: u64 = 1;
+
+/// Kinds of counted allocations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Kind {
+    /// The C library's heap.
+    Heap = 1,
+    /// Writable anonymous mappings.
+    Mapped = 2,
+    /// Host memory pinned by CUDA.
+    Pinned = 3,
+    /// Device memory.
+    Device = 4,
+    /// Device memory from CUDA's own pools.
+    Pool = 5,
+    /// Handles of physical device memory. The memory outlives its handle while it is mapped, so this kind
+    /// does not measure memory.
+    Handle = 6,
+    /// Device memory mapped into an address range.
+    DeviceMapped = 7,
+    /// Executable CUDA graphs: a count without bytes.
+    GraphExec = 8,
+    /// cuBLAS handles: a count without bytes.
+    Cublas = 9,
+}
+
+/// All counted functions with their kind; a record stores the index.
+pub const FUNCTIONS: [(&str, Kind); 29] = [
+    ("malloc", Kind::Heap),
+    ("calloc", Kind::Heap),
+    ("realloc", Kind::Heap),
+    ("memalign", Kind::Heap),
+    ("aligned_alloc", Kind::Heap),
+    ("posix_memalign", Kind::Heap),
+    ("mmap", Kind::Mapped),
+    ("mremap", Kind::Mapped),
+    ("cudaHostAlloc", Kind::Pinned),
+    ("cudaMallocHost", Kind::Pinned),
+    ("cuMemHostAlloc", Kind::Pinned),
+    ("cuMemAllocHost", Kind::Pinned),
+    ("cudaMalloc", Kind::Device),
+    ("cudaMallocManaged", Kind::Device),
+    ("cuMemAlloc", Kind::Device),
+    ("cuMemAllocManaged", Kind::Device),
+    ("cudaMallocAsync", Kind::Pool),
+    ("cudaMallocFromPoolAsync", Kind::Pool),
+    ("cuMemAllocAsync", Kind::Pool),
+    ("cuMemAllocFromPoolAsync", Kind::Pool),
+    ("cuMemCreate", Kind::Handle),
+    ("cuMemMap", Kind::DeviceMapped),
+    ("cudaGraphInstantiate", Kind::GraphExec),
+    ("cudaGraphInstantiateWithFlags", Kind::GraphExec),
+    ("cudaGraphInstantiateWithParams", Kind::GraphExec),
+    ("cuGraphInstantiate", Kind::GraphExec),
+    ("cuGraphInstantiateWithFlags", Kind::GraphExec),
+    ("cuGraphInstantiateWithParams", Kind::GraphExec),
+    ("cublasCreate", Kind::Cublas),
+];
+
+/// Name and kind of a function by its index.
+pub const fn function(number: u32) -> Option<(&'static str, Kind)> {
+    if (number as usize) < FUNCTIONS.len() { Some(FUNCTIONS[number as usize]) } else { None }
+}
+
+/// Index of a function by its name.
+pub const fn number_of(name: &str) -> u32 {
+    let mut number = 0;
+    while number < FUNCTIONS.len() {
+        if same(FUNCTIONS[number].0.as_bytes(), name.as_bytes()) {
+            #[expect(clippy::cast_possible_truncation, reason = "there are 29")]
+            return number as u32;
+        }
+        number += 1;
+    }
+    u32::MAX
+}
+
+const fn same(one: &[u8], other: &[u8]) -> bool {
+    if one.len() != other.len() {
+        return false;
+    }
+    let mut place = 0;
+    while place < one.len() {
+        if one[place] != other[place] {
+            return false;
+        }
+        place += 1;
+    }
+    true
+}

@@ -1,0 +1,119 @@
+//! The table of counted live blocks and handles with their records, so that their free is counted, too.
+//!
+//! ```text
+//!   BUCKETS lines of 8 keys | two words for each key | two lists of ranges
+//! ```
+//!
+//! A key is in the bucket named by its hash or nowhere, so a look-up costs one cache line. Every `free`
+//! would pay for that, although nearly all blocks were never counted. Therefore a small table, which stays
+//! in the cache, first gives the maximum number of keys in a pair of buckets. Inserting claims a free slot
+//! by one compare-exchange. Only one thread removes a key, because a block is freed once. Nothing blocks.
+
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use crate::layout::Kind;
+use crate::state::private;
+
+/// Keys per bucket: a cache line.
+const WAYS: usize = 8;
+/// Number of buckets; a heap of 16 GiB at the default interval fills half of the slots.
+const BUCKETS: usize = 1 << 16;
+const KEYS: usize = BUCKETS * WAYS * 8;
+const VALUES: usize = KEYS * 2;
+/// Size of the private mapping in bytes.
+pub(crate) const BYTES: usize = KEYS + VALUES + crate::ranges::BYTES;
+/// Offset of the lists of ranges.
+pub(crate) const RANGES_AT: usize = KEYS + VALUES;
+
+/// Key of a slot that is being written.
+const TAKEN: u64 = 1;
+
+/// Counted weight of an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) site: u32,
+    /// Weight in bytes.
+    pub(crate) bytes: u64,
+    /// Weight in allocations, in 256ths.
+    pub(crate) count: u32,
+}
+
+/// The key of an address or handle, which includes the kind: two kinds may use the same number.
+#[inline]
+pub(crate) fn key(kind: Kind, handle: usize) -> u64 {
+    (handle as u64) ^ ((kind as u64) << 56)
+}
+
+#[inline]
+fn bucket(key: u64) -> usize {
+    let mixed = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 48) as usize & (BUCKETS - 1)
+}
+
+/// Keys per pair of buckets, at most 16. Never too low, because a key is counted before it is inserted.
+static PRESENT: [AtomicU8; BUCKETS / 2] = [const { AtomicU8::new(0) }; BUCKETS / 2];
+
+#[inline]
+fn present(bucket: usize) -> &'static AtomicU8 {
+    PRESENT.get(bucket / 2).unwrap_or(&PRESENT[0])
+}
+
+/// Inserts a key; returns false if its bucket is full.
+pub(crate) fn insert(key: u64, entry: Entry) -> bool {
+    if key <= TAKEN {
+        return false;
+    }
+    let bucket = bucket(key);
+    for way in bucket * WAYS..(bucket + 1) * WAYS {
+        let Some(place) = private(way * 8) else { return false };
+        if place.load(Ordering::Relaxed) != 0
+            || place.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err()
+        {
+            continue;
+        }
+        let value = KEYS + way * 16;
+        let (Some(bytes), Some(rest)) = (private(value), private(value + 8)) else { return false };
+        bytes.store(entry.bytes, Ordering::Relaxed);
+        rest.store(u64::from(entry.site) << 32 | u64::from(entry.count), Ordering::Relaxed);
+        present(bucket).fetch_add(1, Ordering::Relaxed);
+        place.store(key, Ordering::Release);
+        return true;
+    }
+    false
+}
+
+/// Removes a key, if present.
+#[inline]
+pub(crate) fn take(key: u64) -> Option<Entry> {
+    let bucket = bucket(key);
+    if present(bucket).load(Ordering::Relaxed) == 0 { None } else { looked_up(key, bucket) }
+}
+
+fn looked_up(key: u64, bucket: usize) -> Option<Entry> {
+    if key <= TAKEN {
+        return None;
+    }
+    for way in bucket * WAYS..(bucket + 1) * WAYS {
+        let place = private(way * 8)?;
+        if place.load(Ordering::Relaxed) == key {
+            return taken(way, key);
+        }
+    }
+    None
+}
+
+#[cold]
+fn taken(way: usize, key: u64) -> Option<Entry> {
+    let place = private(way * 8)?;
+    if place.load(Ordering::Acquire) != key {
+        return None;
+    }
+    let value = KEYS + way * 16;
+    let (bytes, rest) =
+        (private(value)?.load(Ordering::Relaxed), private(value + 8)?.load(Ordering::Relaxed));
+    // A concurrent double free is a bug of the program; only one of the two is counted.
+    place.compare_exchange(key, 0, Ordering::Release, Ordering::Relaxed).ok()?;
+    present(way / WAYS).fetch_sub(1, Ordering::Relaxed);
+    #[expect(clippy::cast_possible_truncation, reason = "two halves of a word")]
+    Some(Entry { site: (rest >> 32) as u32, bytes, count: rest as u32 })
+}

@@ -1,0 +1,273 @@
+//! Searches libraries outside the program's global scope: opened locally by another library, and under any
+//! name (`libcudart.so.13`, a file of a Python package, a copy). They are therefore searched by function,
+//! not by file name.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+
+use crate::sys::{self, Dynamic, LoadedObject, Segment, Symbol};
+
+const PATH: usize = 4096;
+
+/// A search by function name, with its result.
+struct Search<'a> {
+    name: &'a CStr,
+    found: usize,
+    path: [u8; PATH],
+}
+
+/// Finds a function in any library but ours, and keeps that library loaded; null if none has it.
+pub(crate) fn find(name: &CStr) -> *mut c_void {
+    let mut search = Search { name, found: 0, path: [0; PATH] };
+    // SAFETY: `look` gets what it expects, and writes only to the search, which outlives the call.
+    unsafe { sys::dl_iterate_phdr(look, (&raw mut search).cast()) };
+    let first = search.path.first().copied().unwrap_or_default();
+    if search.found == 0 {
+        return core::ptr::null_mut();
+    }
+    if first != 0 {
+        // Keep the library loaded, since its address is stored. Not during the iteration, which holds a
+        // loader lock.
+        // SAFETY: the path ends in a zero.
+        let kept =
+            unsafe { sys::dlopen(search.path.as_ptr().cast::<c_char>(), sys::RTLD_LAZY | sys::RTLD_NOLOAD) };
+        if kept.is_null() {
+            return core::ptr::null_mut();
+        }
+    }
+    core::ptr::with_exposed_provenance_mut(search.found)
+}
+
+/// Keeps the library of this address loaded; returns false if it was unloaded meanwhile. An address outside
+/// of any library (such as a stub made by the driver) needs nothing.
+pub(crate) fn keep(address: *mut c_void) -> bool {
+    struct Question {
+        address: usize,
+        known: bool,
+        path: [u8; PATH],
+    }
+    /// # Safety
+    /// The loader's own description, and a question that nobody else has.
+    unsafe extern "C" fn ask(object: *const LoadedObject, _: usize, question: *mut c_void) -> c_int {
+        // SAFETY: the caller's promise.
+        let (object, question) = unsafe { (&*object, &mut *question.cast::<Question>()) };
+        // SAFETY: as above.
+        if unsafe { !has(object, question.address) } {
+            return 0;
+        }
+        question.known = true;
+        if !object.name.is_null() {
+            // SAFETY: a C string of the loader.
+            let bytes = unsafe { CStr::from_ptr(object.name) }.to_bytes_with_nul();
+            if let Some(room) = question.path.get_mut(..bytes.len()) {
+                room.copy_from_slice(bytes);
+            }
+        }
+        1
+    }
+    let mut question = Question { address: address.addr(), known: false, path: [0; PATH] };
+    // SAFETY: as in `find`.
+    unsafe { sys::dl_iterate_phdr(ask, (&raw mut question).cast()) };
+    // The program itself has no name and stays loaded; an address outside of any library needs nothing.
+    if !question.known || question.path.first().copied().unwrap_or_default() == 0 {
+        return true;
+    }
+    // SAFETY: the path ends in a zero.
+    unsafe {
+        !sys::dlopen(question.path.as_ptr().cast::<c_char>(), sys::RTLD_LAZY | sys::RTLD_NOLOAD).is_null()
+    }
+}
+
+/// Returns true for an address in our own library.
+pub(crate) fn is_ours(address: *mut c_void) -> bool {
+    struct Question {
+        address: usize,
+        ours: bool,
+    }
+    /// # Safety
+    /// As in `keep`.
+    unsafe extern "C" fn ask(object: *const LoadedObject, _: usize, question: *mut c_void) -> c_int {
+        // SAFETY: the caller's promise.
+        let (object, question) = unsafe { (&*object, &mut *question.cast::<Question>()) };
+        // SAFETY: as above.
+        if unsafe { !has(object, question.address) } {
+            return 0;
+        }
+        // SAFETY: as above.
+        question.ours = unsafe { has(object, here()) };
+        1
+    }
+    let mut question = Question { address: address.addr(), ours: false };
+    // SAFETY: as in `find`.
+    unsafe { sys::dl_iterate_phdr(ask, (&raw mut question).cast()) };
+    question.ours
+}
+
+/// An address in our library, of a function that cannot be interposed.
+fn here() -> usize {
+    (look as sys::EachObject as *const c_void).addr()
+}
+
+/// Searches one library.
+///
+/// # Safety
+/// The loader's own description, which stays as long as this call, and a search that nobody else has.
+unsafe extern "C" fn look(object: *const LoadedObject, _: usize, search: *mut c_void) -> c_int {
+    // SAFETY: the caller's promise.
+    let (object, search) = unsafe { (&*object, &mut *search.cast::<Search<'_>>()) };
+    // SAFETY: as above.
+    let found = unsafe { if has(object, here()) { None } else { function(object, search.name) } };
+    let Some(found) = found else { return 0 };
+    let path = if object.name.is_null() {
+        c""
+    } else {
+        // SAFETY: a C string of the loader.
+        unsafe { CStr::from_ptr(object.name) }
+    };
+    let bytes = path.to_bytes_with_nul();
+    let Some(room) = search.path.get_mut(..bytes.len()) else { return 0 };
+    room.copy_from_slice(bytes);
+    search.found = found;
+    1
+}
+
+/// The object's segments.
+///
+/// # Safety
+/// The loader's description; so for all below.
+unsafe fn segments(object: &LoadedObject) -> &[Segment] {
+    if object.segments.is_null() {
+        return &[];
+    }
+    // SAFETY: the loader's own table of so many entries.
+    unsafe { core::slice::from_raw_parts(object.segments, usize::from(object.segment_count)) }
+}
+
+/// Returns true if the object contains an address.
+unsafe fn has(object: &LoadedObject, address: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { segments(object) }.iter().any(|segment| {
+        let start = object.base.wrapping_add(segment.address);
+        segment.kind == sys::PT_LOAD && address.wrapping_sub(start) < segment.bytes_in_memory
+    })
+}
+
+/// The address of an exported function.
+unsafe fn function(object: &LoadedObject, name: &CStr) -> Option<usize> {
+    // SAFETY: the caller's promise.
+    let dynamic = unsafe { segments(object) }.iter().find(|segment| segment.kind == sys::PT_DYNAMIC)?;
+    let mut entry = core::ptr::with_exposed_provenance::<Dynamic>(object.base.wrapping_add(dynamic.address));
+    let (mut symbols, mut strings, mut gnu, mut old) = (0, 0, 0, 0);
+    loop {
+        // SAFETY: the table of a loaded object, which ends in a zero.
+        let Dynamic { tag, value } = unsafe { *entry };
+        // The loader has relocated these to addresses, except for the vDSO.
+        let address = if value < object.base { value.wrapping_add(object.base) } else { value };
+        match tag {
+            0 => break,
+            sys::DT_SYMTAB => symbols = address,
+            sys::DT_STRTAB => strings = address,
+            sys::DT_GNU_HASH => gnu = address,
+            sys::DT_HASH => old = address,
+            _ => {}
+        }
+        // SAFETY: not the last one.
+        entry = unsafe { entry.add(1) };
+    }
+    if symbols == 0 || strings == 0 {
+        return None;
+    }
+    let symbols = core::ptr::with_exposed_provenance::<Symbol>(symbols);
+    let is_it = |index: u32| {
+        // SAFETY: an index out of the table's own hash table, and a name out of its own strings.
+        unsafe {
+            let symbol = *symbols.add(index as usize);
+            let at = core::ptr::with_exposed_provenance::<c_char>(strings.wrapping_add(symbol.name as usize));
+            (symbol.is_function_for_others() && CStr::from_ptr(at) == name)
+                .then(|| object.base.wrapping_add(symbol.value))
+        }
+    };
+    // SAFETY: tables of a loaded object.
+    unsafe {
+        match (gnu, old) {
+            (0, 0) => None,
+            (0, old) => by_old_hash(old, name, is_it),
+            (gnu, _) => by_gnu_hash(gnu, name, is_it),
+        }
+    }
+}
+
+/// Looks a name up in a GNU hash table: header (buckets, first symbol, filter words, shift), filter,
+/// buckets, and for each symbol its hash, whose lowest bit marks the end of a bucket.
+unsafe fn by_gnu_hash(table: usize, name: &CStr, is_it: impl Fn(u32) -> Option<usize>) -> Option<usize> {
+    let words = core::ptr::with_exposed_provenance::<u32>(table);
+    let hash = name
+        .to_bytes()
+        .iter()
+        .fold(5381_u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)));
+    // SAFETY: the table's own numbers lead through it.
+    unsafe {
+        let (buckets, first, filter) = (*words, *words.add(1), *words.add(2));
+        if buckets == 0 {
+            return None;
+        }
+        let heads = words.add(4 + 2 * filter as usize);
+        let hashes = heads.add(buckets as usize);
+        let mut index = *heads.add((hash % buckets) as usize);
+        if index < first {
+            return None;
+        }
+        loop {
+            let other = *hashes.add((index - first) as usize);
+            if other | 1 == hash | 1
+                && let Some(found) = is_it(index)
+            {
+                return Some(found);
+            }
+            if other & 1 == 1 {
+                return None;
+            }
+            index += 1;
+        }
+    }
+}
+
+/// Looks a name up in a System V hash table: number of buckets and symbols, buckets, and for each symbol
+/// the next one.
+unsafe fn by_old_hash(table: usize, name: &CStr, is_it: impl Fn(u32) -> Option<usize>) -> Option<usize> {
+    let words = core::ptr::with_exposed_provenance::<u32>(table);
+    let hash = name.to_bytes().iter().fold(0_u32, |hash, byte| {
+        let hash = (hash << 4).wrapping_add(u32::from(*byte));
+        let high = hash & 0xf000_0000;
+        (hash ^ (high >> 24)) & !high
+    });
+    // SAFETY: the table's own numbers lead through it.
+    unsafe {
+        let buckets = *words;
+        if buckets == 0 {
+            return None;
+        }
+        let nexts = words.add(2 + buckets as usize);
+        let mut index = *words.add(2 + (hash % buckets) as usize);
+        while index != 0 {
+            if let Some(found) = is_it(index) {
+                return Some(found);
+            }
+            index = *nexts.add(index as usize);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_of_another_library_is_found_and_one_of_none_is_not() {
+        let getpid = sys::getpid as unsafe extern "C" fn() -> c_int as *mut c_void;
+        let found = find(c"getpid");
+        assert!(found == getpid && !is_ours(found), "{found:?} {getpid:?}");
+        assert!(find(c"a_function_that_nobody_has").is_null());
+        assert!(is_ours(here() as *mut c_void));
+    }
+}

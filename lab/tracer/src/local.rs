@@ -1,0 +1,106 @@
+//! Per-thread state: 64 bytes of static thread-local storage, initially zero.
+//!
+//! Not `thread_local!`: in a shared library it uses `__tls_get_addr`, which may itself allocate after a
+//! library was loaded, and would recurse without end. A preloaded library may use the initial-exec model,
+//! with a fixed offset from the thread pointer, which is written here in assembly.
+//!
+//! A signal handler that maps memory, or allocates although it must not, finds the cells in the interrupted
+//! code's state. While that code is busy, the handler counts nothing; otherwise there is at worst a sample
+//! too many or too few.
+
+use core::cell::Cell;
+use core::sync::atomic::{Ordering, compiler_fence};
+
+/// State of a thread. All zero is a valid initial state.
+#[repr(C, align(16))]
+pub(crate) struct Local {
+    /// Bytes that this thread may allocate before the next sample; negative if one is due.
+    pub(crate) until: Cell<i64>,
+    /// State of its random number generator; 0 before the first use.
+    pub(crate) random: Cell<u64>,
+    /// The thread is in our own code: its allocations are not counted.
+    pub(crate) busy: Cell<bool>,
+    /// The thread is looking up the real functions: its allocations come from the arena.
+    pub(crate) resolving: Cell<bool>,
+    /// Kind of the enclosing counted CUDA call, or 0.
+    pub(crate) inside_kind: Cell<u8>,
+    /// 1 + the number of that call's record, or 0.
+    pub(crate) inside_site: Cell<u32>,
+}
+
+const _: () = assert!(size_of::<Local>() <= 64, "the storage below is 64 bytes");
+
+core::arch::global_asm!(
+    ".pushsection .tbss,\"awT\",%nobits",
+    ".balign 16",
+    ".globl warden_tracer_local",
+    ".hidden warden_tracer_local",
+    ".type warden_tracer_local, %object",
+    ".size warden_tracer_local, 64",
+    "warden_tracer_local:",
+    ".zero 64",
+    ".popsection",
+);
+
+#[inline]
+pub(crate) fn local() -> &'static Local {
+    let place: *const Local;
+    // SAFETY: computes an address from the thread pointer and a constant that the loader has filled in; touches no memory
+    // of ours.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        core::arch::asm!(
+            "mov {place}, qword ptr [rip + warden_tracer_local@GOTTPOFF]",
+            "add {place}, qword ptr fs:[0]",
+            place = out(reg) place,
+            options(pure, readonly, nostack),
+        );
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        core::arch::asm!(
+            "mrs {place}, tpidr_el0",
+            "adrp {offset}, :gottprel:warden_tracer_local",
+            "ldr {offset}, [{offset}, :gottprel_lo12:warden_tracer_local]",
+            "add {place}, {place}, {offset}",
+            place = out(reg) place,
+            offset = out(reg) _,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    // SAFETY: the storage above has the size and alignment of a `Local`, is zero at first, lives as long as the thread, and
+    // only this thread has its address, be it in a signal handler: no two accesses happen at once, though one may come
+    // between any two others. All fields are cells of numbers that the processor reads and writes whole, so a shared
+    // reference is all that anybody gets.
+    unsafe { &*place }
+}
+
+/// Marks this thread as being in our own code, and restores `errno` on drop.
+pub(crate) struct Busy {
+    local: &'static Local,
+    error: core::ffi::c_int,
+}
+
+impl Busy {
+    /// Returns `None` if the thread is in our code already.
+    pub(crate) fn enter(local: &'static Local) -> Option<Self> {
+        if local.busy.replace(true) {
+            return None;
+        }
+        // A signal handler of this thread must see the mark before anything after it, and on drop after all
+        // of it.
+        compiler_fence(Ordering::SeqCst);
+        // SAFETY: the C library's own place for this thread's error.
+        Some(Self { local, error: unsafe { *crate::sys::__errno_location() } })
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { *crate::sys::__errno_location() = self.error };
+        compiler_fence(Ordering::SeqCst);
+        self.local.busy.set(false);
+    }
+}

@@ -1,0 +1,164 @@
+//! Counts anonymous mappings made by programs. Mappings of the heap are made inside the C library and not
+//! seen here.
+//!
+//! A range that is only reserved (not writable) is no memory and is not counted, nor is a mapping of a file.
+
+use core::ffi::{c_int, c_long, c_void};
+
+use crate::count::{mapped_here, unmapped, unmapping};
+use crate::layout::number_of;
+use crate::ranges::{Leaving, List};
+use crate::real::Real;
+use crate::state::paged;
+use crate::sys;
+
+const MMAP: u32 = number_of("mmap");
+const MREMAP: u32 = number_of("mremap");
+
+static REAL_MMAP: Real = Real::new(c"mmap");
+static REAL_MMAP64: Real = Real::new(c"mmap64");
+static REAL_MUNMAP: Real = Real::new(c"munmap");
+static REAL_MREMAP: Real = Real::new(c"mremap");
+
+pub(crate) type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, c_long) -> *mut c_void;
+type Munmap = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
+type Mremap = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
+
+/// The real `mmap`.
+pub(crate) fn real_mmap() -> Option<Mmap> {
+    let real = REAL_MMAP.get();
+    // SAFETY: the function behind ours, of this signature.
+    if real.is_null() { None } else { Some(unsafe { core::mem::transmute::<*mut c_void, Mmap>(real) }) }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library; so for all of the functions here.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    bytes: usize,
+    access: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: c_long,
+) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { map(&REAL_MMAP, address, bytes, access, flags, file, offset) }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// See [`mmap`].
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    bytes: usize,
+    access: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: c_long,
+) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { map(&REAL_MMAP64, address, bytes, access, flags, file, offset) }
+}
+
+/// # Safety
+/// `real` is for a function of this signature, and the caller calls it as in the C library.
+unsafe fn map(
+    real: &Real,
+    address: *mut c_void,
+    bytes: usize,
+    access: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: c_long,
+) -> *mut c_void {
+    let real = real.get();
+    if real.is_null() {
+        refused();
+        return sys::MAP_FAILED;
+    }
+    // A fixed mapping replaces existing ones.
+    let leaving = if flags & sys::MAP_FIXED != 0 { leaving(address, bytes) } else { None };
+    // SAFETY: the function behind ours, of this signature; the arguments are the caller's.
+    let at = unsafe {
+        core::mem::transmute::<*mut c_void, Mmap>(real)(address, bytes, access, flags, file, offset)
+    };
+    let done = at != sys::MAP_FAILED;
+    unmapped(leaving, done);
+    if done && flags & sys::MAP_ANONYMOUS != 0 && access & sys::PROT_WRITE != 0 {
+        mapped_here(at.addr(), paged(bytes), MMAP);
+    }
+    at
+}
+
+fn leaving(address: *mut c_void, bytes: usize) -> Option<Leaving> {
+    unmapping(List::Host, address.addr(), paged(bytes))
+}
+
+/// Sets `errno` to `ENOMEM`.
+fn refused() {
+    // SAFETY: the C library's own place for this thread's error.
+    unsafe { *sys::__errno_location() = sys::ENOMEM };
+}
+
+/// Looks up the real functions early, while no lock is held.
+pub(crate) fn prepare() {
+    for real in [&REAL_MMAP, &REAL_MMAP64, &REAL_MUNMAP, &REAL_MREMAP] {
+        real.get();
+    }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// See [`mmap`].
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> c_int {
+    let real = REAL_MUNMAP.get();
+    if real.is_null() {
+        refused();
+        return -1;
+    }
+    let leaving = leaving(address, bytes);
+    // SAFETY: the function behind ours, of this signature.
+    let error = unsafe { core::mem::transmute::<*mut c_void, Munmap>(real)(address, bytes) };
+    unmapped(leaving, error == 0);
+    error
+}
+
+/// As in the C library, where the last argument exists only with some flags; otherwise, on our processors,
+/// it is in an unused register.
+///
+/// # Safety
+/// See [`mmap`].
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn mremap(
+    address: *mut c_void,
+    bytes: usize,
+    new_bytes: usize,
+    flags: c_int,
+    new_address: *mut c_void,
+) -> *mut c_void {
+    let real = REAL_MREMAP.get();
+    if real.is_null() {
+        refused();
+        return sys::MAP_FAILED;
+    }
+    let moved = leaving(address, bytes);
+    let replaced = if flags & sys::MREMAP_FIXED != 0 { leaving(new_address, new_bytes) } else { None };
+    // SAFETY: the function behind ours, of this signature; the arguments are the caller's.
+    let at = unsafe {
+        core::mem::transmute::<*mut c_void, Mremap>(real)(address, bytes, new_bytes, flags, new_address)
+    };
+    let done = at != sys::MAP_FAILED;
+    unmapped(moved, done);
+    unmapped(replaced, done);
+    if done && moved.is_some() {
+        mapped_here(at.addr(), paged(new_bytes), MREMAP);
+    }
+    at
+}

@@ -1,0 +1,251 @@
+//! Lists of counted mappings. A mapping may end in parts, or together with others, so a single key does not
+//! suffice.
+//!
+//! Two short lists under a spin lock: mappings change some times a second, not some million times.
+//!
+//! Unmapping may fail, and as soon as it succeeds, another thread may get the same addresses. Ranges about
+//! to end are therefore marked first, and removed or unmarked when the result is known. A range counted
+//! there meanwhile has no mark or a different one.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::layout::{COUNT_UNIT, header};
+use crate::live::RANGES_AT;
+use crate::state::{self, private};
+use crate::sys;
+
+const RANGES: usize = 8192;
+/// Size of a list in bytes: lock, length, and three words per range.
+const LIST: usize = 16 + RANGES * 24;
+/// Size of both lists in bytes.
+pub(crate) const BYTES: usize = 2 * LIST;
+/// Spins on the lock before the first yield.
+const SPINS: u32 = 256;
+/// Yields before giving up and leaving something uncounted: the lock's holder may be stopped for good, by a
+/// signal or a debugger.
+const YIELDS: u32 = 20_000;
+/// Yields before giving up, once that has happened.
+const FEWER_YIELDS: u32 = 4;
+
+#[derive(Clone, Copy)]
+pub(crate) enum List {
+    /// Anonymous host memory.
+    Host = 0,
+    Device = 1,
+}
+
+#[derive(Clone, Copy)]
+struct Range {
+    start: u64,
+    end: u64,
+    site: u32,
+    /// The mapping itself ends with this range: if it was split, that holds for one part only.
+    whole: bool,
+    /// Mark of the call that is about to unmap it; 0 for none.
+    mark: u32,
+}
+
+/// Bit of [`Range::whole`] in the third word of a range, between record and mark.
+const WHOLE: u64 = 1 << 31;
+
+impl Range {
+    fn count(&self) -> u64 {
+        if self.whole { COUNT_UNIT } else { 0 }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
+}
+
+/// A locked list.
+struct Held(usize);
+
+impl Held {
+    fn lock(list: List) -> Option<Self> {
+        static WAITED_IN_VAIN: AtomicBool = AtomicBool::new(false);
+        let base = RANGES_AT + list as usize * LIST;
+        let lock = private(base)?;
+        let yields = if WAITED_IN_VAIN.load(Ordering::Relaxed) { FEWER_YIELDS } else { YIELDS };
+        for turn in 0..SPINS + yields {
+            if lock.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                WAITED_IN_VAIN.store(false, Ordering::Relaxed);
+                return Some(Self(base));
+            }
+            if turn < SPINS {
+                core::hint::spin_loop();
+            } else {
+                // SAFETY: takes nothing and keeps nothing.
+                unsafe { sys::sched_yield() };
+            }
+        }
+        WAITED_IN_VAIN.store(true, Ordering::Relaxed);
+        None
+    }
+
+    fn word(&self, index: usize) -> u64 {
+        private(self.0 + index * 8).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    fn put(&self, index: usize, value: u64) {
+        if let Some(word) = private(self.0 + index * 8) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    fn len(&self) -> usize {
+        usize::try_from(self.word(1)).unwrap_or(0).min(RANGES)
+    }
+
+    fn get(&self, index: usize) -> Range {
+        let at = 2 + index * 3;
+        let rest = self.word(at + 2);
+        Range {
+            start: self.word(at),
+            end: self.word(at + 1),
+            site: (rest & (WHOLE - 1)) as u32,
+            whole: rest & WHOLE != 0,
+            mark: (rest >> 32) as u32,
+        }
+    }
+
+    fn set(&self, index: usize, range: Range) {
+        let at = 2 + index * 3;
+        self.put(at, range.start);
+        self.put(at + 1, range.end);
+        let whole = if range.whole { WHOLE } else { 0 };
+        self.put(at + 2, u64::from(range.mark) << 32 | whole | u64::from(range.site));
+    }
+
+    fn push(&self, range: Range) -> bool {
+        let len = self.len();
+        if len == RANGES {
+            return false;
+        }
+        self.set(len, range);
+        self.put(1, len as u64 + 1);
+        true
+    }
+
+    fn swap_remove(&self, index: usize) {
+        let last = self.len().saturating_sub(1);
+        self.set(index, self.get(last));
+        self.put(1, last as u64);
+    }
+
+    /// Marks all ranges between two addresses; returns false if there are none. Skips ranges marked by
+    /// other calls, unless `all`.
+    fn mark(&self, begin: u64, limit: u64, mark: u32, all: bool) -> bool {
+        let (mut any, mut index) = (false, 0);
+        while index < self.len() {
+            let range = self.get(index);
+            let (first, stop) = (range.start.max(begin), range.end.min(limit));
+            if first < stop && range.mark != mark && (all || range.mark == 0) {
+                let before = Range { end: first, ..range };
+                let after = Range { start: stop, whole: range.whole && before.bytes() == 0, ..range };
+                let alone = before.bytes() == 0 && after.bytes() == 0;
+                let inside = Range { start: first, end: stop, mark, whole: range.whole && alone, ..range };
+                let parts = usize::from(before.bytes() > 0) + usize::from(after.bytes() > 0);
+                if self.len() + parts > RANGES {
+                    state::count(header::UNFOLLOWED);
+                } else {
+                    self.set(index, inside);
+                    for part in [before, after] {
+                        if part.bytes() > 0 {
+                            self.push(part);
+                        }
+                    }
+                    any = true;
+                }
+            }
+            index += 1;
+        }
+        any
+    }
+
+    /// Removes ranges with this mark; passes record, bytes and number of mappings (in 256ths) to `gone`.
+    fn take(&self, mark: u32, gone: &mut impl FnMut(u32, u64, u64)) {
+        let mut index = 0;
+        while index < self.len() {
+            let range = self.get(index);
+            if range.mark == mark {
+                gone(range.site, range.bytes(), range.count());
+                self.swap_remove(index);
+            } else {
+                index += 1;
+            }
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(lock) = private(self.0) {
+            lock.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// An unused mark; there are four billion.
+fn fresh() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed).max(1)
+}
+
+/// Adds a range; returns false if it cannot be tracked. Ranges at the same place have ended unnoticed;
+/// `gone` gets them.
+pub(crate) fn add(
+    list: List,
+    start: usize,
+    length: usize,
+    site: u32,
+    mut gone: impl FnMut(u32, u64, u64),
+) -> bool {
+    let Some(held) = Held::lock(list) else { return false };
+    let (start, end) = (start as u64, (start as u64).saturating_add(length as u64));
+    let mark = fresh();
+    // A call that marked them has finished unmapping: otherwise the kernel would not have reused the
+    // addresses.
+    if held.mark(start, end, mark, true) {
+        held.take(mark, &mut gone);
+    }
+    held.push(Range { start, end, site, whole: true, mark: 0 })
+}
+
+/// Ranges about to be unmapped.
+#[derive(Clone, Copy)]
+pub(crate) struct Leaving {
+    list: List,
+    mark: u32,
+}
+
+/// Marks the parts of the list in a range that is about to be unmapped; `None` if there are none.
+pub(crate) fn leaving(list: List, start: usize, length: usize) -> Option<Leaving> {
+    let Some(held) = Held::lock(list) else {
+        state::count(header::UNFOLLOWED);
+        return None;
+    };
+    let mark = fresh();
+    let begin = start as u64;
+    held.mark(begin, begin.saturating_add(length as u64), mark, false).then_some(Leaving { list, mark })
+}
+
+impl Leaving {
+    pub(crate) fn gone(self, mut gone: impl FnMut(u32, u64, u64)) {
+        match Held::lock(self.list) {
+            Some(held) => held.take(self.mark, &mut gone),
+            None => state::count(header::UNFOLLOWED),
+        }
+    }
+
+    /// Removes the mark after a failed unmapping.
+    pub(crate) fn stayed(self) {
+        let Some(held) = Held::lock(self.list) else { return state::count(header::UNFOLLOWED) };
+        for index in 0..held.len() {
+            let range = held.get(index);
+            if range.mark == self.mark {
+                held.set(index, Range { mark: 0, ..range });
+            }
+        }
+    }
+}

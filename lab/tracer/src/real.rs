@@ -1,0 +1,147 @@
+//! Looks up the real functions, which the program would call without us.
+//!
+//! Uses `dlsym(RTLD_NEXT)`, so that another preloaded library (an allocator, a fault injector) keeps
+//! working after ours. Since we export `dlsym`, too, the real `dlsym` is looked up by `dlvsym`.
+
+use core::ffi::{CStr, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::local::local;
+use crate::sys;
+
+/// A real function.
+pub(crate) struct Real {
+    name: &'static CStr,
+    at: AtomicPtr<c_void>,
+    /// The function may be in a library outside the program's global scope.
+    anywhere: bool,
+}
+
+impl Real {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
+        Self { name, at: AtomicPtr::new(core::ptr::null_mut()), anywhere: false }
+    }
+
+    /// A function in a library that may have been opened locally.
+    pub(crate) const fn anywhere(name: &'static CStr) -> Self {
+        Self { name, at: AtomicPtr::new(core::ptr::null_mut()), anywhere: true }
+    }
+
+    /// The function's address; null if there is none, or while this thread is looking it up.
+    #[inline]
+    pub(crate) fn get(&self) -> *mut c_void {
+        let at = self.at.load(Ordering::Acquire);
+        if at.is_null() { self.look_up() } else { at }
+    }
+
+    #[cold]
+    fn look_up(&self) -> *mut c_void {
+        let local = local();
+        if local.resolving.replace(true) {
+            return core::ptr::null_mut();
+        }
+        // SAFETY: a handle that is always valid.
+        let mut found = unsafe { dlsym(sys::RTLD_NEXT, self.name) };
+        if self.anywhere {
+            if found.is_null() {
+                found = crate::loaded::find(self.name);
+            } else if !crate::loaded::keep(found) {
+                // The library is being unloaded at this moment.
+                found = core::ptr::null_mut();
+            }
+        }
+        local.resolving.set(false);
+        if found.is_null() {
+            // Another thread may have received it from the driver meanwhile.
+            return self.at.load(Ordering::Acquire);
+        }
+        // The first result stays: an adopted one may belong to another library, and calls to it may be in
+        // progress.
+        self.known_or(found)
+    }
+
+    /// Makes `address` the real function, unless another one is known. With two libraries that have the
+    /// function, a call must not reach the wrong one.
+    pub(crate) fn adopt(&self, address: *mut c_void) -> bool {
+        let known = self.at.load(Ordering::Acquire);
+        if !known.is_null() {
+            return known == address;
+        }
+        // The caller may unload its library, while code linked to our name would still call into it.
+        if !crate::loaded::keep(address) {
+            return false;
+        }
+        self.known_or(address) == address
+    }
+
+    /// The known address, or else this one from now on.
+    fn known_or(&self, address: *mut c_void) -> *mut c_void {
+        match self.at.compare_exchange(core::ptr::null_mut(), address, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => address,
+            Err(known) => known,
+        }
+    }
+
+    pub(crate) fn name(&self) -> &'static CStr {
+        self.name
+    }
+}
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const core::ffi::c_char) -> *mut c_void;
+
+/// The real `dlsym`; `dynamic.rs` jumps to it.
+pub(crate) static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Replacement for a missing `dlsym`: every look-up fails.
+unsafe extern "C" fn no_dlsym(_: *mut c_void, _: *const core::ffi::c_char) -> *mut c_void {
+    core::ptr::null_mut()
+}
+
+/// Initializes [`DLSYM`].
+pub(crate) fn find_dlsym() -> *mut c_void {
+    let known = DLSYM.load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    // glibc 2.34 moved it from libdl; before, it had the version of glibc's first release for the processor.
+    let versions =
+        [c"GLIBC_2.34", if cfg!(target_arch = "aarch64") { c"GLIBC_2.17" } else { c"GLIBC_2.2.5" }];
+    let mut found: *mut c_void = core::ptr::null_mut();
+    for version in versions {
+        if found.is_null() {
+            // SAFETY: names are C strings; a version that does not exist is an answer of null.
+            found = unsafe { sys::dlvsym(sys::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
+        }
+    }
+    if found.is_null() {
+        found = no_dlsym as Dlsym as *mut c_void;
+    }
+    DLSYM.store(found, Ordering::Release);
+    found
+}
+
+/// Like the C library's `dlsym`, called from here: `RTLD_NEXT` finds functions after ours.
+///
+/// # Safety
+/// The handle is one of an open library, or one of the constants.
+pub(crate) unsafe fn dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    let at = find_dlsym();
+    // SAFETY: `find_dlsym` gives the C library's `dlsym` or our own stand-in of the same signature.
+    let real: Dlsym = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(at) };
+    // SAFETY: the caller's promise; the name is a C string.
+    unsafe { real(handle, name.as_ptr()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_adopted_while_it_was_looked_up_stays() {
+        let real = Real::new(c"getpid");
+        let other = no_dlsym as Dlsym as *mut c_void;
+        assert!(real.adopt(other) && real.adopt(other));
+        assert_eq!([real.look_up(), real.get()], [other, other]);
+        assert!(!real.adopt(Real::new(c"getpid").get()), "of another library");
+    }
+}

@@ -1,0 +1,74 @@
+//! Detects unwind tables registered at run time: with `__register_frame` and the like, by JIT compilers for
+//! their code, and by objects without an unwind table header.
+//!
+//! After a registration, libgcc searches these tables under its own locks, and allocates while holding
+//! them: during a registration, or while an exception is thrown. A stack walk from inside that allocation
+//! would deadlock, because its own thread holds the locks. So after the first registration no stack is
+//! walked any more: allocations are counted in full, without a place.
+//!
+//! Constructors of ordinary objects register nothing, because these have an unwind table header; LLVM's
+//! start-up files may. A program with its own unwinder registers with that one, which does not concern us.
+
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use crate::real::Real;
+
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// Returns true if a table was registered, or is being registered. A thread that holds libgcc's locks with
+/// a table behind them sees true, because the table was added later and under those locks.
+pub(crate) fn any() -> bool {
+    ANY.load(Ordering::Acquire)
+}
+
+/// Notes a look-up of a registering function: its caller will call it directly, past our replacement.
+pub(crate) fn looked_up(name: &CStr) {
+    if name.to_bytes().starts_with(b"__register_frame") {
+        ANY.store(true, Ordering::Release);
+    }
+}
+
+/// Arguments: a table, space for libgcc's data about it, and two base addresses. Functions with fewer
+/// parameters ignore the rest.
+type Register = unsafe extern "C" fn(usize, usize, usize, usize);
+
+macro_rules! registers {
+    ($($symbol:ident, $real:ident, $name:literal;)*) => {
+        $(
+            static $real: Real = Real::new($name);
+
+            /// As in libgcc.
+            ///
+            /// # Safety
+            /// As in libgcc.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            pub(crate) unsafe extern "C" fn $symbol(table: usize, room: usize, text: usize, data: usize) {
+                // Before the call, which allocates while it holds its locks.
+                ANY.store(true, Ordering::Release);
+                let real = $real.get();
+                // Without the function, there is no unwinder that would search for the table.
+                if !real.is_null() {
+                    // SAFETY: the next function of this name behind ours; the arguments are the caller's.
+                    unsafe { core::mem::transmute::<*mut core::ffi::c_void, Register>(real)(table, room, text, data) }
+                }
+            }
+        )*
+
+        /// Looks up the real functions early, while no lock is held.
+        pub(crate) fn prepare() {
+            for real in [$(&$real),*] {
+                real.get();
+            }
+        }
+    };
+}
+
+registers! {
+    __register_frame, FRAME, c"__register_frame";
+    __register_frame_info, FRAME_INFO, c"__register_frame_info";
+    __register_frame_info_bases, FRAME_INFO_BASES, c"__register_frame_info_bases";
+    __register_frame_table, FRAME_TABLE, c"__register_frame_table";
+    __register_frame_info_table, FRAME_INFO_TABLE, c"__register_frame_info_table";
+    __register_frame_info_table_bases, FRAME_INFO_TABLE_BASES, c"__register_frame_info_table_bases";
+}

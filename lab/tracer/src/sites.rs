@@ -1,0 +1,97 @@
+//! Records of call sites in the published file (a hash table).
+
+use core::sync::atomic::Ordering;
+
+use crate::layout::{BUSY, FRAMES, HEADER, RECORD, SITES, header, record};
+use crate::state::{self, half, word};
+
+/// Slots searched before a call site is dropped.
+const PROBES: usize = 256;
+
+const fn at(site: usize, offset: usize) -> usize {
+    HEADER + site * RECORD + offset
+}
+
+/// Finds or creates the record of a call site. `None` if there is no free slot.
+pub(crate) fn of(function: u32, parent: u32, addresses: &[usize]) -> Option<u32> {
+    let start = u64::from(function) | u64::from(parent) << 32;
+    let hash =
+        addresses.iter().fold(mixed(start), |hash, address| mixed(hash ^ *address as u64)).max(BUSY + 1);
+    let first = usize::try_from(hash >> 32).unwrap_or(0);
+    for probe in 0..PROBES {
+        let site = (first + probe) % SITES;
+        let state = word(at(site, record::HASH))?;
+        let mut seen = state.load(Ordering::Acquire);
+        if seen == 0 {
+            match state.compare_exchange(0, BUSY, Ordering::Acquire, Ordering::Acquire) {
+                Ok(_) => {
+                    fill(site, function, parent, addresses)?;
+                    state.store(hash, Ordering::Release);
+                    return u32::try_from(site).ok();
+                }
+                Err(other) => seen = other,
+            }
+        }
+        // A slot being written may be for the same site: then there are two records, and the reader adds
+        // them up.
+        if seen == hash {
+            return u32::try_from(site).ok();
+        }
+    }
+    state::count(header::SITELESS);
+    None
+}
+
+fn fill(site: usize, function: u32, parent: u32, addresses: &[usize]) -> Option<()> {
+    half(at(site, record::FUNCTION))?.store(function, Ordering::Relaxed);
+    half(at(site, record::PARENT))?.store(parent, Ordering::Relaxed);
+    let count = addresses.len().min(FRAMES);
+    half(at(site, record::FRAME_COUNT))?.store(u32::try_from(count).unwrap_or(0), Ordering::Relaxed);
+    for (index, address) in addresses.iter().take(count).enumerate() {
+        word(at(site, record::FRAME + 8 * index))?.store(*address as u64, Ordering::Relaxed);
+    }
+    Some(())
+}
+
+/// Counts an allocation at a site; an untracked one does not count as live.
+pub(crate) fn add(site: u32, bytes: u64, count: u64, followed: bool) {
+    let site = site as usize;
+    change(site, record::TOTAL_BYTES, bytes);
+    change(site, record::TOTAL_COUNT, count);
+    if followed {
+        change(site, record::LIVE_COUNT, count);
+        let live = change(site, record::LIVE_BYTES, bytes).wrapping_add(bytes).cast_signed();
+        if let (Some(peak), Ok(live)) = (word(at(site, record::PEAK_BYTES)), u64::try_from(live)) {
+            peak.fetch_max(live, Ordering::Relaxed);
+        }
+    } else {
+        state::count(header::UNFOLLOWED);
+    }
+}
+
+pub(crate) fn remove(site: u32, bytes: u64, count: u64) {
+    change(site as usize, record::LIVE_BYTES, bytes.wrapping_neg());
+    change(site as usize, record::LIVE_COUNT, count.wrapping_neg());
+}
+
+/// Adds to a counter, and returns its previous value.
+fn change(site: usize, offset: usize, by: u64) -> u64 {
+    if site >= SITES {
+        return 0;
+    }
+    word(at(site, offset)).map_or(0, |word| word.fetch_add(by, Ordering::Relaxed))
+}
+
+/// The finalizer of splitmix64.
+const fn mixed(mut bits: u64) -> u64 {
+    bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}
+
+/// Restores a live allocation whose free failed.
+pub(crate) fn revive(site: u32, bytes: u64, count: u64) {
+    change(site as usize, record::LIVE_BYTES, bytes);
+    change(site as usize, record::LIVE_COUNT, count);
+}

@@ -1,0 +1,214 @@
+//! Set-up before `main`, if the environment names a folder to publish in.
+//!
+//! On any error, everything stays off: the program runs as without us, and the reader reports that there is
+//! no file.
+//!
+//! The folder is chosen by the user. A copy-on-write file system may lack space for a page although it was
+//! allocated, and any process with write access may truncate the file: the next count then raises SIGBUS.
+//! The folder should be on a temporary file system, and private to its owner.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::sync::atomic::Ordering;
+
+use crate::layout::{FILE, HEADER, MAGIC, VERSION, header};
+use crate::map::real_mmap;
+use crate::{live, state, sys};
+
+/// Variable with the folder; each process writes `PID.trace` into it.
+const FOLDER: &CStr = c"LLAMA_WARDEN_TRACE";
+/// Variable with the mean bytes between samples, 1 KiB to 16 MiB: above that, the weight of a small block
+/// overflows.
+const INTERVAL: &CStr = c"LLAMA_WARDEN_TRACE_INTERVAL";
+/// Default interval in bytes; the docs of `diagnose --trace` state its cost and precision.
+const USUAL: usize = 64 * 1024;
+const PATH: usize = 4096;
+const PAGE: usize = 4096;
+
+/// Constructor, called by the dynamic loader.
+#[cfg_attr(not(test), used, unsafe(link_section = ".init_array"))]
+static START: extern "C" fn() = start;
+
+extern "C" fn start() {
+    crate::real::find_dlsym();
+    crate::heap::prepare();
+    crate::map::prepare();
+    crate::registered::prepare();
+    // SAFETY: the C library is initialised before any constructor, and the name is a C string. Constructors of other libraries
+    // may have run, and one of them may have changed the environment; only a thread that does so at this very moment would be
+    // in the way, as it would be in the way of everybody else who starts.
+    let folder = unsafe { sys::getenv(FOLDER.as_ptr()) };
+    if folder.is_null() || state::on() {
+        return;
+    }
+    // SAFETY: a variable's value is a C string, which stays as long as nobody changes it: see above.
+    let folder = unsafe { CStr::from_ptr(folder) };
+    let _nothing = publish(folder.to_bytes());
+}
+
+fn publish(folder: &[u8]) -> Option<()> {
+    // SAFETY: takes nothing and cannot fail.
+    let pid = u32::try_from(unsafe { sys::getpid() }).ok()?;
+    let mut path = [0_u8; PATH];
+    path_of(&mut path, folder, pid)?;
+    let flags = sys::O_RDWR | sys::O_CREAT | sys::O_EXCL | sys::O_CLOEXEC | sys::O_NOFOLLOW;
+    // Remove the file that this process published before its exec. Never truncate it: a process with the
+    // same PID in another namespace may have it mapped.
+    // SAFETY: the path ends in a zero.
+    unsafe { sys::unlink(path.as_ptr().cast::<c_char>()) };
+    if !may_be_as_large(FILE.max(live::BYTES)) {
+        return None;
+    }
+    // SAFETY: the path ends in a zero.
+    let file = mapping(unsafe { sys::open(path.as_ptr().cast::<c_char>(), flags, 0o600) }, FILE)?;
+    // SAFETY: the name is a C string.
+    let private =
+        mapping(unsafe { sys::memfd_create(c"warden-tracer".as_ptr(), sys::MFD_CLOEXEC) }, live::BYTES)?;
+    let gate = gate()?;
+    let mut interval = USUAL;
+    // SAFETY: as in `start`.
+    let asked = unsafe { sys::getenv(INTERVAL.as_ptr()) };
+    if !asked.is_null() {
+        // SAFETY: as in `start`.
+        interval =
+            number(unsafe { CStr::from_ptr(asked) }.to_bytes()).unwrap_or(USUAL).clamp(1 << 10, 1 << 24);
+    }
+    // SAFETY: a number of the kernel's, which stays.
+    state::set_page(usize::try_from(unsafe { sys::getauxval(sys::AT_PAGESZ) }).unwrap_or(0));
+    // The unwinder initializes itself at its first use: do that here, while no lock is held.
+    let _first = crate::walk::Walk::here();
+    // SAFETY: mapped just now with these sizes, shared, zero, and never unmapped; the gate is wiped by a fork.
+    unsafe { state::open(file, private, gate, interval) };
+    describe(pid, interval);
+    Some(())
+}
+
+/// Returns true if a file may have this size: otherwise SIGXFSZ would end the program.
+fn may_be_as_large(bytes: usize) -> bool {
+    let mut limit = sys::Limit { now: 0, most: 0 };
+    // SAFETY: writes to `limit`.
+    unsafe { sys::getrlimit(sys::RLIMIT_FSIZE, &raw mut limit) == 0 && limit.now >= bytes as u64 }
+}
+
+/// Maps a new file of this size, and closes it.
+fn mapping(file: c_int, bytes: usize) -> Option<*mut c_void> {
+    if file < 0 {
+        return None;
+    }
+    let mmap = real_mmap()?;
+    let length = core::ffi::c_long::try_from(bytes).ok()?;
+    let access = sys::PROT_READ | sys::PROT_WRITE;
+    // SAFETY: our own new file, of a size that the limit allows, at no particular address.
+    let at = unsafe {
+        // Allocate the space now: on a full disk, the first access to a page would raise SIGBUS inside
+        // `malloc`. A copy-on-write file system guarantees less; see the module.
+        let at = if sys::ftruncate(file, length) == 0 && sys::posix_fallocate(file, 0, length) == 0 {
+            mmap(core::ptr::null_mut(), bytes, access, sys::MAP_SHARED, file, 0)
+        } else {
+            sys::MAP_FAILED
+        };
+        sys::close(file);
+        at
+    };
+    (at != sys::MAP_FAILED).then_some(at)
+}
+
+/// A page that is zero in a forked child.
+fn gate() -> Option<*mut c_void> {
+    let mmap = real_mmap()?;
+    let access = sys::PROT_READ | sys::PROT_WRITE;
+    // SAFETY: a page of our own, at no particular address.
+    unsafe {
+        let at = mmap(core::ptr::null_mut(), PAGE, access, sys::MAP_PRIVATE | sys::MAP_ANONYMOUS, -1, 0);
+        (at != sys::MAP_FAILED && sys::madvise(at, PAGE, sys::MADV_WIPEONFORK) == 0).then_some(at)
+    }
+}
+
+/// Writes the header, the magic number last.
+fn describe(pid: u32, interval: usize) {
+    let mut now = sys::Timespec { seconds: 0, nanoseconds: 0 };
+    // SAFETY: writes to `now`.
+    unsafe { sys::clock_gettime(sys::CLOCK_REALTIME, &raw mut now) };
+    let started = now.seconds.cast_unsigned() * 1000 + now.nanoseconds.cast_unsigned() / 1_000_000;
+    let put = |offset: usize, number: u64| {
+        if let Some(word) = state::word(offset) {
+            word.store(number, Ordering::Relaxed);
+        }
+    };
+    let put_half = |offset: usize, number: u32| {
+        if let Some(half) = state::half(offset) {
+            half.store(number, Ordering::Relaxed);
+        }
+    };
+    put_half(header::VERSION, VERSION);
+    put_half(header::PID, pid);
+    put(header::STARTED, started);
+    put(header::INTERVAL, interval as u64);
+    // An allocator linked into the program takes precedence over ours, which is then never called.
+    // SAFETY: a handle that is always valid.
+    let malloc = unsafe { crate::real::dlsym(sys::RTLD_DEFAULT, c"malloc") };
+    put(header::OWN_HEAP, u64::from(!crate::loaded::is_ours(malloc)));
+    let mut exe = [0_u8; HEADER - header::EXE];
+    // SAFETY: writes at most as many bytes as there are.
+    let length = unsafe { sys::readlink(c"/proc/self/exe".as_ptr(), exe.as_mut_ptr().cast(), exe.len()) };
+    if let Ok(length) = u32::try_from(length) {
+        put_half(header::EXE_BYTES, length);
+        for (index, bytes) in exe.as_chunks::<8>().0.iter().enumerate() {
+            let word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+            put(header::EXE + 8 * index, word.to_le());
+        }
+    }
+    if let Some(magic) = state::word(header::MAGIC) {
+        magic.store(MAGIC, Ordering::Release);
+    }
+}
+
+/// Writes `FOLDER/PID.trace` with a terminating zero.
+fn path_of(path: &mut [u8; PATH], folder: &[u8], pid: u32) -> Option<()> {
+    let mut digits = [0_u8; 10];
+    let (mut rest, mut first) = (pid, digits.len());
+    loop {
+        first -= 1;
+        *digits.get_mut(first)? = b'0' + u8::try_from(rest % 10).ok()?;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    let mut length = 0;
+    for part in [folder, b"/", digits.get(first..)?, b".trace\0"] {
+        path.get_mut(length..length + part.len())?.copy_from_slice(part);
+        length += part.len();
+    }
+    Some(())
+}
+
+fn number(digits: &[u8]) -> Option<usize> {
+    digits.iter().try_fold(0_usize, |number, digit| {
+        number
+            .checked_mul(10)?
+            .checked_add(Some(usize::from(digit.wrapping_sub(b'0'))).filter(|digit| *digit < 10)?)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_is_named_after_the_process() {
+        let mut path = [0; PATH];
+        path_of(&mut path, b"/run/x", 4_000_000_001).unwrap();
+        assert_eq!(CStr::from_bytes_until_nul(&path).unwrap(), c"/run/x/4000000001.trace");
+        path_of(&mut path, b"/", 7).unwrap();
+        assert_eq!(CStr::from_bytes_until_nul(&path).unwrap(), c"//7.trace");
+        assert_eq!(path_of(&mut path, &[b'a'; PATH], 7), None);
+    }
+
+    #[test]
+    fn only_digits_are_a_number() {
+        assert_eq!(
+            [number(b"65536"), number(b""), number(b"6x"), number(b"-1")],
+            [Some(65_536), Some(0), None, None]
+        );
+    }
+}

@@ -1,0 +1,92 @@
+//! Collects return addresses from here outwards, with the unwinder that also handles exceptions.
+//!
+//! The unwinder reads the unwind tables of libraries, and stops at a function without one. Three conditions
+//! must hold:
+//!
+//! - **The thread is not inside the unwinder already.** The unwinder allocates only if tables were
+//!   registered at run time, and may hold a lock then; after the first registration there are no walks
+//!   (`registered.rs`).
+//! - **The tables are right.** The unwinder follows them through the stack like for an exception, but also
+//!   from functions that never throw: assembly code with a wrong table may crash the program.
+//! - **The unwinder is libgcc's**, which the compiler links. A program with another one under the same
+//!   names uses that one here, too.
+//!
+//! More than [`PER_SECOND`] walks per second would be noticeable, so further ones are truncated: their
+//! allocations are still counted in full, at a less precise place.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::layout::{FRAMES, header};
+use crate::sys::{self, UnwindContext};
+use crate::{registered, state};
+
+/// Full walks per second. A walk takes some 10 microseconds, so this is at most 2 % of one core.
+const PER_SECOND: u64 = 2000;
+/// Addresses of a truncated walk: our own, and some of the caller.
+const SHORT: usize = 8;
+
+/// Return addresses, innermost first, beginning with our own.
+pub(crate) struct Walk {
+    addresses: [usize; FRAMES],
+    count: usize,
+    limit: usize,
+}
+
+impl Walk {
+    /// Walks the stack of this thread.
+    #[inline(never)]
+    pub(crate) fn here() -> Self {
+        let mut walk = Self { addresses: [0; FRAMES], count: 0, limit: FRAMES };
+        state::count(header::WALKS);
+        if registered::any() {
+            state::count(header::SHORT_WALKS);
+            return walk;
+        }
+        if !within_budget() {
+            walk.limit = SHORT;
+        }
+        // SAFETY: this thread is not within the unwinder, and the tables of what is on its stack are right: see the module.
+        // The step only writes to the walk, which outlives the call.
+        unsafe { sys::_Unwind_Backtrace(step, (&raw mut walk).cast()) };
+        walk
+    }
+
+    pub(crate) fn addresses(&self) -> &[usize] {
+        self.addresses.get(..self.count).unwrap_or_default()
+    }
+}
+
+/// Records one address.
+///
+/// # Safety
+/// The unwinder's own context, and a [`Walk`] that nobody else has.
+unsafe extern "C" fn step(context: *mut UnwindContext, data: *mut c_void) -> c_int {
+    // SAFETY: the caller's promise: the unwinder hands on what `here` gave it, and its own context.
+    let (walk, address) = unsafe { (&mut *data.cast::<Walk>(), sys::_Unwind_GetIP(context)) };
+    if address == 0 || walk.count >= walk.limit {
+        return sys::URC_NORMAL_STOP;
+    }
+    if let Some(place) = walk.addresses.get_mut(walk.count) {
+        *place = address;
+        walk.count += 1;
+    }
+    sys::URC_NO_REASON
+}
+
+fn within_budget() -> bool {
+    static SECOND: AtomicU64 = AtomicU64::new(0);
+    static WALKS: AtomicU64 = AtomicU64::new(0);
+    let mut now = sys::Timespec { seconds: 0, nanoseconds: 0 };
+    // SAFETY: writes to `now`.
+    unsafe { sys::clock_gettime(sys::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    let now = u64::try_from(now.seconds).unwrap_or(0);
+    if SECOND.swap(now, Ordering::Relaxed) != now {
+        WALKS.store(0, Ordering::Relaxed);
+    }
+    let within = WALKS.fetch_add(1, Ordering::Relaxed) < PER_SECOND;
+    if !within {
+        state::count(header::SHORT_WALKS);
+    }
+    within
+}

@@ -1,0 +1,162 @@
+//! Bounds on the names, words and sizes of the program's code. A bound may only fall.
+
+use std::collections::BTreeMap;
+
+use regex::Regex;
+use warden_rig::{Outcome, Trouble};
+
+use crate::layout::{root, rust_files};
+
+/// Words of a private voice: phrases that hide the actor or point at things without naming them.
+const PRIVATE_VOICE: &str = r"(?i)\b(told|tells?|telling|whoever|whatever|somebody|nobody|anybody|beside|anew|goes on|go on|went on|that there is none|is asked|to be had|makes room|those that|it is that|says so|in its place|takes? along|comes? along|goes? along|stands? for)\b";
+/// Columns of a line.
+const WIDEST: usize = 120;
+/// Lines of a function.
+const LONGEST_FUNCTION: usize = 100;
+/// Fields of a struct. Sections of the configuration have a field for each key and do not count.
+const MOST_FIELDS: usize = 12;
+
+/// One count over the program, and its bound.
+struct StyleCount {
+    name: &'static str,
+    bound: usize,
+    found: usize,
+    /// Places that count, to be shown where the bound is passed.
+    places: Vec<String>,
+}
+
+impl StyleCount {
+    const fn new(name: &'static str, bound: usize) -> Self {
+        Self { name, bound, found: 0, places: Vec::new() }
+    }
+
+    fn add(&mut self, place: impl Into<String>) {
+        self.found += 1;
+        self.places.push(place.into());
+    }
+
+    /// Why this count is wrong; `None` if it is right. A count far below its bound is wrong, too: nobody would lower the bound.
+    fn complaint(&self) -> Option<String> {
+        let Self { name, bound, found, places } = self;
+        let slack = (bound / 20).max(2);
+        if found > bound {
+            let shown = places.iter().rev().take(40).map(|place| format!("\n  {place}")).collect::<String>();
+            return Some(format!("{name}: {found}, more than the bound of {bound}; among them:{shown}"));
+        }
+        (found + slack < *bound)
+            .then(|| format!("{name}: {found}; lower the bound of {bound} in tests/it/style.rs"))
+    }
+}
+
+/// The files of the program without their tests, as lines.
+fn program() -> Result<Vec<(String, Vec<String>)>, Trouble> {
+    let is_test = Regex::new(r"(^|/)(tests?|benches|examples|fuzz)(/|\.rs$)|_tests?\.rs$")?;
+    let mut all = Vec::new();
+    for folder in ["policies", "patches", "builder", "proxy", "lab"] {
+        for file in rust_files(&root().join(folder))? {
+            let name = file.strip_prefix(root())?.display().to_string();
+            if is_test.is_match(&name) {
+                continue;
+            }
+            let text = std::fs::read_to_string(&file)?;
+            let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            let tests = lines.windows(2).position(|pair| {
+                pair[0].starts_with("#[cfg(test)]") && pair[1].contains("mod ") && pair[1].ends_with('{')
+            });
+            lines.truncate(tests.unwrap_or(lines.len()));
+            all.push((name, lines));
+        }
+    }
+    all.sort();
+    Ok(all)
+}
+
+/// The line that closes what begins at `start`: the first with a brace in the same column.
+fn end_of(lines: &[String], start: usize) -> Option<usize> {
+    let indent = lines[start].len() - lines[start].trim_start().len();
+    let close = format!("{}}}", " ".repeat(indent));
+    lines.iter().enumerate().skip(start).find(|(_, line)| line.starts_with(&close)).map(|(at, _)| at)
+}
+
+#[test]
+fn names_words_and_sizes_only_improve() -> Outcome {
+    let type_name = Regex::new(
+        r"^\s*(?:pub(?:\([^)]*\))?\s+)?(?:unsafe\s+)?(struct|enum|trait|type|union)\s+([A-Z]\w*)",
+    )?;
+    let one_word = Regex::new(r"^[A-Z][a-z0-9]*$")?;
+    let function = Regex::new(
+        r#"^\s*(?:pub(?:\([^)]*\))?\s+)?(?:const\s+)?(?:async\s+)?(?:unsafe\s+)?(?:extern\s+"C"\s+)?fn\s+\w+"#,
+    )?;
+    let field = Regex::new(r"^\s*(?:pub(?:\([^)]*\))?\s+)?[a-z_]\w*: ")?;
+    let comment = Regex::new(r"^\s*//[/!]?\s?(.*)")?;
+    let voice = Regex::new(PRIVATE_VOICE)?;
+
+    let mut one_worded = StyleCount::new("types with a name of one word", BOUNDS.one_word);
+    let mut shared = StyleCount::new("types that share their name with another", BOUNDS.shared);
+    let mut private = StyleCount::new("comment lines in a private voice", BOUNDS.private_voice);
+    let mut wide = StyleCount::new("lines wider than 120 columns", BOUNDS.wide);
+    let mut long = StyleCount::new("functions of more than 100 lines", BOUNDS.long_functions);
+    let mut large = StyleCount::new("structs of more than 12 fields", BOUNDS.large_structs);
+    let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
+
+    for (file, lines) in program()? {
+        for (at, line) in lines.iter().enumerate() {
+            let place = || format!("{file}:{}: {}", at + 1, line.trim());
+            if line.chars().count() > WIDEST {
+                wide.add(place());
+            }
+            if comment.captures(line).is_some_and(|text| voice.is_match(&text[1])) {
+                private.add(place());
+            }
+            if function.is_match(line)
+                && !line.trim_end().ends_with(';')
+                && end_of(&lines, at).is_some_and(|end| end - at + 1 > LONGEST_FUNCTION)
+            {
+                long.add(place());
+            }
+            let Some(found) = type_name.captures(line) else { continue };
+            if one_word.is_match(&found[2]) {
+                one_worded.add(place());
+            }
+            names.entry(found[2].to_owned()).or_default().push(place());
+            let has_fields = &found[1] == "struct" && line.trim_end().ends_with('{');
+            let is_key_section =
+                file.starts_with("policies/src/defaults/") || file.contains("config/src/settings");
+            if has_fields && !is_key_section {
+                let end = end_of(&lines, at).unwrap_or(at);
+                if lines[at..end].iter().filter(|line| field.is_match(line)).count() > MOST_FIELDS {
+                    large.add(place());
+                }
+            }
+        }
+    }
+    for places in names.into_values().filter(|places| places.len() > 1) {
+        places.into_iter().for_each(|place| shared.add(place));
+    }
+    let counts = [one_worded, shared, private, wide, long, large];
+    for count in &counts {
+        println!("{}: {} (bound {})", count.name, count.found, count.bound);
+    }
+    let complaints: Vec<String> = counts.iter().filter_map(StyleCount::complaint).collect();
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+    Ok(())
+}
+
+/// Best figures so far.
+struct StyleBounds {
+    one_word: usize,
+    shared: usize,
+    private_voice: usize,
+    wide: usize,
+    long_functions: usize,
+    large_structs: usize,
+}
+
+const BOUNDS: StyleBounds = StyleBounds {
+    one_word: 1604,
+    shared: 1004,
+    private_voice: 3897,
+    wide: 1727,
+    long_functions: 17,
+    large_structs: 60,
+};
