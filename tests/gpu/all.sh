@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All measurements of docs/evidence.md, on a machine with an NVIDIA GPU, the CUDA toolkit, cmake and ninja:
+# All measurements of docs/evidence/, on a machine with an NVIDIA GPU, the CUDA toolkit, cmake and ninja:
 #
 #     tests/gpu/all.sh LLAMA_WARDEN BASE NEWEST OUT
 #

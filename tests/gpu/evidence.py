@@ -1,4 +1,4 @@
-"""Measures on a GPU what the patches do to memory, speed and answers. docs/evidence.md has the results.
+"""Measures on a GPU what the patches do to memory, speed and answers. docs/evidence/patches.md has the results.
 
     evidence.py images   --server BIN --models DIR [--env NAME=VALUE]... [--requests 300]
     evidence.py prefill  --server BIN --models DIR [--env NAME=VALUE]... [--prompts 3]

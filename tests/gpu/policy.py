@@ -1,4 +1,4 @@
-"""A leaking llama-server under policies, on a GPU. docs/evidence.md has the results.
+"""A leaking llama-server under policies, on a GPU. docs/evidence/policies.md has the results.
 
     policy.py --warden LLAMA_WARDEN --server PLAIN_LLAMA_SERVER --models DIR [--requests 900] [--recycles 3]
 

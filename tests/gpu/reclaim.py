@@ -1,4 +1,4 @@
-"""A leaking llama-server that is asked to give memory back, on a GPU. docs/evidence.md has the results.
+"""A leaking llama-server that is asked to give memory back, on a GPU. docs/evidence/policies.md has the results.
 
     reclaim.py --warden LLAMA_WARDEN --server LLAMA_SERVER --models DIR [--requests 1000] [--room 1000] [--seconds 420]
 

@@ -1,4 +1,4 @@
-"""`llama-warden update` and `rollback` under load, with real builds on a GPU. docs/evidence.md has the results.
+"""`llama-warden update` and `rollback` under load, with real builds on a GPU. docs/evidence/updates.md has the results.
 
     update.py --warden LLAMA_WARDEN --model MODEL.gguf --out DIR --first="--source OLD.tar.gz" --update=--sdist
               [--build="--backend cuda -D LLAMA_BUILD_UI=OFF"] [--clients 8] [--canary 240s]

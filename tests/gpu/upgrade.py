@@ -1,4 +1,4 @@
-"""`llama-warden upgrade` under load, with a real llama-server on a GPU. docs/evidence.md has the results.
+"""`llama-warden upgrade` under load, with a real llama-server on a GPU. docs/evidence/updates.md has the results.
 
     upgrade.py --warden LLAMA_WARDEN [--to LLAMA_WARDEN] --server LLAMA_SERVER --model MODEL.gguf --out DIR [--upgrades 20] [--clients 16]
 
